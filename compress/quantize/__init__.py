@@ -1,0 +1,1 @@
+"""Quantization: what it decides is a Plan."""

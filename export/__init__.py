@@ -1,0 +1,1 @@
+"""What turns the model into an engine, and proves that it still gives the same answers."""

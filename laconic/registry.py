@@ -1,0 +1,100 @@
+"""What can be named in a recipe or on the command line: plain tables of "module:object" strings.
+
+Nothing is imported before it is asked for. To add a stage, a task, a runtime or a target: one file, one line here.
+A dotted address "their.package:Thing" works wherever a name does, and needs no line.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from laconic.errors import MissingPackage, UsageError
+
+TASKS = {
+    "text-embedding": "laconic.tasks.text_embedding:TextEmbedding",
+    "text-classification": "laconic.tasks.text_classification:TextClassification",
+    "image-classification": "laconic.tasks.image_classification:ImageClassification",
+    "tensors": "laconic.tasks.tensors:Tensors",
+}
+
+RUNTIMES = {
+    "openvino": "laconic.runtimes.openvino:OpenVino",
+    "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
+    "fake": "laconic.runtimes.fake:Fake",
+}
+
+STAGES = {
+    "quantize.static": "compress.quantize.static:Static",
+    "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
+    "quantize.weights": "compress.quantize.weights:Weights",
+}
+
+PLACEMENTS = {
+    "openvino": "export.placements.openvino:RULES",
+    "onnxruntime": "export.placements.onnxruntime:RULES",
+}
+
+TABLES = {"task": TASKS, "runtime": RUNTIMES, "stage": STAGES, "placement": PLACEMENTS}
+
+# The package that an engine or a library comes in, by the name that fails to import.
+EXTRAS = {
+    "torch": "compress",
+    "transformers": "compress",
+    "onnx": "compress",
+    "onnxscript": "compress",
+    "onnx_ir": "compress",
+    "pyarrow": "compress",
+    "matplotlib": "compress",
+    "jinja2": "compress",
+    "onnxruntime": "cpu",
+    "openvino": "cpu",
+    "tensorrt": "tensorrt",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "orjson": "serve",
+    "prometheus_client": "serve",
+    "tokenizers": "serve",
+    "PIL": "serve",
+}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence that offers the nearest known name, or lists all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+
+
+def resolve(kind: str, name: str) -> Any:
+    """The object registered under `name`, or the one at the address "package.module:object".
+
+    Raises UsageError for a name or an address that leads nowhere, MissingPackage for a package to install.
+    """
+    table = TABLES[kind]
+    address = table.get(name, name)
+    if ":" not in address:
+        raise UsageError(f"unknown {kind} {name!r}. {did_you_mean(name, table)}")
+    return load(address)
+
+
+def load(address: str) -> Any:
+    """Import the object at "package.module:object"."""
+    module_name, _, attribute = address.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not module_name.startswith(error.name):
+            raise missing(error.name) from error
+        raise UsageError(f"there is no module {module_name!r} (from {address!r})") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise UsageError(f"module {module_name!r} has no {attribute!r} (from {address!r})") from None
+
+
+def missing(package: str) -> MissingPackage:
+    """The error for a package that is not installed, with the command that brings it."""
+    extra = EXTRAS.get(package.partition(".")[0])
+    command = f"pip install 'laconic[{extra}]'" if extra else f"pip install {package}"
+    return MissingPackage(f"package {package!r} is needed and not installed. Try: {command}")

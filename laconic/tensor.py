@@ -1,0 +1,115 @@
+"""The signature of a model: names, dtypes and shapes, with free axes by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from laconic.errors import InputError
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+
+BATCH = "batch"
+DTYPES = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+
+
+class TensorSpec(BaseModel):
+    """One tensor of a signature.
+
+    `shape` holds an integer for a fixed axis and a name for a free one; axes of the same name have the same size
+    in every tensor of the signature. `bounds` gives, by name, the smallest and the largest size of a free axis;
+    an axis without bounds is any size from 1 on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    bounds: dict[str, tuple[int, int]] = Field(default_factory=dict)
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, dtype: str) -> str:
+        if dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}; one of {', '.join(DTYPES)}")
+        return dtype
+
+    @property
+    def batched(self) -> bool:
+        """Whether the first axis is the batch."""
+        return bool(self.shape) and self.shape[0] == BATCH
+
+    def check(self, array: Array, sizes: dict[str, int] | None = None) -> None:
+        """Raise InputError unless `array` fits.
+
+        sizes: sizes of the free axes seen so far in the same request; it is read and extended, so that tensors which
+        share an axis are checked against each other.
+        """
+        sizes = {} if sizes is None else sizes
+        if array.dtype != np.dtype(self.dtype):
+            raise InputError(f"input {self.name!r} is {array.dtype}, expected {self.dtype}")
+        if array.ndim != len(self.shape):
+            raise InputError(f"input {self.name!r} has shape {list(array.shape)}, expected {self.describe()}")
+        for axis, (expected, size) in enumerate(zip(self.shape, array.shape, strict=True)):
+            if isinstance(expected, int):
+                if size != expected:
+                    raise InputError(
+                        f"input {self.name!r} has shape {list(array.shape)}, expected {self.describe()}: "
+                        f"axis {axis} must be {expected}"
+                    )
+                continue
+            low, high = self.bounds.get(expected, (1, np.iinfo(np.int64).max))
+            if not low <= size <= high:
+                raise InputError(
+                    f"input {self.name!r} has {size} along axis {expected!r}, expected {low} to {high}"
+                )
+            if sizes.setdefault(expected, size) != size:
+                raise InputError(
+                    f"input {self.name!r} has {size} along axis {expected!r}, another input has {sizes[expected]}"
+                )
+
+    def sample(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> Array:
+        """A random array that fits: standard normal for floats, 0 or 1 for integers and booleans.
+
+        sizes: the size of each free axis, by name; a missing one takes its lower bound.
+        """
+        shape = [
+            axis if isinstance(axis, int) else sizes.get(axis, self.bounds.get(axis, (1, 1))[0]) for axis in self.shape
+        ]
+        if np.dtype(self.dtype).kind == "f":
+            return rng.standard_normal(shape).astype(self.dtype)
+        return rng.integers(0, 2, shape).astype(self.dtype)
+
+    def describe(self) -> str:
+        """The shape as people write it, `[batch, seq, 384]`."""
+        return "[" + ", ".join(str(axis) for axis in self.shape) + "]"
+
+
+def check_inputs(specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array]) -> None:
+    """Raise InputError unless `arrays` holds exactly the tensors of `specs`, each fitting, with shared axes equal."""
+    names = [spec.name for spec in specs]
+    missing = [name for name in names if name not in arrays]
+    extra = [name for name in arrays if name not in names]
+    if missing or extra:
+        wrong = f"missing {missing}" if missing else f"unknown {extra}"
+        raise InputError(f"inputs do not fit the signature: {wrong}; expected {names}")
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        spec.check(arrays[spec.name], sizes)

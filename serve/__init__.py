@@ -1,0 +1,1 @@
+"""What answers: an HTTP server with dynamic batching."""
