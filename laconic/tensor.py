@@ -77,9 +77,7 @@ class TensorSpec(BaseModel):
                 continue
             low, high = self.bounds.get(expected, (1, np.iinfo(np.int64).max))
             if not low <= size <= high:
-                raise InputError(
-                    f"input {self.name!r} has {size} along axis {expected!r}, expected {low} to {high}"
-                )
+                raise InputError(f"input {self.name!r} has {size} along axis {expected!r}, expected {low} to {high}")
             if sizes.setdefault(expected, size) != size:
                 raise InputError(
                     f"input {self.name!r} has {size} along axis {expected!r}, another input has {sizes[expected]}"

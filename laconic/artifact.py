@@ -1,0 +1,250 @@
+"""The folder that is shipped: a model, the proof that it gives the same answers, and what it takes to serve it.
+
+manifest.json       what it is; sealed with its own digest, and holding the digest of every file that is used
+model.onnx          the graph, written for one engine
+golden.safetensors  a few inputs and the answers they must give, checked at every load
+tokenizer.json, labels.json, preprocess.json   as the task needs
+measured.json       what was timed, and on which machine: it differs from run to run, so it lives apart
+report.html         for people
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from laconic import registry
+from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, UnknownFormat, UnprovenArtifact, UsageError
+from laconic.measured import Measured
+from laconic.record import Record
+from laconic.runtimes.runtime import Compute, Runtime, Session
+from laconic.tasks.task import Task
+from laconic.tensor import Arrays, TensorSpec
+from laconic.verdict import Verdict
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+MODEL = "model.onnx"
+GOLDEN = "golden.safetensors"
+MEASURED = "measured.json"
+REPORT = "report.html"
+GOLDEN_FLOOR = 0.98
+"""How faithful a golden answer must be at load. The same engine on another processor (BF16 or not, another INT8
+kernel) moved MiniLM's answers by up to 0.003; a processor whose INT8 sums overflow moves them by more than 0.05."""
+
+
+class FileDigest(BaseModel):
+    """Of one file of the artifact. size in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sha256: str
+    size: int
+
+
+class Manifest(BaseModel):
+    """What the artifact is. The same inputs give the same manifest, byte by byte.
+
+    target: what it was compressed for. placement: the engine that the graph is written for. compute: the arithmetic of
+    what is not quantized. precision: how each layer's weights and activations are kept, by layer. data: fingerprint of
+    each file of samples, by role. licence: of the source, as it says itself.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    task: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    target: str
+    placement: str
+    compute: Compute
+    precision: dict[str, str]
+    source: dict[str, Any]
+    history: tuple[Record, ...]
+    recipe: dict[str, Any]
+    verdict: Verdict | None
+    versions: dict[str, str]
+    data: dict[str, str]
+    licence: str | None
+    files: dict[str, FileDigest]
+
+
+class Artifact:
+    """An artifact on disk, its digests checked."""
+
+    def __init__(self, path: Path, manifest: Manifest, measured: Measured) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.measured = measured
+
+    @classmethod
+    def load(cls, path: Path) -> "Artifact":
+        """Read an artifact and check the digest of every file that will be used.
+
+        Raises ArtifactError where there is none, UnknownFormat for one of a newer format, CorruptArtifact for one
+        that is not as it was written.
+        """
+        if not (path / MANIFEST).is_file():
+            raise ArtifactError(f"{path} is not an artifact: it holds no {MANIFEST}. `laconic compress` makes one")
+        content = unseal(path / MANIFEST)
+        if content.get("format") != FORMAT:
+            raise UnknownFormat(
+                f"{path} is an artifact of format {content.get('format')!r}; this version of Laconic reads {FORMAT}. "
+                f"Upgrade Laconic, or compress the model again"
+            )
+        try:
+            manifest = Manifest.model_validate(content)
+            measured = Measured.model_validate(unseal(path / MEASURED))
+        except ValidationError as error:
+            raise CorruptArtifact(f"{path} has a manifest that does not fit its format: {error}") from error
+        for name, expected in manifest.files.items():
+            check_digest(path / name, expected)
+        return cls(path, manifest, measured)
+
+    @property
+    def name(self) -> str:
+        """The name that the model is served under: the stem of the folder."""
+        return self.path.resolve().stem
+
+    @property
+    def model(self) -> Path:
+        """The graph."""
+        return self.path / MODEL
+
+    @property
+    def size(self) -> int:
+        """Bytes that are shipped to serve it."""
+        return sum(file.size for file in self.manifest.files.values())
+
+    def task(self) -> Task:
+        """The task, with what it needs to make tensors from raw data."""
+        kind = registry.resolve("task", self.manifest.task)
+        task: Task = kind.from_assets(self.path, self.manifest.inputs)
+        return task
+
+    def require_proof(self) -> None:
+        """Raise UnprovenArtifact unless the verdict is there and came out well."""
+        verdict = self.manifest.verdict
+        if verdict is None:
+            raise UnprovenArtifact(f"{self.path} has no verdict. Run `laconic compress` to its end, or say --unproven")
+        if not verdict.passed:
+            raise UnprovenArtifact(
+                f"{self.path} is not faithful enough: {'; '.join(verdict.failures)}. "
+                f"Compress with another goal, or say --unproven"
+            )
+
+    def golden(self) -> list[tuple[Arrays, Arrays]]:
+        """The golden pairs: inputs, and the outputs they must give."""
+        try:
+            tensors = load_file(self.path / GOLDEN)
+        except (SafetensorError, OSError) as error:
+            raise CorruptArtifact(f"{self.path / GOLDEN} does not read: {error}") from error
+        pairs: dict[str, tuple[Arrays, Arrays]] = {}
+        for key, array in sorted(tensors.items()):
+            number, side, name = key.split(".", 2)
+            pairs.setdefault(number, ({}, {}))[side == "output"][name] = array
+        ordered = [spec.name for spec in self.manifest.outputs]
+        return [(inputs, {name: outputs[name] for name in ordered}) for inputs, outputs in pairs.values()]
+
+    def runtime(self, name: str | None = None) -> Runtime:
+        """The engine to open it with: the named one, the one that it was written for, or any that is installed."""
+        if name is not None:
+            return make_runtime(name)
+        for candidate in dict.fromkeys((self.manifest.placement, "openvino", "onnxruntime")):
+            try:
+                return make_runtime(candidate)
+            except MissingPackage:
+                continue
+        raise MissingPackage("no engine is installed. Try: pip install 'laconic[cpu]'")
+
+    def open(self, runtime: str | None = None, *, threads: int = 1) -> Session:
+        """Load the model into an engine, and check that it gives its golden answers.
+
+        Raises UnprovenArtifact where it does not: the processor or the engine computes something else.
+        """
+        engine = self.runtime(runtime)
+        session = engine.open(self.model, threads=threads, compute=self.manifest.compute)
+        worst = self.golden_fidelity(session)
+        if not worst >= GOLDEN_FLOOR:
+            session.close()
+            raise UnprovenArtifact(
+                f"{self.path} does not give its golden answers in {engine.name} on this machine: fidelity {worst:.4f}, "
+                f"expected at least {GOLDEN_FLOOR}. Try another --runtime, or compress the model on this machine"
+            )
+        return session
+
+    def golden_fidelity(self, session: Session) -> float:
+        """The fidelity of the worst golden answer."""
+        task = self.task()
+        return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in self.golden())
+
+
+def make_runtime(name: str) -> Runtime:
+    """The engine registered under `name`."""
+    runtime: Runtime = registry.resolve("runtime", name)()
+    return runtime
+
+
+def digest(path: Path) -> FileDigest:
+    """Of a file on disk."""
+    with path.open("rb") as file:
+        return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
+
+
+def check_digest(path: Path, expected: FileDigest) -> None:
+    """Raise CorruptArtifact unless the file is there and is the one that was written."""
+    if not path.is_file():
+        raise CorruptArtifact(f"{path} is missing. Copy the artifact again, or compress the model again")
+    found = digest(path)
+    if found != expected:
+        raise CorruptArtifact(
+            f"{path} is not the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., expected "
+            f"{expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress the model again"
+        )
+
+
+def seal(content: Mapping[str, Any]) -> bytes:
+    """JSON that carries the digest of the rest of itself, so that one flipped byte is found."""
+    body = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), **content}
+    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def unseal(path: Path) -> dict[str, Any]:
+    """The content of a sealed file. Raises CorruptArtifact for one that is not as it was written."""
+    try:
+        content = json.loads(path.read_bytes())
+        expected = content.pop("sha256")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptArtifact(
+            f"{path} does not read ({type(error).__name__}: {error}). Copy the artifact again"
+        ) from None
+    body = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    if hashlib.sha256(body.encode()).hexdigest() != expected:
+        raise CorruptArtifact(f"{path} was changed after it was written. Copy the artifact again, or compress again")
+    return dict(content)
+
+
+def check_destination(path: Path) -> None:
+    """Raise UsageError where writing an artifact would destroy something that is none."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / MANIFEST).is_file()):
+        raise UsageError(f"{path} exists and is not an artifact: it will not be overwritten. Choose another --output")
+
+
+def publish(folder: Path, destination: Path) -> None:
+    """Move a finished folder to where it belongs, in place of an earlier artifact, and never half of it."""
+    check_destination(destination)
+    old = destination.with_name(f".{destination.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if destination.exists():
+        destination.rename(old)
+    folder.rename(destination)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,48 @@
+"""The captured float model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from laconic.tensor import TensorSpec
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node of the graph that has weights.
+
+    node: its name in the ONNX graph, unique. module: where it came from in the source, by dotted path; the node's name
+    where that is not known. kind: its operator. input, weight, output: names of the tensors; the weight is a float32
+    initializer. shape: of the weight. axis: the weight's axis of output channels (for Gather, the rows).
+    """
+
+    node: str
+    module: str
+    kind: Literal["MatMul", "Gemm", "Conv", "Gather"]
+    input: str
+    weight: str
+    output: str
+    shape: tuple[int, ...]
+    axis: int
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the weight."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A float32 ONNX file, what goes in and out, and its layers in the order in which they run.
+
+    key: digest of the file.
+    """
+
+    path: Path
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layers: tuple[Layer, ...]
+    key: str

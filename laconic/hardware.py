@@ -1,0 +1,59 @@
+"""What this machine is."""
+
+import os
+import platform
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "i8mm",
+    "bf16",
+)
+"""The processor's instructions that decide which kernels an engine can use."""
+
+
+class Machine(BaseModel):
+    """A machine, as far as speed depends on it. memory in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    processor: str
+    cores: int
+    features: tuple[str, ...]
+    memory: int
+    system: str
+
+
+def cores() -> int:
+    """Cores that this process may use: fewer than the machine has under taskset or in a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def this_machine() -> Machine:
+    """The machine this runs on; what the system does not tell is left empty."""
+    lines: dict[str, str] = {}
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            lines.setdefault(key.strip(), value.strip())
+    flags = (lines.get("flags") or lines.get("Features") or "").split()
+    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return Machine(
+        processor=lines.get("model name") or platform.processor() or platform.machine(),
+        cores=cores(),
+        features=tuple(feature for feature in FEATURES if feature in flags),
+        memory=pages * (os.sysconf("SC_PAGE_SIZE") if pages else 0),
+        system=f"{platform.system()} {platform.machine()}",
+    )

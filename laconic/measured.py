@@ -1,0 +1,58 @@
+"""What was timed, and on which machine."""
+
+from pydantic import BaseModel, ConfigDict
+
+from laconic.hardware import Machine
+
+
+class Timing(BaseModel):
+    """One model at one batch size, in one interleaved run with the others.
+
+    engine: the engine and its arithmetic, or "torch" for the original. batch in rows, length of the free axes in their
+    own unit (tokens, pixels), seconds per run: median, and the quartiles. speedup: the median over rounds of the
+    original's time divided by this one's, with the quartiles of that ratio.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: str
+    batch: int
+    length: int
+    threads: int
+    seconds: float
+    quartiles: tuple[float, float]
+    speedup: float
+    speedup_quartiles: tuple[float, float]
+
+    @property
+    def rows_per_second(self) -> float:
+        """Throughput."""
+        return self.batch / self.seconds
+
+
+class Measured(BaseModel):
+    """Everything about an artifact that differs from run to run.
+
+    knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
+    seconds per step of the history. report: SHA-256 of report.html. original_size: bytes of the source's weights.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    machine: Machine
+    timings: tuple[Timing, ...]
+    knee: int
+    stages: dict[str, float]
+    peak_memory: int
+    original_size: int
+    report: str | None = None
+
+
+def knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:
+    """Smallest batch size whose throughput is within `slack` of the best.
+
+    seconds: per run, by batch size (rows). Returns rows.
+    On two cores MiniLM peaks at 8 rows and loses 17 % at 64, so the cap is measured, never guessed.
+    """
+    best = max(batch / time for batch, time in seconds.items())
+    return min(batch for batch, time in seconds.items() if batch / time >= (1 - slack) * best)

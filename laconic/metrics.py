@@ -1,0 +1,85 @@
+"""Figures that say how alike two sets of answers are, and how sure that is. Arrays in, numbers out."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from laconic.tensor import Array
+
+Scorer = Callable[[Array], float]
+"""Takes indices of samples (with repeats, when resampled) and gives the metric over them; higher is better."""
+
+
+def cosine(reference: Array, candidate: Array) -> Array:
+    """Cosine of each sample's answer with its reference, everything behind the first axis flattened.
+
+    reference, candidate: [samples, ...]. Returns [samples] float64. Two zero vectors are alike (1), one is not (0).
+    """
+    a = reference.reshape(len(reference), -1).astype(np.float64)
+    b = candidate.reshape(len(candidate), -1).astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    same = (np.linalg.norm(a, axis=1) == 0) & (np.linalg.norm(b, axis=1) == 0)
+    return np.where(same, 1.0, np.einsum("ij,ij->i", a, b) / np.where(norms == 0, 1.0, norms))
+
+
+def softmax(logits: Array) -> Array:
+    """Probabilities over the last axis, float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    exponents = np.exp(shifted)
+    return np.asarray(exponents / exponents.sum(axis=-1, keepdims=True))
+
+
+def overlap(reference: Array, candidate: Array) -> Array:
+    """The probability mass that two classifiers agree upon: 1 - total variation distance, per sample.
+
+    reference, candidate: logits [samples, classes]. Returns [samples] in 0..1.
+    """
+    return np.asarray(np.minimum(softmax(reference), softmax(candidate)).sum(axis=-1))
+
+
+def ranks(values: Array) -> Array:
+    """Ranks from 0, ties sharing their average rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray(((ends - counts) + (ends - 1))[inverse] / 2.0)
+
+
+def spearman(a: Array, b: Array) -> float:
+    """Spearman's rank correlation of two vectors; 1 when either is constant and they are equal, else 0."""
+    x, y = ranks(a), ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    norm = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / norm if norm else float(np.array_equal(a, b))
+
+
+def similarities(embeddings: Array) -> Array:
+    """Cosines of all pairs, [samples, samples]."""
+    unit = embeddings.astype(np.float64)
+    unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+    return np.asarray(unit @ unit.T)
+
+
+def neighbours(embeddings: Array) -> Array:
+    """The nearest other sample of each sample, by cosine: [samples] indices."""
+    pairs = similarities(embeddings)
+    np.fill_diagonal(pairs, -np.inf)
+    return np.asarray(pairs.argmax(axis=1))
+
+
+def mean_scorer(values: Array) -> Scorer:
+    """A scorer that averages one value per sample."""
+    return lambda index: float(values[index].mean())
+
+
+def interval(
+    statistic: Callable[[Array], float], samples: int, *, seed: int, rounds: int = 1000
+) -> tuple[float, float]:
+    """Percentile bootstrap interval (95 %) of a statistic over resampled samples.
+
+    A paired comparison gives the difference of two scorers as the statistic, so that both see the same resample
+    (Efron & Tibshirani, An Introduction to the Bootstrap, 1993).
+    """
+    rng = np.random.default_rng(seed)
+    draws = [statistic(rng.integers(0, samples, samples)) for _ in range(rounds)]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,28 @@
+"""One step of a model's history, and the key that addresses its result."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """What was done, with which settings, and what it changed.
+
+    key: hash of the parent's key, the stage, its config, the code's version, the data and the weights. figures: what
+    was counted after the step. Seconds are not in here: they differ from run to run, and live with what was timed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    config: dict[str, Any]
+    key: str
+    figures: dict[str, float] = {}
+
+
+def hash_of(*parts: Any) -> str:
+    """Hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

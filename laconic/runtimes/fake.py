@@ -1,0 +1,62 @@
+"""An engine without a model, for tests: those of Laconic's, and of whoever builds on it.
+
+Its model file is JSON: {"input": "x", "output": "y", "factor": 2.0}, and the answer is the input times the factor.
+"seconds" makes each run last that long; a row that holds the value "poison" makes the whole run fail.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.runtime import Compute, Runtime, Session
+from laconic.tensor import Array, Arrays
+
+
+class FakeModel(BaseModel):
+    """The whole model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: str = "x"
+    output: str = "y"
+    factor: float = 2.0
+    seconds: float = 0.0
+    poison: float | None = None
+
+
+class FakeSession(Session):
+    """Multiplies. `batches` holds the size of each batch that was run, for tests to look at."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.model = model
+        self.batches: list[int] = []
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        x = inputs[self.model.input]
+        self.batches.append(len(x))
+        time.sleep(self.model.seconds)
+        if self.model.poison is not None and (x == self.model.poison).any():
+            raise RuntimeFailure(f"the fake engine was fed its poison, {self.model.poison}")
+        return {self.model.output: (x * self.model.factor).astype(x.dtype)}
+
+
+class Fake(Runtime):
+    """The engine."""
+
+    name = "fake"
+
+    def version(self) -> str:
+        return "1"
+
+    def computes(self) -> tuple[Compute, ...]:
+        return ("float32",)
+
+    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> FakeSession:
+        try:
+            return FakeSession(FakeModel.model_validate(json.loads(model.read_bytes())))
+        except (ValidationError, json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+            raise RuntimeFailure(f"{model} is not a model of the fake engine: {error}") from error

@@ -1,0 +1,70 @@
+"""OpenVINO on the CPU. It reads the same ONNX."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import openvino as ov
+
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
+from laconic.tensor import Array, Arrays
+
+PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
+HINTS = {"float32": "f32", "bfloat16": "bf16"}
+
+
+class OvSession(Session):
+    """A model loaded by OpenVINO."""
+
+    def __init__(self, model: Path, properties: dict[str, str]) -> None:
+        try:
+            self._compiled = ov.Core().compile_model(model, "CPU", properties)
+            self._request = self._compiled.create_infer_request()
+        except Exception as error:  # the engine raises RuntimeError and its like
+            raise RuntimeFailure(f"openvino refused {model}: {error}") from error
+        self._outputs = [output.any_name for output in self._compiled.outputs]
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        try:
+            self._request.infer(dict(inputs), share_inputs=True)
+        except Exception as error:
+            raise RuntimeFailure(f"openvino failed: {error}") from error
+        tensors = (self._request.get_output_tensor(index).data for index in range(len(self._outputs)))
+        return {name: data.copy() for name, data in zip(self._outputs, tensors, strict=True)}
+
+    def kernels(self) -> list[Kernel]:
+        kernels = []
+        for node in self._compiled.get_runtime_model().get_ops():
+            info = node.get_rt_info()
+            kind, precision = str(info["primitiveType"].astype(str)), str(info["runtimePrecision"].astype(str))
+            for name in info["originalLayersNames"].astype(str).split(","):
+                kernels.append(Kernel(name, kind, PRECISIONS.get(precision.lower(), precision.lower())))
+        return kernels
+
+    def close(self) -> None:
+        del self._request, self._compiled
+
+
+class OpenVino(Runtime):
+    """OpenVINO on the CPU."""
+
+    name = "openvino"
+
+    def version(self) -> str:
+        return str(ov.__version__)
+
+    def computes(self) -> tuple[Compute, ...]:
+        capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return ("float32", "bfloat16") if "BF16" in capabilities else ("float32",)
+
+    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> OvSession:
+        # On a processor without BF16 the answers are computed in FP32: never less exact than what was validated.
+        compute = compute if compute in self.computes() else "float32"
+        properties = {
+            "INFERENCE_PRECISION_HINT": HINTS[compute],
+            "INFERENCE_NUM_THREADS": str(threads),
+            "NUM_STREAMS": "1",
+            # Pinned threads of two sessions, or of two servers, land on the same core.
+            "ENABLE_CPU_PINNING": "NO",
+        }
+        return OvSession(model, properties)

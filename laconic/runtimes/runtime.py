@@ -1,0 +1,67 @@
+"""The interface of an engine, and of a model that it has loaded."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Literal, Self
+
+from laconic.tensor import Array, Arrays
+
+Compute = Literal["float32", "bfloat16"]
+"""The arithmetic of whatever is not quantized."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the engine really runs for a node of the graph.
+
+    node: name of the node in the ONNX graph. kind: the engine's own name of the kernel. precision: the arithmetic,
+    as int8, bfloat16, float32.
+    """
+
+    node: str
+    kind: str
+    precision: str
+
+
+class Session(ABC):
+    """A loaded model. One caller at a time; open several to run several."""
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """The outputs, by name, in arrays of their own. Raises RuntimeFailure where the engine refuses."""
+
+    def kernels(self) -> list[Kernel]:
+        """What runs for the nodes that have weights; empty where the engine does not tell."""
+        return []
+
+    def close(self) -> None:  # noqa: B027 - an engine without anything to give back need not override it
+        """Give the memory back. The session is of no use afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Runtime(ABC):
+    """An engine."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def version(self) -> str:
+        """The engine's version."""
+
+    @abstractmethod
+    def computes(self) -> tuple[Compute, ...]:
+        """The arithmetic this machine has kernels for."""
+
+    @abstractmethod
+    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
+        """Load a model file. Raises RuntimeFailure where the engine refuses it."""

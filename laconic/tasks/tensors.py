@@ -1,0 +1,82 @@
+"""Plain arrays in, plain arrays out: for every model that no other task fits."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from laconic.errors import InputError
+from laconic.metrics import Scorer, cosine, mean_scorer
+from laconic.tasks.task import Task, Tolerance, first
+from laconic.tensor import Array, Arrays, TensorSpec, check_inputs
+
+
+class Tensors(Task):
+    """A sample is a dict of arrays, one per input, without the batch axis.
+
+    Fidelity is the cosine with the original's answer, the smallest over the outputs. Integer labels are classes (the
+    metric is accuracy of the first output's argmax); anything else is a target (the metric is minus the squared error).
+    """
+
+    name = "tensors"
+    tolerance = Tolerance(mean=0.99, worst=0.95)
+    field = "inputs"
+    metric = "accuracy, or minus the mean squared error"
+
+    def __init__(self, inputs: tuple[TensorSpec, ...]) -> None:
+        self.inputs = inputs
+        self.padding = {}
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        return cls(inputs)
+
+    def assets(self) -> dict[str, bytes]:
+        return {}
+
+    def parse(self, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            if len(self.inputs) != 1:
+                names = [spec.name for spec in self.inputs]
+                raise InputError(f"a sample must be an object with the arrays {names}, not {type(value).__name__}")
+            value = {self.inputs[0].name: value}
+        sample = {name: self._array(name, array) for name, array in value.items()}
+        check_inputs(self.inputs, {name: array[None] for name, array in sample.items()})
+        return sample
+
+    def _array(self, name: str, value: Any) -> Array:
+        dtypes = {spec.name: spec.dtype for spec in self.inputs}
+        if isinstance(value, np.ndarray) or name not in dtypes:
+            return np.asarray(value)
+        try:
+            return np.asarray(value, dtypes[name])
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InputError(f"input {name!r} is not an array of {dtypes[name]}: {error}") from None
+
+    def encode(self, samples: Sequence[Any]) -> Arrays:
+        batch = {}
+        for spec in self.inputs:
+            shapes = {sample[spec.name].shape for sample in samples}
+            if len(shapes) > 1:
+                raise InputError(f"input {spec.name!r} must be of one shape in a batch, not {sorted(shapes)}")
+            batch[spec.name] = np.stack([sample[spec.name] for sample in samples])
+        return batch
+
+    def decode(self, outputs: Arrays) -> list[Any]:
+        rows = len(first(outputs))
+        return [{name: array[row].tolist() for name, array in outputs.items()} for row in range(rows)]
+
+    def examples(self, count: int, seed: int = 0) -> list[Any]:
+        batch = self.typical(count, 16, seed)
+        return [{name: array[row] for name, array in batch.items()} for row in range(count)]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        return np.asarray(np.min([cosine(reference[name], candidate[name]) for name in reference], axis=0))
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        answers, targets = first(outputs), np.asarray(labels)
+        if targets.dtype.kind in "iu" and answers.ndim == 2:
+            return mean_scorer((answers.argmax(axis=-1) == targets).astype(np.float64))
+        errors = (answers.reshape(len(targets), -1) - targets.reshape(len(targets), -1)) ** 2
+        return mean_scorer(-errors.mean(axis=1))

@@ -1,0 +1,104 @@
+"""Text to tokens, for every task that reads text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from laconic.errors import CorruptArtifact, InputError
+from laconic.tasks.task import PREPROCESS, TOKENIZER, Task, read_asset, to_json
+from laconic.tensor import Array, Arrays, TensorSpec
+
+WORDS = (
+    "the",
+    "model",
+    "answers",
+    "question",
+    "about",
+    "weights",
+    "layers",
+    "memory",
+    "and",
+    "time",
+    "while",
+    "every",
+    "request",
+    "waits",
+    "for",
+    "its",
+    "turn",
+    "small",
+    "numbers",
+    "make",
+    "it",
+    "fast",
+)
+
+
+class TextTask(Task):
+    """A task whose samples are texts, or pairs of texts where the tokenizer joins them."""
+
+    field = "text"
+
+    def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
+        """max_tokens: where a text is cut, special tokens counted. pad_id: the token that fills a shorter text."""
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_tokens)
+        self.tokenizer = tokenizer
+        self.inputs = inputs
+        self.max_tokens = max_tokens
+        self.pad_id = pad_id
+        self.padding = {spec.name: pad_id if spec.name == "input_ids" else 0 for spec in inputs}
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        preprocess = read_asset(folder, PREPROCESS)
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CorruptArtifact(f"{folder / TOKENIZER} does not read: {error}") from error
+        return cls(tokenizer, inputs, max_tokens=preprocess["max_tokens"], pad_id=preprocess["pad_id"])
+
+    def assets(self) -> dict[str, bytes]:
+        return {
+            PREPROCESS: to_json({"max_tokens": self.max_tokens, "pad_id": self.pad_id}),
+            TOKENIZER: self.tokenizer.to_str().encode(),
+        }
+
+    def parse(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, str) for part in value):
+            return tuple(value)
+        raise InputError(f"a sample must be a text, or a pair of texts, not {type(value).__name__}")
+
+    def encode(self, samples: Sequence[Any]) -> Arrays:
+        encodings = self.tokenizer.encode_batch(list(samples))
+        width = max(len(encoding.ids) for encoding in encodings)
+        parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+        def tensor(spec: TensorSpec) -> Array:
+            array = np.full((len(encodings), width), self.padding[spec.name], spec.dtype)
+            for row, encoding in enumerate(encodings):
+                values = getattr(encoding, parts[spec.name])
+                array[row, : len(values)] = values
+            return array
+
+        return {spec.name: tensor(spec) for spec in self.inputs}
+
+    def length(self, sample: Any) -> int:
+        return len(sample) if isinstance(sample, str) else sum(map(len, sample))
+
+    def examples(self, count: int, seed: int = 0) -> list[Any]:
+        rng = np.random.default_rng(seed)
+        return [" ".join(rng.choice(WORDS, rng.integers(3, 60))) for _ in range(count)]
+
+    def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
+        rng = np.random.default_rng(seed)
+        length = min(length, self.max_tokens)
+        ids = rng.integers(0, self.tokenizer.get_vocab_size(), (batch, length))
+        ones = np.ones((batch, length))
+        values = {"input_ids": ids, "attention_mask": ones, "token_type_ids": 0 * ones}
+        return {spec.name: values[spec.name].astype(spec.dtype) for spec in self.inputs}

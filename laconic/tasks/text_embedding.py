@@ -1,0 +1,47 @@
+"""Text to a vector."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from laconic.metrics import Scorer, cosine, mean_scorer, neighbours, similarities, spearman
+from laconic.tasks.task import Tolerance, first
+from laconic.tasks.text import TextTask
+from laconic.tensor import Array, Arrays
+
+
+class TextEmbedding(TextTask):
+    """Fidelity is the cosine with the original's vector.
+
+    Labels are classes (the metric is the accuracy of the nearest neighbour's class). Pairs of texts with a score come
+    as two samples in a row that share their label, a float (the metric is Spearman's correlation of cosine and score).
+    """
+
+    name = "text-embedding"
+    tolerance = Tolerance(mean=0.99, worst=0.95)
+    metric = "nearest-neighbour accuracy"
+
+    def decode(self, outputs: Arrays) -> list[Any]:
+        return [{"embedding": row.tolist()} for row in first(outputs)]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        return cosine(first(reference), first(candidate))
+
+    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+        a, b = first(reference), first(candidate)
+        if len(a) < 3:
+            return {}
+        upper = np.triu_indices(len(a), 1)
+        return {
+            "similarity_spearman": spearman(similarities(a)[upper], similarities(b)[upper]),
+            "neighbour_agreement": float((neighbours(a) == neighbours(b)).mean()),
+        }
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        vectors = first(outputs)
+        if all(isinstance(label, float) for label in labels):
+            cosines, scores = cosine(vectors[0::2], vectors[1::2]), np.array(labels[0::2])
+            return lambda index: spearman(cosines[index // 2], scores[index // 2])
+        names = np.array([str(label) for label in labels])
+        return mean_scorer((names[neighbours(vectors)] == names).astype(np.float64))
