@@ -207,7 +207,7 @@ def check_digest(path: Path, expected: FileDigest) -> None:
     if found != expected:
         raise CorruptArtifact(
             f"{path} is not the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., expected "
-            f"{expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress the model again"
+            f"{expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress again"
         )
 
 

@@ -52,7 +52,7 @@ class ImagePreprocess(BaseModel):
             height, width = self.crop
             left, top = (image.width - width) // 2, (image.height - height) // 2
             image = image.crop((left, top, left + width, top + height))
-        pixels = np.asarray(image, np.float32).reshape(image.height, image.width, self.channels) * self.scale
+        pixels: Array = np.asarray(image, np.float32).reshape(image.height, image.width, self.channels) * self.scale
         pixels = (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
 
