@@ -35,7 +35,23 @@ PLACEMENTS = {
     "onnxruntime": "export.placements.onnxruntime:RULES",
 }
 
-TABLES = {"task": TASKS, "runtime": RUNTIMES, "stage": STAGES, "placement": PLACEMENTS}
+FORMATS = {
+    ".jsonl": "laconic.formats:jsonl",
+    ".csv": "laconic.formats:csv",
+    ".txt": "laconic.formats:txt",
+    ".npz": "laconic.formats:npz",
+    ".parquet": "laconic.parquet:rows",
+    "folder": "laconic.formats:folder",
+}
+
+# The engines of each target. A target without an engine is known by name, and not built yet.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "cpu": ("openvino", "onnxruntime"),
+    "cuda": (),
+    "tensorrt": (),
+}
+
+TABLES = {"task": TASKS, "runtime": RUNTIMES, "stage": STAGES, "placement": PLACEMENTS, "format": FORMATS}
 
 # The package that an engine or a library comes in, by the name that fails to import.
 EXTRAS = {

@@ -34,6 +34,9 @@ class Classification:
         """The names of the classes, from the artifact."""
         return tuple(str(label) for label in read_asset(folder, LABELS))
 
+    def parse_label(self, value: Any) -> Any:
+        return self.index(value)
+
     def decode(self, outputs: Arrays) -> list[Any]:
         answers = []
         for row in softmax(first(outputs)):

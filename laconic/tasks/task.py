@@ -16,6 +16,8 @@ from laconic.tensor import Array, Arrays, TensorSpec
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
 LABELS = "labels.json"
+PAIR = ("text1", "text2", "score")
+"""The columns of a file of scored pairs."""
 
 
 class Tolerance(BaseModel):
@@ -49,6 +51,8 @@ class Task(ABC):
     """The key under which people give a sample, in a file of samples and over HTTP."""
     metric: ClassVar[str]
     """The name of the figure that `scorer` gives."""
+    takes_pairs: ClassVar[bool] = False
+    """Whether a row of a file may be a scored pair: two samples, and a number that says how alike they are."""
 
     inputs: tuple[TensorSpec, ...]
     padding: dict[str, int]
@@ -66,6 +70,10 @@ class Task(ABC):
     @abstractmethod
     def parse(self, value: Any) -> Any:
         """A sample from what people have: a row's field, JSON, bytes. Raises InputError."""
+
+    def parse_label(self, value: Any) -> Any:
+        """A label from what people have. Raises InputError or DataError for one that `scorer` cannot use."""
+        return value
 
     @abstractmethod
     def encode(self, samples: Sequence[Any]) -> Arrays:

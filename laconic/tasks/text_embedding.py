@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, mean_scorer, neighbours, similarities, spearman
 from laconic.tasks.task import Tolerance, first
 from laconic.tasks.text import TextTask
@@ -21,6 +22,12 @@ class TextEmbedding(TextTask):
     name = "text-embedding"
     tolerance = Tolerance(mean=0.99, worst=0.95)
     metric = "nearest-neighbour accuracy"
+    takes_pairs = True
+
+    def parse_label(self, value: Any) -> Any:
+        if isinstance(value, (str, int)):
+            return value
+        raise InputError(f"a label must be the name or the number of a class, not {value!r}; scores are for pairs")
 
     def decode(self, outputs: Arrays) -> list[Any]:
         return [{"embedding": row.tolist()} for row in first(outputs)]

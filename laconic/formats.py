@@ -1,0 +1,169 @@
+"""Files of samples, read row by row. To add a format: a function, here or in a file of its own, and a registry line.
+
+Text must be UTF-8. A row is named by the line that it starts on, from 1; where there are no lines, by its number.
+"""
+
+import csv as csv_module
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laconic.errors import DataError, InputError
+from laconic.registry import did_you_mean
+from laconic.tasks.task import Task
+from laconic.tensor import Array, TensorSpec
+
+LABEL = "label"
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a file: its number, from 1, and its values by column."""
+
+    number: int
+    values: Mapping[str, Any]
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers, without a byte order mark."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path.name}, row {number}: byte {line[error.start]:#04x} is not UTF-8. Save the file as UTF-8"
+                ) from None
+
+
+def txt(path: Path, task: Task) -> Iterator[Row]:
+    """One text per line; empty lines are left out."""
+    refuse_unless(task, "text", path)
+    for number, line in lines(path):
+        if line.strip():
+            yield Row(number, {"text": line.rstrip("\r\n")})
+
+
+def jsonl(path: Path, task: Task) -> Iterator[Row]:
+    """One JSON object per line; empty lines are left out."""
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{path.name}, row {number}: not JSON ({error}). Fix or remove the row") from None
+        if not isinstance(values, dict):
+            raise DataError(
+                f"{path.name}, row {number}: expected an object as {{{task.field!r}: ...}}, "
+                f"got {type(values).__name__}. Fix or remove the row"
+            )
+        yield Row(number, values)
+
+
+def csv(path: Path, task: Task) -> Iterator[Row]:
+    """Comma-separated, the first line naming the columns. A file of one column need not name it as the task does."""
+    reader = csv_module.reader((line for _, line in lines(path)), strict=True)
+    header: list[str] | None = None
+    number = 1
+    try:
+        for fields in reader:
+            if header is None:
+                header = [task.field] if len(fields) == 1 else [name.strip() for name in fields]
+            elif fields:
+                if len(fields) != len(header):
+                    raise DataError(
+                        f"{path.name}, row {number}: {len(fields)} fields, the first line names {len(header)}. "
+                        f"Put quotes around fields that hold commas"
+                    )
+                yield Row(number, dict(zip(header, fields, strict=True)))
+            number = reader.line_num + 1
+    except csv_module.Error as error:
+        raise DataError(f"{path.name}, row {number}: not CSV ({error}). Fix or remove the row") from None
+
+
+def npz(path: Path, task: Task) -> Iterator[Row]:
+    """Arrays named as the model's inputs, and `label`; along the first axis lie the samples."""
+    if task.field == "text":
+        raise DataError(f"{path.name} holds arrays, task {task.name!r} reads text. Give a .jsonl, .csv or .txt file")
+    arrays = load_arrays(path)
+    labels = arrays.pop(LABEL, None)
+    specs = {spec.name: spec for spec in task.inputs}
+    for name in arrays:
+        if name not in specs:
+            raise DataError(f"{path.name} holds {name!r}, which is no input of the model. {did_you_mean(name, specs)}")
+    for name in specs:
+        if name not in arrays:
+            raise DataError(f"{path.name} lacks input {name!r}: it must hold an array for each of {list(specs)}")
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        check_samples(path, specs[name], array, sizes)
+    count = len(next(iter(arrays.values())))
+    for name, array in {**arrays, **({} if labels is None else {LABEL: labels})}.items():
+        if array.ndim == 0 or len(array) != count:
+            raise DataError(
+                f"{path.name}: {name!r} has shape {list(array.shape)}, expected {count} along the first axis"
+            )
+    for index in range(count):
+        value = {name: array[index] for name, array in arrays.items()}
+        row: dict[str, Any] = {task.field: value if task.field == "inputs" else next(iter(value.values()))}
+        if labels is not None:
+            row[LABEL] = labels[index].item() if labels.ndim == 1 else labels[index]
+        yield Row(index + 1, row)
+
+
+def load_arrays(path: Path) -> dict[str, Array]:
+    """Every array of a .npz file. One with Python objects in it is refused: reading those would run code."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path.name} is a single array: write it with numpy.savez, under the input's name")
+            return {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path.name} does not read as .npz: {error}") from None
+
+
+def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
+    """Raise DataError unless each array[i] is a sample of this input, shared free axes being equal."""
+    if array.ndim == 0 or len(array) == 0:
+        raise DataError(f"{path.name}: input {spec.name!r} holds no samples along its first axis")
+    try:
+        spec.check(array[:1], sizes)
+    except InputError as error:
+        hint = f". Save it with .astype({spec.dtype!r})" if array.dtype != np.dtype(spec.dtype) else ""
+        raise DataError(f"{path.name}: {error}{hint}") from None
+
+
+def folder(path: Path, task: Task) -> Iterator[Row]:
+    """Images: in one folder per class, or all in this one, without labels."""
+    refuse_unless(task, "image", path)
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    classes = [entry for entry in entries if entry.is_dir()]
+    loose = [entry for entry in entries if is_image(entry)]
+    if classes and loose:
+        raise DataError(
+            f"{path.name} holds both class folders ({classes[0].name}) and images ({loose[0].name}). "
+            f"Put every image into the folder of its class, or none"
+        )
+    found: list[tuple[Path, str | None]] = [(image, None) for image in loose]
+    for entry in classes:
+        found += [(image, entry.name) for image in sorted(entry.iterdir()) if is_image(image)]
+    for number, (image, label) in enumerate(found, 1):
+        yield Row(number, {"image": image, **({} if label is None else {LABEL: label})})
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name says that it is an image."""
+    return path.suffix.lower() in IMAGES and not path.name.startswith(".") and path.is_file()
+
+
+def refuse_unless(task: Task, field: str, path: Path) -> None:
+    """Raise DataError for a kind of file that cannot hold what the task reads."""
+    if task.field != field:
+        raise DataError(f"{path.name} holds {field} samples only, task {task.name!r} reads {task.field!r}")
