@@ -1,0 +1,67 @@
+"""Shares, seconds and bytes, as people write them: 1%, 3 ms, 25 MB."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ByteSize, PlainSerializer, TypeAdapter, ValidationError, WithJsonSchema
+
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
+SIZE = TypeAdapter(ByteSize)
+
+
+def number_and_unit(value: str) -> tuple[float, str]:
+    """Take "3 ms" apart. Raises ValueError."""
+    match = NUMBER.fullmatch(value)
+    if match is None:
+        raise ValueError("not a number with a unit")
+    return float(match[1]), match[2].lower()
+
+
+def parse_share(value: Any) -> float:
+    """A share from "1%" or 0.01; 0 to 1."""
+    try:
+        number, unit = number_and_unit(value) if isinstance(value, str) else (float(value), "")
+    except (TypeError, ValueError):
+        number, unit = -1.0, ""
+    share = number / 100 if unit == "%" else number
+    if unit not in ("", "%") or isinstance(value, bool) or not 0 <= share <= 1:
+        raise ValueError(f"expected a share as 1% or 0.01, got {value!r}")
+    return share
+
+
+def parse_seconds(value: Any) -> float:
+    """Seconds from "3 ms". A bare number is refused: people mean different things by it."""
+    try:
+        number, unit = number_and_unit(value) if isinstance(value, str) else (0.0, "")
+    except ValueError:
+        number, unit = 0.0, ""
+    if unit not in UNITS or number <= 0:
+        raise ValueError(f"expected a time with its unit, as 3 ms or 0.5 s, got {value!r}")
+    return number * UNITS[unit]
+
+
+def parse_bytes(value: Any) -> int:
+    """Bytes from "25 MB", "8 GiB" or a bare number of them."""
+    try:
+        size = int(SIZE.validate_python(value))
+    except ValidationError:
+        size = 0
+    if isinstance(value, bool) or size <= 0:
+        raise ValueError(f"expected a size as 25 MB, 8 GiB or a number of bytes, got {value!r}")
+    return size
+
+
+Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema({"type": ["string", "number"]})]
+"""0 to 1."""
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_seconds),
+    PlainSerializer(lambda seconds: f"{seconds!r} s", return_type=str),
+    WithJsonSchema({"type": "string", "examples": ["3 ms"]}),
+]
+"""Written with its unit, so that it reads back as the same number."""
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), WithJsonSchema({"type": ["string", "integer"]})]
+"""A size, or an amount of memory."""
