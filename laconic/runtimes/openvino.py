@@ -1,13 +1,18 @@
 """OpenVINO on the CPU. It reads the same ONNX."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-import openvino as ov
 
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.tensor import Array, Arrays
+
+# The mere import of openvino reports to Google Analytics and writes an identifier into the home folder, before anyone
+# was asked (openvino/tools/ovc/__init__.py, 2026.4). Where this package does not import, it uses a stub that is mute.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+
+import openvino as ov  # noqa: E402
 
 PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
