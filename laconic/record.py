@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -26,3 +28,14 @@ def hash_of(*parts: Any) -> str:
     """Hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def code_version() -> str:
+    """Digest of Laconic's own sources: a result of other code is never taken from the cache."""
+    home = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for room in ("laconic", "compress", "export"):
+        for path in sorted((home / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,85 @@
+"""Calibration: run samples through the float graph and find the range of every tensor that an engine may quantize.
+
+The samples stream through: memory is one histogram a tensor plus one sample, whatever their number and lengths.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from compress.quantize.histogram import Histogram
+from laconic.errors import DataError
+from laconic.graph import Graph
+from laconic.runtimes.runtime import Runtime
+from laconic.tensor import Arrays
+
+QUANTIZABLE = frozenset(
+    {
+        "Add",
+        "AveragePool",
+        "Clip",
+        "Concat",
+        "Conv",
+        "Gemm",
+        "GlobalAveragePool",
+        "HardSwish",
+        "LayerNormalization",
+        "MatMul",
+        "MaxPool",
+        "Mul",
+        "ReduceMean",
+        "Relu",
+        "Softmax",
+    }
+)
+"""The operators that some engine runs in INT8, or whose result such an operator takes."""
+
+
+def observe(graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path) -> dict[str, Histogram]:
+    """Run the batches and count what flows through each quantizable tensor.
+
+    batches: inputs by name; best one sample each, so that no padding is counted. runtime: opens the graph with more
+    outputs. folder: where that graph is written. Raises DataError where no batch comes.
+    """
+    names, model = expose(graph)
+    histograms = {name: Histogram() for name in names}
+    ran = False
+    with runtime.open(model_file(model, folder)) as session:
+        for batch in batches:
+            outputs = session.run(batch)
+            for name, histogram in histograms.items():
+                histogram.add(outputs[name])
+            ran = True
+    if not ran:
+        raise DataError("there is no sample to calibrate with. Give --data a file with at least one")
+    return histograms
+
+
+def expose(graph: Graph) -> tuple[list[str], onnx.ModelProto]:
+    """The quantizable tensors, and the graph with each of them as an output."""
+    model = onnx.load(graph.path)
+    inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+    floats = {
+        value.name
+        for value in (*inferred.value_info, *inferred.input, *inferred.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    names = []
+    for node in model.graph.node:
+        if node.op_type in QUANTIZABLE:
+            names += [name for name in (*node.input, *node.output) if name in floats]
+    names = list(dict.fromkeys(names))
+    outputs = {value.name for value in model.graph.output}
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in outputs
+    )
+    return names, model
+
+
+def model_file(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write the graph that shows its tensors."""
+    path = folder / "calibrate.onnx"
+    onnx.save(model, path)
+    return path

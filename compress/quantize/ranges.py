@@ -1,0 +1,92 @@
+"""From the histogram of a tensor to the range that is worth representing in 8 bits. One method, one function."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from compress.quantize.histogram import Histogram
+from laconic.plan import Range
+from laconic.tensor import Array
+
+LEVELS = 256
+SHRINK = np.linspace(1.0, 0.3, 71)
+"""The shares of the full range that the searching methods try."""
+
+
+def minmax(histogram: Histogram) -> Range:
+    """Everything that was seen."""
+    return Range(histogram.low, histogram.high)
+
+
+def percentile(histogram: Histogram, *, tail: float = 1e-5) -> Range:
+    """All but `tail` of the values at either end."""
+    return Range(histogram.quantile(tail), histogram.quantile(1 - tail))
+
+
+def mse(histogram: Histogram) -> Range:
+    """The range whose 8-bit grid has the least squared error, clipping counted in; each end is searched in turn."""
+
+    def error(values: Array, counts: Array, low: float, high: float) -> float:
+        return float((counts * (values - quantized(values, low, high)) ** 2).sum())
+
+    return search(histogram, error)
+
+
+def entropy(histogram: Histogram) -> Range:
+    """The range that loses the least information: KL divergence of the 8-bit histogram from the full one.
+
+    Migacz, 8-bit Inference with TensorRT (2017), for ranges that need not be symmetric.
+    """
+
+    def divergence(values: Array, counts: Array, low: float, high: float) -> float:
+        p = counts / counts.sum()
+        level = np.rint((np.clip(values, low, high) - low) * ((LEVELS - 1) / max(high - low, 1e-30))).astype(np.int64)
+        inside = (values >= low) & (values <= high)
+        kept = np.bincount(level[inside], weights=p[inside], minlength=LEVELS)
+        bins = np.bincount(level[inside], minlength=LEVELS)
+        # What is clipped piles up in the outermost bins of P, as it does in the quantized tensor.
+        clipped = np.where(inside, p, 0.0)
+        ends = np.flatnonzero(inside)[[0, -1]]
+        clipped[ends[0]] += p[values < low].sum()
+        clipped[ends[1]] += p[values > high].sum()
+        q = np.where(inside, (kept / np.maximum(bins, 1))[level], 0.0)
+        q = np.maximum(q / q.sum(), 1e-12)
+        used = clipped > 0
+        return float((clipped[used] * np.log(clipped[used] / q[used])).sum())
+
+    return search(histogram, divergence)
+
+
+def quantized(values: Array, low: float, high: float) -> Array:
+    """Values as the 8-bit grid over [low, high] gives them back."""
+    scale = max(high - low, 1e-30) / (LEVELS - 1)
+    zero = np.rint(-low / scale)
+    return np.asarray((np.clip(np.rint(values / scale) + zero, 0, LEVELS - 1) - zero) * scale)
+
+
+def search(histogram: Histogram, loss: Callable[[Array, Array, float, float], float]) -> Range:
+    """The range with the least loss, moving the end farther from zero first, then the other."""
+    used = histogram.counts > 0
+    values, counts = histogram.centres[used], histogram.counts[used]
+    low, high = histogram.low, histogram.high
+    if high <= low or len(values) < 2:
+        return Range(low, high)
+
+    def lows() -> Iterator[tuple[float, float]]:
+        return ((float(low * share), high) for share in SHRINK)
+
+    def highs() -> Iterator[tuple[float, float]]:
+        return ((low, float(high * share)) for share in SHRINK)
+
+    for candidates in (highs, lows) if high > -low else (lows, highs):
+        fitting = [(a, b) for a, b in candidates() if a < b and ((values >= a) & (values <= b)).sum() > 1]
+        low, high = min(fitting or [(low, high)], key=lambda ends: loss(values, counts, *ends))
+    return Range(low, high)
+
+
+METHODS: dict[str, Callable[[Histogram], Range]] = {
+    "minmax": minmax,
+    "percentile": percentile,
+    "entropy": entropy,
+    "mse": mse,
+}

@@ -1,0 +1,70 @@
+"""Results by the key of what they were made from: an interrupted run resumes, an unchanged step is not done twice."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from laconic.tensor import Arrays
+
+VARIABLE = "LACONIC_CACHE"
+
+
+class Cache:
+    """A folder of results. An entry is written to a temporary name and renamed, so half of one is never seen."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """folder: by default $LACONIC_CACHE, else the user's cache folder."""
+        self.folder = folder or Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("laconic"))
+
+    def json(self, key: str, compute: Callable[[], Any]) -> Any:
+        """The JSON-ready value under `key`, computed if it is not there."""
+        path = self.folder / f"{key}.json"
+        try:
+            return json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            value = compute()
+        text = json.dumps(value, sort_keys=True)
+        self._write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        return json.loads(text)
+
+    def arrays(self, key: str, compute: Callable[[], Arrays]) -> Arrays:
+        """The arrays under `key`, computed if they are not there."""
+        path = self.folder / f"{key}.safetensors"
+        try:
+            return dict(load_file(path))
+        except (OSError, SafetensorError):
+            value = compute()
+        self._write(path, lambda temporary: save_file(value, temporary))
+        return value
+
+    def directory(self, key: str, fill: Callable[[Path], None]) -> Path:
+        """The folder under `key`, filled if it is not there."""
+        path = self.folder / key
+        if not path.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=self.folder))
+            try:
+                fill(temporary)
+                temporary.rename(path)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        return path
+
+    def _write(self, path: Path, write: Callable[[Path], Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            write(temporary)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,47 @@
+"""What a long run says while it goes on: a bar for the current step on a terminal, one line per finished step."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+class Step:
+    """A step that is under way."""
+
+    def __init__(self, bar: Progress | None, title: str, total: int | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task(title, total=total) if bar else None
+        self.note = ""
+
+    def advance(self, count: int = 1) -> None:
+        """So much more is done."""
+        if self._bar and self._task is not None:
+            self._bar.advance(self._task, count)
+
+
+class Steps:
+    """Shows steps on the standard error stream. `seconds` holds how long each took, by title."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, title: str, total: int | None = None) -> Iterator[Step]:
+        """Run the body as a step. What the body writes to `note` is shown behind the title when it is done."""
+        start = time.perf_counter()
+        if self._console.is_terminal and not self._console.quiet:
+            columns = (SpinnerColumn(), TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn())
+            with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as bar:
+                step = Step(bar, title, total)
+                yield step
+        else:
+            step = Step(None, title, total)
+            yield step
+        seconds = time.perf_counter() - start
+        self.seconds[title] = self.seconds.get(title, 0.0) + seconds
+        note = f"  [dim]{step.note}[/dim]" if step.note else ""
+        self._console.print(f"[green]done[/green] {title:<42} {seconds:6.1f} s{note}")

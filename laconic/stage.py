@@ -1,0 +1,81 @@
+"""The interface of a stage: a frozen config that sits beside the code it drives."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from laconic.cache import Cache
+from laconic.data import Dataset
+from laconic.graph import Graph
+from laconic.plan import Ladder, Plan
+from laconic.progress import Steps
+from laconic.record import Record
+from laconic.tasks.task import Task
+from laconic.tensor import Array
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from laconic.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a stage may use beside the model.
+
+    key: digest of everything before the stage. folder: scratch, gone when the run ends. calibrate, choose: samples for
+    looking at, and for deciding by; no others may be touched. trial: builds a plan for the target, and gives the
+    fidelity of its answers to the original's, per sample of `choose`.
+    """
+
+    task: Task
+    key: str
+    seed: int
+    folder: Path
+    cache: Cache
+    steps: Steps
+    calibrate: Dataset
+    choose: Dataset
+    trial: Callable[[Plan], Array]
+
+
+class Stage(BaseModel, ABC):
+    """A step of a recipe. Its fields are the knobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[Literal["torch", "plan"]]
+
+
+class TorchStage(Stage):
+    """Changes the checkpoint, before it is captured."""
+
+    kind = "torch"
+
+    @abstractmethod
+    def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
+        """The changed checkpoint, with one more Record in its history."""
+
+    @staticmethod
+    @abstractmethod
+    def rebuild(module: "nn.Module", record: Record) -> None:
+        """Replay the structural change on a module that has not been through it, so that the weights fit."""
+
+
+class PlanStage(Stage):
+    """Decides how the captured graph is quantized."""
+
+    kind = "plan"
+
+    @abstractmethod
+    def plan(self, graph: Graph, context: Context) -> Ladder:
+        """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
+
+
+def describe(stage: Stage) -> dict[str, Any]:
+    """The stage's settings, JSON-ready."""
+    return stage.model_dump(mode="json")
