@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from laconic.measured import knee
+from laconic.metrics import cosine, interval, mean_scorer, neighbours, overlap, ranks, similarities, softmax, spearman
+
+values = st.floats(-1e3, 1e3, width=32)
+few = st.lists(st.integers(-3, 3), min_size=3, max_size=30)
+
+
+@given(few)
+def test_ranks_are_those_of_scipy(numbers):
+    assert np.array_equal(ranks(np.array(numbers)), stats.rankdata(numbers) - 1)
+
+
+@given(st.integers(3, 30).flatmap(lambda n: st.tuples(*[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2)))
+def test_spearman_is_that_of_scipy(pair):
+    a, b = map(np.array, pair)
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        assert spearman(a, b) == float(np.array_equal(a, b))
+    else:
+        assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-9)
+
+
+@given(arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 4)), elements=values))
+def test_every_answer_is_like_itself(answers):
+    assert cosine(answers, answers) == pytest.approx(np.ones(len(answers)))
+    assert overlap(answers, answers) == pytest.approx(np.ones(len(answers)))
+    assert softmax(answers).sum(-1) == pytest.approx(np.ones(len(answers)))
+
+
+def test_cosine_knows_opposite_and_zero_vectors():
+    a = np.array([[1.0, 0], [0, 0], [0, 0]])
+    b = np.array([[-2.0, 0], [0, 0], [1, 0]])
+    assert cosine(a, b).tolist() == [-1, 1, 0]
+
+
+def test_overlap_is_one_minus_the_total_variation_distance():
+    a, b = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]])
+    assert overlap(a, b) == pytest.approx([0.6])
+
+
+def test_a_sample_is_not_its_own_neighbour():
+    vectors = np.array([[1.0, 0], [0.9, 0.1], [0, 1]])
+    assert neighbours(vectors).tolist() == [1, 0, 1]
+    assert np.diag(similarities(vectors)) == pytest.approx(np.ones(3))
+
+
+def test_an_interval_holds_the_mean_and_narrows_with_more_samples():
+    sample = np.random.default_rng(0).normal(0.9, 0.1, 1000)
+    low, high = interval(mean_scorer(sample), 1000, seed=0)
+    assert low < sample.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * 0.1 / np.sqrt(1000), rel=0.15)
+    few_low, few_high = interval(mean_scorer(sample[:50]), 50, seed=0)
+    assert few_high - few_low > 3 * (high - low)
+    assert interval(mean_scorer(sample), 1000, seed=0) == (low, high)
+
+
+@given(st.dictionaries(st.integers(1, 256), st.floats(1e-4, 10), min_size=1), st.floats(0, 0.5))
+def test_the_knee_is_within_its_slack_and_nothing_smaller_is(seconds, slack):
+    found = knee(seconds, slack=slack)
+    best = max(batch / time for batch, time in seconds.items())
+    assert found / seconds[found] >= (1 - slack) * best
+    assert all(batch / time < (1 - slack) * best for batch, time in seconds.items() if batch < found)

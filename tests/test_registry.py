@@ -1,0 +1,105 @@
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+from laconic import registry
+from laconic.errors import MissingPackage, RuntimeFailure, UsageError
+from laconic.runtimes.runtime import Runtime, Session
+from laconic.stage import PlanStage, Stage, TorchStage
+from laconic.tasks.task import Task
+
+ENTRIES = [(kind, name) for kind, table in registry.TABLES.items() for name in table]
+
+
+def resolve(kind, name):
+    try:
+        return registry.resolve(kind, name)
+    except MissingPackage as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_every_entry_leads_somewhere(kind, name):
+    assert resolve(kind, name) is not None
+
+
+@pytest.mark.parametrize("name", registry.TASKS)
+def test_every_task_keeps_the_contract(name):
+    task = resolve("task", name)
+    assert issubclass(task, Task)
+    assert not inspect.isabstract(task)
+    assert task.name == name
+    assert task.field
+    assert task.metric
+    assert 0 < task.tolerance.mean <= 1
+    assert task.__doc__
+
+
+@pytest.mark.parametrize("name", registry.RUNTIMES)
+def test_every_runtime_keeps_the_contract(name, tmp_path):
+    runtime = resolve("runtime", name)
+    assert issubclass(runtime, Runtime)
+    engine = runtime()
+    assert engine.name == name
+    assert engine.version()
+    assert engine.computes()[0] == "float32"
+    damaged = tmp_path / "model.onnx"
+    damaged.write_bytes(b"\x00not a model")
+    with pytest.raises(RuntimeFailure, match=r"model\.onnx"):
+        engine.open(damaged)
+
+
+@pytest.mark.parametrize("name", registry.STAGES)
+def test_every_stage_keeps_the_contract(name):
+    stage = resolve("stage", name)
+    assert issubclass(stage, Stage)
+    assert issubclass(stage, TorchStage if stage.kind == "torch" else PlanStage)
+    assert not inspect.isabstract(stage)
+    assert stage() == stage.model_validate_json(stage().model_dump_json()), "the defaults survive JSON"
+    assert stage.model_config["frozen"]
+    assert stage.model_config["extra"] == "forbid"
+
+
+def test_the_engines_of_a_target_are_registered():
+    assert {engine for engines in registry.TARGETS.values() for engine in engines} <= set(registry.RUNTIMES)
+
+
+def test_every_engine_of_a_target_has_a_placement():
+    assert {engine for engines in registry.TARGETS.values() for engine in engines} <= set(registry.PLACEMENTS)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(UsageError, match=r"unknown task 'text-embeding'. Did you mean 'text-embedding'\?"):
+        registry.resolve("task", "text-embeding")
+    with pytest.raises(UsageError, match="Known: fake, onnxruntime, openvino"):
+        registry.resolve("runtime", "zzz")
+
+
+def test_an_address_needs_no_line_in_the_registry():
+    assert registry.resolve("runtime", "laconic.runtimes.runtime:Session") is Session
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("no.such.place:Thing", "there is no module 'no.such.place'"), ("laconic.errors:Thing", "has no 'Thing'")],
+)
+def test_an_address_that_leads_nowhere_is_named(address, message):
+    with pytest.raises(UsageError, match=message):
+        registry.resolve("task", address)
+
+
+def test_a_missing_package_comes_with_the_command_that_brings_it(tmp_path, monkeypatch):
+    (tmp_path / "needs_tensorrt.py").write_text("import tensorrt")
+    monkeypatch.syspath_prepend(tmp_path)
+    if importlib.util.find_spec("tensorrt"):
+        pytest.skip("tensorrt is installed")
+    with pytest.raises(MissingPackage, match=r"pip install 'laconic\[tensorrt\]'"):
+        registry.resolve("runtime", "needs_tensorrt:Thing")
+
+
+def test_every_extra_that_is_promised_exists():
+    pyproject = (Path(registry.__file__).parents[1] / "pyproject.toml").read_text()
+    for extra in set(registry.EXTRAS.values()) - {"tensorrt"}:
+        assert f"\n{extra} = [" in pyproject
