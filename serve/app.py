@@ -1,0 +1,33 @@
+"""The whole server as one ASGI application: the hot path in front, FastAPI behind it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from serve.control import create_control
+from serve.infer import Infer
+from serve.repository import Repository
+from serve.settings import Settings
+from serve.wire import Receive, Scope, Send
+
+
+class App:
+    """An ASGI application that serves the models of a repository. On shutdown it closes them."""
+
+    def __init__(self, repository: Repository, settings: Settings) -> None:
+        self.repository = repository
+        self.control = create_control(repository, settings)
+        self._infer = Infer(repository, settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's request, or the lifespan."""
+        if not await self._infer(scope, receive, send):
+            await self.control(scope, receive, send)
+
+
+def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> App:
+    """Open the artifacts and put them behind HTTP.
+
+    Raises what `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise, before anything is served.
+    """
+    settings = settings or Settings()
+    return App(Repository.open(artifacts, settings), settings)

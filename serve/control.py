@@ -1,0 +1,183 @@
+"""The control plane: health, metadata, statistics, metrics, errors and OpenAPI, by FastAPI."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from laconic import __version__
+from laconic.errors import LaconicError, NotReady
+from serve import kserve, openapi
+from serve.metrics import CONTENT_TYPE, Metrics
+from serve.model import VERSION, Model
+from serve.predict import predict
+from serve.repository import Repository
+from serve.settings import Settings
+from serve.wire import Answer, to_answer, to_json
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+
+
+def create_control(repository: Repository, settings: Settings) -> FastAPI:
+    """The FastAPI application. When it shuts down, the repository is closed."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        repository.close()
+
+    app = FastAPI(
+        title="Laconic",
+        summary="Models that give the same answers, with fewer bits.",
+        version=__version__,
+        lifespan=lifespan,
+        responses=openapi.ERRORS,
+    )
+    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
+    add_errors(app)
+    add_server(app, repository)
+    add_models(app, repository)
+    add_predict(app, repository, settings)
+    return app
+
+
+def add_errors(app: FastAPI) -> None:
+    """Every error answers `{"error": "..."}`: V2 clients read nothing else."""
+
+    @app.exception_handler(LaconicError)
+    async def on_laconic_error(_: Request, error: LaconicError) -> Response:
+        return respond(to_answer(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        text = f"{request.method} {request.url.path}: {error.detail}. GET /openapi.json lists what there is"
+        answer = Answer(to_json({"error": text}), error.status_code)
+        return respond(answer, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: RequestValidationError) -> Response:
+        problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        return respond(Answer(to_json({"error": problems}), 422))
+
+
+def respond(answer: Answer, headers: Any = None) -> Response:
+    """The answer as Starlette has it."""
+    response = Response(answer.body, answer.status, headers, answer.content_type.decode())
+    for name, value in answer.headers:
+        response.headers[name.decode()] = value.decode()
+    return response
+
+
+def add_server(app: FastAPI, repository: Repository) -> None:
+    """What concerns the server as a whole."""
+    metrics = Metrics(repository)
+
+    @app.get("/v2", tags=["server"])
+    async def server_metadata() -> dict[str, Any]:
+        """The server's name, version and protocol extensions."""
+        return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
+
+    @app.get("/v2/health/live", tags=["server"], response_class=Response)
+    async def live() -> Response:
+        """Whether the process runs."""
+        return Response()
+
+    @app.get("/v2/health/ready", tags=["server"], response_class=Response)
+    async def ready() -> Response:
+        """Whether requests are welcome; 503 from the moment that the server is told to stop."""
+        if not repository.ready:
+            raise NotReady("the server is stopping")
+        return Response()
+
+    @app.get("/metrics", tags=["server"], response_class=Response)
+    async def prometheus_metrics() -> Response:
+        """Counters for Prometheus, under Triton's names."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.post("/v2/repository/index", tags=["server"])
+    async def repository_index() -> list[dict[str, str]]:
+        """The models that are served. Needs no body."""
+        return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in repository]
+
+    @app.get("/v2/models/stats", tags=["server"])
+    async def all_statistics() -> dict[str, Any]:
+        """The counters of every model."""
+        return {"model_stats": [model.statistics.describe(model.name, VERSION) for model in repository]}
+
+
+def add_models(app: FastAPI, repository: Repository) -> None:
+    """What concerns one model. Each route has a twin that names the version."""
+
+    def route(suffix: str, describe: Any) -> None:
+        """describe: makes the answer from a model; its docstring is the route's."""
+
+        async def current(name: str) -> Any:
+            return describe(repository.get(name))
+
+        async def versioned(name: str, version: str) -> Any:
+            return describe(repository.get(name, version))
+
+        for path, endpoint in (("", current), ("/versions/{version}", versioned)):
+            app.add_api_route(
+                f"/v2/models/{{name}}{path}{suffix}",
+                endpoint,
+                tags=["models"],
+                name=f"{describe.__name__}{'_of_version' if path else ''}",
+                description=describe.__doc__,
+                response_model=None,
+            )
+
+    def model_metadata(model: Model) -> dict[str, Any]:
+        """The model's signature."""
+        return {
+            "name": model.name,
+            "versions": [VERSION],
+            "platform": f"onnx_{model.runtime}",
+            "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
+            "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
+        }
+
+    def model_ready(model: Model) -> Response:
+        """Whether the model answers."""
+        if not repository.ready:
+            raise NotReady(f"the server of model {model.name!r} is stopping")
+        return Response()
+
+    def model_configuration(model: Model) -> dict[str, Any]:
+        """How the model is run, as Triton's clients know it."""
+        batcher = model.batcher
+        return kserve.describe_configuration(
+            model.name,
+            model.runtime,
+            model.inputs,
+            model.outputs,
+            cap=batcher.cap,
+            batched=batcher.layout.batched,
+        )
+
+    def model_statistics(model: Model) -> dict[str, Any]:
+        """The model's counters."""
+        return {"model_stats": [model.statistics.describe(model.name, VERSION)]}
+
+    route("", model_metadata)
+    route("/ready", model_ready)
+    route("/config", model_configuration)
+    route("/stats", model_statistics)
+
+
+def add_predict(app: FastAPI, repository: Repository, settings: Settings) -> None:
+    """The task endpoint."""
+
+    @app.post(
+        "/v1/models/{name}/predict",
+        tags=["models"],
+        response_class=Response,
+        openapi_extra=openapi.PREDICT_BODY,
+        responses=openapi.PREDICT_ANSWER,
+    )
+    async def predict_samples(name: str, request: Request) -> Response:
+        """Answers for samples as people have them: text, an image, arrays, as the model's task takes them."""
+        return respond(await predict(repository.get(name), settings, request.scope, request.receive))

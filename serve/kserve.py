@@ -1,0 +1,272 @@
+"""The KServe V2 inference protocol: requests to arrays, arrays to answers. No HTTP and no model in here.
+
+A request is JSON, or JSON of `Inference-Header-Content-Length` bytes followed by raw little-endian tensors in the order
+of the inputs that have a `binary_data_size`. An answer is the same the other way round.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from laconic.errors import InputError
+from laconic.tensor import Array, Arrays, TensorSpec
+from serve.wire import BINARY, JSON, Answer, from_json, to_json
+
+DTYPES = {
+    "BOOL": "bool",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
+MAX_DIGITS = 15
+"""Of the header's length: more digits than any body has bytes."""
+KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
+REFUSED = ("shared_memory_region", "classification")
+"""Extensions that would change the answer's meaning if they were ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One inference request. outputs: those asked for, and whether each in binary. timeout: in seconds."""
+
+    id: str | None
+    inputs: Arrays
+    outputs: dict[str, bool]
+    timeout: float | None
+
+
+def read_request(body: bytes, header_length: bytes | None, outputs: Sequence[TensorSpec]) -> Request:
+    """A request's body. header_length: the HTTP header `Inference-Header-Content-Length`.
+
+    The arrays are views of the body where they can be. Raises InputError for whatever is not a request; whether the
+    inputs fit the model is checked elsewhere.
+    """
+    split = len(body) if header_length is None else read_length(header_length, len(body))
+    content = expect(from_json(memoryview(body)[:split]), dict, "the request")
+    identifier = content.get("id")
+    if identifier is not None:
+        expect(identifier, str, "'id'")
+    parameters = expect(content.get("parameters", {}), dict, "'parameters'")
+    inputs = read_inputs(expect(content.get("inputs"), list, "'inputs'"), memoryview(body)[split:])
+    return Request(
+        id=identifier,
+        inputs=inputs,
+        outputs=read_outputs(content.get("outputs"), parameters, outputs),
+        timeout=read_timeout(parameters),
+    )
+
+
+def read_length(header: bytes, available: int) -> int:
+    """The number of bytes of JSON."""
+    if not (header.isdigit() and len(header) <= MAX_DIGITS and 0 < int(header) <= available):
+        raise InputError(
+            f"Inference-Header-Content-Length is {header.decode('latin-1')[:40]!r}, expected 1 to {available}, "
+            f"the bytes of the body"
+        )
+    return int(header)
+
+
+def read_timeout(parameters: Mapping[str, Any]) -> float | None:
+    """Seconds, from the parameter `timeout` in microseconds; 0 means none, as in Triton."""
+    timeout = parameters.get("timeout", 0)
+    if type(timeout) is not int or timeout < 0:
+        raise InputError(f"parameter 'timeout' is {timeout!r}, expected a whole number of microseconds")
+    return timeout / 1e6 or None
+
+
+def read_inputs(tensors: list[Any], binary: memoryview) -> Arrays:
+    """Arrays by name, from their descriptions and the bytes behind the JSON."""
+    inputs: Arrays = {}
+    offset = 0
+    for tensor in tensors:
+        name = expect(expect(tensor, dict, "an input").get("name"), str, "an input's 'name'")
+        if name in inputs:
+            raise InputError(f"input {name!r} is given twice")
+        parameters = expect(tensor.get("parameters", {}), dict, f"'parameters' of input {name!r}")
+        refuse_extensions(parameters, name)
+        dtype = read_dtype(tensor.get("datatype"), name)
+        shape = read_shape(tensor.get("shape"), name)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            inputs[name] = read_numbers(tensor.get("data"), dtype, shape, name)
+            continue
+        if "data" in tensor:
+            raise InputError(f"input {name!r} has both 'data' and 'binary_data_size': give one")
+        expected = math.prod(shape) * dtype.itemsize
+        if type(size) is not int or size != expected:
+            raise InputError(
+                f"input {name!r} has binary_data_size {size!r}, but shape {shape} of {dtype} takes {expected} bytes"
+            )
+        inputs[name] = read_bytes(binary[offset : offset + size], dtype, shape, name)
+        offset += size
+    if offset != len(binary):
+        raise InputError(f"{len(binary)} bytes follow the JSON, but the inputs' binary_data_size add up to {offset}")
+    return inputs
+
+
+def read_dtype(datatype: Any, name: str) -> np.dtype[Any]:
+    """The dtype of a V2 datatype."""
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        raise InputError(f"input {name!r} has datatype {datatype!r}, expected one of {', '.join(DTYPES)}")
+    return np.dtype(DTYPES[datatype])
+
+
+def read_shape(shape: Any, name: str) -> list[int]:
+    """The shape, whose sizes may be anything from 0 on."""
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InputError(f"input {name!r} has shape {str(shape)[:80]}, expected a list of whole numbers, none negative")
+    return shape
+
+
+def read_bytes(data: memoryview, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
+    """A view of raw little-endian bytes."""
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise InputError(f"the body ends within input {name!r}: {len(data)} of its bytes are there")
+    if dtype.kind == "b" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+        raise InputError(f"input {name!r} is BOOL and has bytes other than 0 and 1")
+    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
+
+
+def read_numbers(data: Any, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
+    """An array from JSON, flat or nested, in row-major order; a number may be rounded to the dtype, never wrapped."""
+    expect(data, list, f"'data' of input {name!r}")
+    try:
+        numbers = np.array(data)
+    except ValueError:
+        raise InputError(f"'data' of input {name!r} is ragged: its rows differ in length") from None
+    if numbers.size != math.prod(shape):
+        raise InputError(f"input {name!r} has {numbers.size} numbers, but shape {shape} takes {math.prod(shape)}")
+    fits = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
+    if numbers.size and numbers.dtype.kind not in fits:
+        raise InputError(
+            f"'data' of input {name!r} does not fit {DATATYPES[dtype.name]}: it holds {describe_kind(numbers.dtype)}"
+        )
+    if dtype.kind in "iu" and numbers.size:
+        low, high = int(numbers.min()), int(numbers.max())
+        allowed = np.iinfo(dtype)
+        if low < allowed.min or high > allowed.max:
+            raise InputError(
+                f"'data' of input {name!r} runs from {low} to {high}; {DATATYPES[dtype.name]} holds "
+                f"{allowed.min} to {allowed.max}"
+            )
+    try:
+        with np.errstate(over="raise"):
+            return numbers.astype(dtype).reshape(shape)
+    except FloatingPointError:
+        raise InputError(f"'data' of input {name!r} holds a number too large for {DATATYPES[dtype.name]}") from None
+
+
+def describe_kind(dtype: np.dtype[Any]) -> str:
+    """What JSON values made numpy choose this dtype."""
+    kinds = {"b": "booleans", "i": "whole numbers", "u": "whole numbers", "f": "fractions, or numbers beyond 64 bits"}
+    return kinds.get(dtype.kind, "something other than numbers")
+
+
+def read_outputs(wanted: Any, parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+    """The outputs asked for, all if none is named, and whether each in binary."""
+    default = parameters.get("binary_data_output", False) is True
+    if not wanted:
+        return {spec.name: default for spec in outputs}
+    known = [spec.name for spec in outputs]
+    chosen: dict[str, bool] = {}
+    for output in expect(wanted, list, "'outputs'"):
+        name = expect(expect(output, dict, "an output").get("name"), str, "an output's 'name'")
+        if name not in known:
+            raise InputError(f"the model has no output {name!r}, only {known}")
+        if name in chosen:
+            raise InputError(f"output {name!r} is asked for twice")
+        own = expect(output.get("parameters", {}), dict, f"'parameters' of output {name!r}")
+        refuse_extensions(own, name)
+        chosen[name] = own.get("binary_data", default) is True
+    return chosen
+
+
+def refuse_extensions(parameters: Mapping[str, Any], name: str) -> None:
+    """Raise InputError for an extension that must not be ignored."""
+    for extension in REFUSED:
+        if extension in parameters:
+            raise InputError(f"{name!r} asks for {extension!r}, which this server does not have")
+
+
+T = TypeVar("T")
+
+
+def expect(value: Any, kind: type[T], what: str) -> T:
+    """The value, if it is of that kind."""
+    if not isinstance(value, kind):
+        raise InputError(f"{what} must be {KINDS[kind]}, not {str(value)[:40]!r}")
+    return value
+
+
+def write_answer(request: Request, outputs: Arrays, *, model: str, version: str) -> Answer:
+    """The HTTP answer to a request. Raises InputError for a NaN or an infinity where JSON was asked for."""
+    described, binary = [], []
+    for name, in_binary in request.outputs.items():
+        array = np.ascontiguousarray(outputs[name])
+        output: dict[str, Any] = {"name": name, "datatype": DATATYPES[array.dtype.name], "shape": array.shape}
+        if in_binary:
+            data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+            output["parameters"] = {"binary_data_size": len(data)}
+            binary.append(data)
+        else:
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise InputError(
+                    f"output {name!r} holds NaN or infinity, which JSON cannot hold. "
+                    f"Ask for it in binary (outputs[].parameters.binary_data)"
+                )
+            output["data"] = array.ravel()
+        described.append(output)
+    content: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": described}
+    if request.id is not None:
+        content["id"] = request.id
+    header = to_json(content)
+    if not binary:
+        return Answer(header, content_type=JSON)
+    length = (b"inference-header-content-length", b"%d" % len(header))
+    return Answer(b"".join([header, *binary]), content_type=BINARY, headers=[length])
+
+
+def describe_tensor(spec: TensorSpec) -> dict[str, Any]:
+    """A tensor of the signature, as model metadata has it: -1 stands for a free axis."""
+    shape = [axis if isinstance(axis, int) else -1 for axis in spec.shape]
+    return {"name": spec.name, "datatype": DATATYPES[spec.dtype], "shape": shape}
+
+
+def describe_configuration(
+    name: str, runtime: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, cap: int, batched: bool
+) -> dict[str, Any]:
+    """A model's configuration in Triton's terms. cap: rows of a batch. Without batching every axis is in `dims`."""
+
+    def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        described = [describe_tensor(spec) for spec in specs]
+        return [
+            {
+                "name": tensor["name"],
+                "data_type": f"TYPE_{tensor['datatype']}",
+                "dims": tensor["shape"][1:] if batched else tensor["shape"],
+            }
+            for tensor in described
+        ]
+
+    return {
+        "name": name,
+        "platform": f"onnx_{runtime}",
+        "backend": runtime,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": cap if batched else 0,
+        "input": tensors(inputs),
+        "output": tensors(outputs),
+        **({"dynamic_batching": {"max_queue_delay_microseconds": 0}} if batched else {}),
+    }

@@ -1,0 +1,123 @@
+"""How requests lie side by side in a batch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from laconic.tensor import BATCH, Array, Arrays, TensorSpec
+
+Sizes = dict[str, int]
+"""The size of each free axis, by name."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that go through one batch together: a request, or a part of one."""
+
+    inputs: Arrays
+    rows: int
+    sizes: Sizes
+
+
+class Layout:
+    """Joins the inputs of several requests into one batch, and cuts the outputs apart again.
+
+    Requests of different sizes share a batch only where the task says what fills a free axis (`padding`: the value by
+    input name) up to the longest.
+    """
+
+    def __init__(
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], padding: Mapping[str, int] | None = None
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = {spec.name: spec for spec in outputs}
+        self.padding = dict(padding or {})
+        self.batched = all(spec.batched for spec in (*inputs, *outputs))
+        self.paddable = self.batched and all(
+            spec.name in self.padding for spec in inputs if any(isinstance(axis, str) for axis in spec.shape[1:])
+        )
+
+    def part(self, inputs: Arrays) -> Part:
+        """One request as it is. inputs: checked against the signature."""
+        sizes = {
+            axis: size
+            for spec in self.inputs
+            for axis, size in zip(spec.shape, inputs[spec.name].shape, strict=True)
+            if isinstance(axis, str)
+        }
+        rows = sizes.pop(BATCH) if self.batched else 1
+        return Part(inputs, rows, sizes)
+
+    def split(self, inputs: Arrays, cap: int) -> list[Part]:
+        """A request as parts of at most `cap` rows."""
+        whole = self.part(inputs)
+        if whole.rows <= cap:
+            return [whole]
+        return [
+            Part({name: array[start : start + cap] for name, array in inputs.items()}, rows, whole.sizes)
+            for start in range(0, whole.rows, cap)
+            for rows in [min(cap, whole.rows - start)]
+        ]
+
+    def together(self, parts: Sequence[Arrays]) -> Arrays:
+        """The outputs of a request from those of its parts."""
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def alike(self, one: Part, other: Part) -> bool:
+        """Whether the two may share a batch."""
+        return one.sizes == other.sizes or self.paddable
+
+    def join(self, parts: Sequence[Part]) -> Arrays:
+        """One batch, in arrays of its own: a request's tensors lie unaligned and read-only in its body."""
+        if not self.batched:
+            return {name: array.copy() for name, array in parts[0].inputs.items()}
+        sizes = longest(parts)
+        return {spec.name: self._join(spec, parts, sizes) for spec in self.inputs}
+
+    def _join(self, spec: TensorSpec, parts: Sequence[Part], sizes: Sizes) -> Array:
+        arrays = [part.inputs[spec.name] for part in parts]
+        if all(array.shape[1:] == arrays[0].shape[1:] for array in arrays):
+            return np.concatenate(arrays)
+        rows = sum(part.rows for part in parts)
+        shape = (rows, *(axis if isinstance(axis, int) else sizes[axis] for axis in spec.shape[1:]))
+        batch = np.full(shape, self.padding[spec.name], spec.dtype)
+        start = 0
+        for array in arrays:
+            batch[(slice(start, start + len(array)), *map(slice, array.shape[1:]))] = array
+            start += len(array)
+        return batch
+
+    def cut(self, outputs: Arrays, parts: Sequence[Part]) -> list[Arrays]:
+        """Each part's own outputs: its rows, and along axes that were padded its own size.
+
+        Raises ValueError where the model answers another number of rows than it was given.
+        """
+        if not self.batched:
+            return [outputs]
+        rows = sum(part.rows for part in parts)
+        for name, array in outputs.items():
+            if len(array) != rows:
+                raise ValueError(f"output {name!r} has {len(array)} rows for a batch of {rows}")
+        sizes = longest(parts)
+        answers, start = [], 0
+        for part in parts:
+            stop = start + part.rows
+            answers.append({name: self._cut(name, array[start:stop], part, sizes) for name, array in outputs.items()})
+            start = stop
+        return answers
+
+    def _cut(self, name: str, array: Array, part: Part, sizes: Sizes) -> Array:
+        if part.sizes == sizes:
+            return array
+        axes = self.outputs[name].shape[1:]
+        return array[(slice(None), *(slice(part.sizes.get(axis) if isinstance(axis, str) else None) for axis in axes))]
+
+
+def longest(parts: Sequence[Part]) -> Sizes:
+    """The size that each free axis takes in a batch of these."""
+    if len(parts) == 1:
+        return parts[0].sizes
+    return {axis: max(part.sizes[axis] for part in parts) for axis in parts[0].sizes}

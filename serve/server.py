@@ -1,0 +1,160 @@
+"""The process around the application: a port, signals, and one line when it is ready."""
+
+import asyncio
+import json
+import math
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from laconic.errors import UsageError
+from serve.app import App, create_app
+from serve.model import Model
+from serve.settings import Settings
+
+BACKLOG = 2048
+LONGEST_EXAMPLE = 400
+"""Characters. An image as numbers is no example that anyone would paste."""
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that says it is not ready before it closes its port, and exits with 0 when it was asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, app: App, *, drain: float, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.app = app
+        self.drain = drain
+        self.on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
+
+    async def main_loop(self) -> None:
+        """Serve until a signal comes, then say not-ready for a while, still answering, so that balancers notice."""
+        await super().main_loop()
+        self.app.repository.ready = False
+        # Connections that clients keep are ended with their next answer, rather than cut under their next request.
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        end = time.monotonic() + self.drain
+        while time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.05)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM drains, Ctrl-C does not wait, and a second signal gives up what is under way.
+
+        The signal is not raised again afterwards, as uvicorn would: the exit code is 0.
+        """
+        if self.should_exit:
+            self.force_exit = True
+        if sig != signal.SIGTERM:
+            self.drain = 0
+        self.should_exit = True
+
+
+def serve(
+    artifacts: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    settings: Settings | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a signal stops it. port: 0 takes a free one. announce: is given the line that says it is ready.
+
+    Raises UsageError for a port that cannot be had, and what opening the artifacts raises.
+    """
+    settings = settings or Settings()
+    with bind(host, port) as listener:
+        app = create_app(artifacts, settings)
+        listen(listener, host, port)
+        host, port = listener.getsockname()[:2]
+
+        def on_ready() -> None:
+            (announce or write_line)(welcome(app, host, port))
+
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=math.ceil(settings.grace),
+        )
+        Server(config, app, drain=settings.drain, on_ready=on_ready).run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at that address, before any model is loaded: a port in use is found at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(
+            f"there is no address {host!r} on this machine ({error.strerror}). Try --host 0.0.0.0"
+        ) from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise refused(host, port, error) from None
+    return listener
+
+
+def listen(listener: socket.socket, host: str, port: int) -> None:
+    """Open the bound port; another process may have been faster."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise refused(host, port, error) from None
+
+
+def refused(host: str, port: int, error: Exception) -> UsageError:
+    """The error for an address that cannot be had."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return UsageError(f"cannot listen on {host} port {port}: {reason}. Choose another --port, or stop what uses it")
+
+
+def welcome(app: App, host: str, port: int) -> str:
+    """The address, the models, and a request that can be pasted into a shell."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
+        host = "127.0.0.1"
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    models = list(app.repository)
+    names = ", ".join(model.name for model in models)
+    return f"Serving {names} at {url}\n  Try: {example(models[0], url)}"
+
+
+def example(model: Model, url: str) -> str:
+    """A request as a shell command."""
+    address = f"{url}/v1/models/{model.name}/predict"
+    field = model.task.field
+    if field == "image":
+        return f"curl {address} -F image=@picture.jpg"
+    sample: Any = "Hello there."
+    if field != "text":
+        arrays = model.task.examples(1)[0]
+        sample = {name: array.tolist() for name, array in arrays.items()}
+    body = json.dumps({field: sample})
+    return (
+        f"curl {address} -d {shlex.quote(body)}"
+        if len(body) <= LONGEST_EXAMPLE
+        else f"curl {url}/v2/models/{model.name}"
+    )
+
+
+def write_line(text: str) -> None:
+    """To standard output, at once: whoever started the server waits for it."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
