@@ -21,6 +21,7 @@ TASKS = {
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
+    "torch": "laconic.runtimes.torch:Torch",
     "fake": "laconic.runtimes.fake:Fake",
 }
 

@@ -1,0 +1,150 @@
+"""From a module in torch to a float graph in ONNX, and the proof that both compute the same."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch.export import Dim
+
+from export.graph_file import OPSET, write_graph
+from laconic.checkpoint import Checkpoint
+from laconic.errors import CaptureError
+from laconic.graph import Graph
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.torch import TorchSession
+from laconic.signature import bind, probe_sizes
+from laconic.tasks.text import TextTask
+from laconic.tensor import BATCH, Arrays, TensorSpec
+
+PARITY = 1e-4
+"""The largest difference allowed, relative to the largest answer. Tiny models measure 1e-7, MiniLM 1e-6."""
+PARITY_SIZES = ((1, 5), (3, 17))
+"""Rows, and length of the other free axes, of the batches on which the two are compared."""
+
+
+def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
+    """Export the module to `folder` and compare the answers.
+
+    Raises CaptureError where torch cannot export the module, or the graph computes something else.
+    """
+    program = export_program(checkpoint)
+    graph = write_graph(program, folder, checkpoint.inputs, checkpoint.outputs)
+    error = capture_parity(checkpoint, graph)
+    if not error <= PARITY:
+        raise CaptureError(
+            f"the captured graph does not compute what the module does: its answers differ by {error:.2g} of the "
+            f"largest one, at most {PARITY:g} is expected. Look for randomness, or state, in the module's forward"
+        )
+    return graph
+
+
+def export_program(checkpoint: Checkpoint) -> ir.Model:
+    """The module as an ONNX model in memory, its free axes free."""
+    # Each input is a tensor of its own: with the same object for two inputs, torch quietly makes one input of them.
+    arrays = example(checkpoint, probe_sizes(checkpoint.inputs, 0))
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    args, kwargs = bind(checkpoint.module, tensors)
+    shapes = dynamic_shapes(checkpoint.inputs)
+    named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                checkpoint.module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=named,
+                input_names=list(kwargs or shapes),
+                verbose=False,
+            )
+    except Exception as error:
+        raise CaptureError(f"torch cannot export this model: {useful_line(error)}") from error
+    assert program is not None
+    return program.model
+
+
+def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
+    """torch's name for each free axis, the same one wherever the axis occurs."""
+    dims: dict[str, Any] = {}
+    for spec in inputs:
+        for axis in spec.shape:
+            if isinstance(axis, str) and axis not in dims:
+                low, high = spec.bounds.get(axis, (1, None))
+                dims[axis] = Dim(f"axis_{len(dims)}", min=low, max=high)
+    return {
+        spec.name: {place: dims[axis] for place, axis in enumerate(spec.shape) if isinstance(axis, str)}
+        for spec in inputs
+    }
+
+
+def example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+    """Inputs of the given sizes. No mask is empty: what a row with nothing to attend to gives is not defined."""
+    rng = np.random.default_rng(seed)
+    if isinstance(checkpoint.task, TextTask):
+        return checkpoint.task.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
+    arrays = {spec.name: spec.sample(rng, sizes) for spec in checkpoint.inputs}
+    return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}
+
+
+def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
+    """The largest difference between the graph's answers and the module's, relative to the largest answer."""
+    worst = 0.0
+    reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
+    with reference, OnnxRuntime().open(graph.path) as candidate:
+        for inputs in parity_inputs(checkpoint):
+            expected, found = reference.run(inputs), candidate.run(inputs)
+            for name, array in expected.items():
+                if array.shape != found[name].shape:
+                    raise CaptureError(
+                        f"output {name!r} of the captured graph has shape {list(found[name].shape)}, expected "
+                        f"{list(array.shape)}: an axis was taken as fixed"
+                    )
+                scale = float(np.max(np.abs(array), initial=0.0)) or 1.0
+                difference = np.max(np.abs(array.astype(np.float64) - found[name]), initial=0.0)
+                worst = max(worst, float(difference) / scale)
+    return worst
+
+
+def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
+    """Batches of several shapes; for texts also one with padding."""
+    bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
+    for batch, length in PARITY_SIZES:
+        sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
+            BATCH: batch
+        }
+        yield example(
+            checkpoint,
+            {axis: int(np.clip(size, *bounds.get(axis, (1, size)))) for axis, size in sizes.items()},
+            seed=batch,
+        )
+    if isinstance(checkpoint.task, TextTask):
+        yield checkpoint.task.encode(checkpoint.task.examples(3))
+
+
+def useful_line(error: BaseException) -> str:
+    """What torch's report, of many pages, is about: the first line of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|onnx_ir)\b")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,290 @@
+"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
+
+from laconic.embedder import (
+    MODULES,
+    EmbedderConfig,
+    SentenceTransformer,
+    TextEmbedder,
+    fill_projections,
+    read_json,
+    read_modules,
+)
+from laconic.errors import SourceError, UntrustedSource
+from laconic.processors import read_preprocess, read_tokenizer
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.task import Task
+from laconic.tasks.text_classification import TextClassification
+from laconic.tasks.text_embedding import TextEmbedding
+from laconic.tensor import BATCH, TensorSpec
+
+AUTO = {
+    "text-embedding": "AutoModel",
+    "text-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+}
+"""The class of transformers that builds the model, by task."""
+
+UNTOLD = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
+"""Keys of config.json that say nothing about the model, or name a place on somebody's disk."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module, its task, and how to build the same module again. size: bytes of the files with weights."""
+
+    module: nn.Module
+    task: Task
+    output: str
+    source: dict[str, Any]
+    size: int
+
+
+class TextClassifier(nn.Module):
+    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return logits
+
+
+class ImageClassifier(nn.Module):
+    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
+
+
+def load(folder: Path, *, task: str | None, trust: bool) -> Loaded:
+    """Load a folder of transformers or sentence-transformers.
+
+    Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code.
+    """
+    sentence = read_modules(folder) if (folder / MODULES).is_file() and task in (None, "text-embedding") else None
+    where = sentence.encoder if sentence else folder
+    config = read_json(where / "config.json")
+    if config.get("auto_map") and not trust:
+        raise UntrustedSource(
+            f"{where} brings its own code ({', '.join(sorted(map(str, config['auto_map'])))}), and loading it would "
+            f"execute that code. Read it first, then say --trust"
+        )
+    task = task or ("text-embedding" if sentence else task_of(where, config))
+    if task not in AUTO:
+        raise SourceError(f"{where} cannot be loaded for the task {task!r}; expected one of {', '.join(AUTO)}")
+    check_classes(where, config, task)
+    if task == "image-classification":
+        return _load_image_classifier(where, config, trust)
+    return _load_text_model(where, config, task, sentence, trust)
+
+
+def task_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """The task that the architecture is for. Raises SourceError where it is for none of ours."""
+    name = str((config.get("architectures") or ["nothing"])[0])
+    for ending, task in (
+        ("ForSequenceClassification", "text-classification"),
+        ("ForImageClassification", "image-classification"),
+        ("Model", "text-embedding"),
+    ):
+        if name.endswith(ending):
+            return task
+    raise SourceError(
+        f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, or a "
+        f"bare encoder. Name a --task it can serve ({', '.join(AUTO)}), or give a --builder"
+    )
+
+
+def check_classes(folder: Path, config: Mapping[str, Any], task: str) -> None:
+    """Raise SourceError for a classifier whose answer is not one of several classes."""
+    if task == "text-embedding":
+        return
+    kind, labels = config.get("problem_type"), config.get("id2label")
+    count = len(labels) if labels else config.get("num_labels", 2)
+    if count < 2 or kind in ("regression", "multi_label_classification"):
+        raise SourceError(
+            f"{folder} answers with {kind or 'a single score'}; expected one of several classes. Build it in a "
+            f"function of your own, and give it with --builder and --task tensors"
+        )
+
+
+def _load_text_model(
+    folder: Path, config: Mapping[str, Any], task: str, sentence: SentenceTransformer | None, trust: bool
+) -> Loaded:
+    embedder = sentence.config if sentence else EmbedderConfig()
+    source = source_of(config, task) | (
+        {"embedder": embedder.model_dump(mode="json")} if task == "text-embedding" else {}
+    )
+    model, size = _from_pretrained(folder, source, trust)
+    tokenizer, pad_id, limit = read_tokenizer(folder, model.config)
+    limits = [limit, positions(model), sentence.max_tokens if sentence else None]
+    max_tokens = min(value for value in limits if value is not None)
+    names = ["input_ids", "attention_mask"]
+    pairs = any(tokenizer.encode("a", "b").type_ids)
+    if task == "text-classification" and pairs and takes_types(model):
+        names.append("token_type_ids")
+    inputs = tuple(
+        TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds={"seq": (1, max_tokens)}) for name in names
+    )
+    if task == "text-classification":
+        labels = read_labels(config)
+        made = TextClassification(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
+        return Loaded(TextClassifier(model), made, "logits", source, size)
+    module = TextEmbedder(model, embedder)
+    if sentence:
+        fill_projections(module, sentence.weights)
+        size += sum(path.stat().st_size for path in sentence.weights)
+    purpose = TextEmbedding(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+    return Loaded(module, purpose, "embedding", source, size)
+
+
+def _load_image_classifier(folder: Path, config: Mapping[str, Any], trust: bool) -> Loaded:
+    source = source_of(config, "image-classification")
+    model, size = _from_pretrained(folder, source, trust)
+    preprocess = read_preprocess(folder, channels=int(getattr(model.config, "num_channels", 3)))
+    sides: tuple[int | str, ...] = preprocess.crop or preprocess.resize or ("height", "width")
+    spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, preprocess.channels, *sides))
+    task = ImageClassification((spec,), preprocess=preprocess, labels=read_labels(config))
+    return Loaded(ImageClassifier(model), task, "logits", source, size)
+
+
+def source_of(config: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """How to build the module again."""
+    kept = {key: value for key, value in config.items() if key not in UNTOLD}
+    return {"kind": "huggingface", "task": task, "config": kept}
+
+
+def build(source: Mapping[str, Any]) -> nn.Module:
+    """The module, with weights that mean nothing yet.
+
+    It is built in full, not on the meta device, so that buffers which are not saved hold what they should.
+    """
+    task, values = source["task"], dict(source["config"])
+    try:
+        config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        auto = getattr(transformers, AUTO[task])
+        with _quiet(), torch.random.fork_rng(devices=[]):
+            model = auto.from_config(config, dtype=torch.float32, **_options(config, task))
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
+    if task == "text-embedding":
+        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
+    return ImageClassifier(model) if task == "image-classification" else TextClassifier(model)
+
+
+def _options(config: Any, task: str) -> dict[str, Any]:
+    """No pooler where the vectors are pooled here: its weights would be dead, and random where the source has none."""
+    if task != "text-embedding":
+        return {}
+    kind = transformers.AutoModel._model_mapping.get(type(config), None)
+    known = kind is not None and "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    return {"add_pooling_layer": False} if known else {}
+
+
+def _from_pretrained(folder: Path, source: Mapping[str, Any], trust: bool) -> tuple[Any, int]:
+    """The model in float32, and the bytes of its files of weights. Raises SourceError."""
+    files = weight_files(folder)
+    safe = files[0].suffix == ".safetensors"
+    try:
+        with _quiet():
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+            model, found = getattr(transformers, AUTO[source["task"]]).from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=trust,
+                use_safetensors=safe,
+                weights_only=not trust,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **_options(config, source["task"]),
+            )
+    except Exception as error:
+        raise SourceError(
+            f"{folder} does not load ({type(error).__name__}: {' '.join(str(error).split())[:300]}). Expected the "
+            f"complete folder that save_pretrained writes; copy it again"
+        ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise SourceError(
+            f"{folder} has no weights for {len(missing)} tensors of {type(model).__name__} ({', '.join(missing[:3])}): "
+            f"they would be random. Name the --task that the model was trained for"
+        )
+    return model, sum(path.stat().st_size for path in files)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the model's weights, safetensors where there are any. Raises SourceError where one is missing."""
+    for name in (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ):
+        if not (folder / name).is_file():
+            continue
+        if not name.endswith(".index.json"):
+            return [folder / name]
+        shards = sorted(set(read_json(folder / name)["weight_map"].values()))
+        absent = [shard for shard in shards if not (folder / shard).is_file()]
+        if absent:
+            raise SourceError(f"{folder} lacks {', '.join(absent[:3])}, which {name} names. Copy the folder again")
+        return [folder / shard for shard in shards]
+    raise SourceError(f"{folder} has no model.safetensors. Copy the folder again, with its weights")
+
+
+def positions(model: Any) -> int | None:
+    """How many tokens the model has positions for; None where it says nothing.
+
+    RoBERTa and its kin begin to count after the padding token's id, and their config counts those places too.
+    """
+    count = getattr(model.config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    return count if isinstance(count, int) and count > 0 else None
+
+
+def takes_types(model: Any) -> bool:
+    """Whether the model tells the first text of a pair from the second."""
+    known = "token_type_ids" in inspect.signature(model.forward).parameters
+    return known and getattr(model.config, "type_vocab_size", 0) > 1
+
+
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, in their order."""
+    labels = config.get("id2label") or {}
+    return tuple(str(labels[key]) for key in sorted(labels, key=int))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and reports: what matters in them is raised as an error here."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,85 @@
+"""What prepares raw data for a model of transformers: its tokenizer, its image processor."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import Tokenizer
+
+from laconic.embedder import read_json
+from laconic.errors import SourceError
+from laconic.tasks.image_classification import ImagePreprocess
+
+ENDLESS = 1_000_000
+"""A model_max_length above this means that the tokenizer does not know."""
+
+
+def read_tokenizer(folder: Path, config: Any) -> tuple[Tokenizer, int, int | None]:
+    """The tokenizer, the id that pads, and the longest text in tokens where the tokenizer knows it.
+
+    Raises SourceError for a folder without one.
+    """
+    file = folder / "tokenizer.json"
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    try:
+        tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else convert_tokenizer(folder)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
+    token = settings.get("pad_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    pad_id = tokenizer.token_to_id(token) if token else None
+    if pad_id is None:
+        pad_id = getattr(config, "pad_token_id", None) or 0
+    limit = settings.get("model_max_length")
+    return tokenizer, int(pad_id), int(limit) if limit and limit < ENDLESS else None
+
+
+def convert_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer.json made from the older files. Raises SourceError for a folder without any."""
+    if not any(
+        (folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+    ):
+        raise SourceError(f"{folder} has no tokenizer.json. Copy the folder again, with its tokenizer")
+    made = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return copy.deepcopy(made.backend_tokenizer)
+
+
+def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
+    """What the image processor's settings ask for.
+
+    Raises SourceError for a folder without them: with a guessed mean and deviation a model answers nonsense.
+    """
+    settings = read_json(folder / "preprocessor_config.json")
+    size = settings.get("size") if settings.get("do_resize", True) else None
+    height, width, shortest = _sides(size)
+    crop_height, crop_width, _ = _sides(
+        settings.get("crop_size") if settings.get("do_center_crop") else None, square=True
+    )
+    crop = (crop_height, crop_width) if crop_height and crop_width else None
+    resize = (height, width) if height and width else None
+    if shortest and "crop_pct" in settings:  # ConvNeXT: small images are cropped, large ones squeezed
+        crop = (shortest, shortest) if shortest < 384 else None
+        resize = None if crop else (shortest, shortest)
+        shortest = int(shortest / settings["crop_pct"]) if crop else None
+    normalize = settings.get("do_normalize", True)
+    return ImagePreprocess(
+        channels=channels,
+        resize=resize,
+        shortest_edge=shortest,
+        crop=crop,
+        scale=settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0,
+        mean=tuple(settings.get("image_mean") or (0.0,)) if normalize else (0.0,),
+        std=tuple(settings.get("image_std") or (1.0,)) if normalize else (1.0,),
+        resample=settings.get("resample", 2),
+    )
+
+
+def _sides(size: Any, *, square: bool = False) -> tuple[int | None, int | None, int | None]:
+    """Height, width and shortest edge. A bare number is the shortest edge, or both sides of a square."""
+    if isinstance(size, int):
+        return (size, size, None) if square else (None, None, size)
+    size = size or {}
+    return size.get("height"), size.get("width"), size.get("shortest_edge")

@@ -1,0 +1,57 @@
+"""PyTorch on the CPU: the original model, which everything else is compared with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from laconic.checkpoint import Checkpoint
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.runtime import Compute, Runtime, Session
+from laconic.signature import call
+from laconic.tensor import Array, Arrays, TensorSpec
+
+
+class TorchSession(Session):
+    """A module, run without gradients.
+
+    The number of threads belongs to the whole process in torch: it is set for each run, and set back after it.
+    """
+
+    def __init__(
+        self, module: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], *, threads: int = 1
+    ) -> None:
+        self.module = module
+        self.inputs = inputs
+        self.outputs = outputs
+        self.threads = threads
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            with torch.inference_mode():
+                tensors = {spec.name: torch.from_numpy(inputs[spec.name]) for spec in self.inputs}
+                answers = list(call(self.module, tensors).values())
+        except Exception as error:
+            raise RuntimeFailure(f"torch failed: {error}") from error
+        finally:
+            torch.set_num_threads(before)
+        return {spec.name: answer.numpy() for spec, answer in zip(self.outputs, answers, strict=True)}
+
+
+class Torch(Runtime):
+    """PyTorch on the CPU. Its model file is the folder that `Checkpoint.save` writes."""
+
+    name = "torch"
+
+    def version(self) -> str:
+        return str(torch.__version__)
+
+    def computes(self) -> tuple[Compute, ...]:
+        return ("float32",)
+
+    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> TorchSession:
+        checkpoint = Checkpoint.load(model)
+        return TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, threads=threads)
