@@ -89,7 +89,7 @@ def csv(path: Path, task: Task) -> Iterator[Row]:
 
 
 def npz(path: Path, task: Task) -> Iterator[Row]:
-    """Arrays named as the model's inputs, and `label`; along the first axis lie the samples."""
+    """Arrays named as the model's inputs, and `label`; along axis 0 lie the samples."""
     if task.field == "text":
         raise DataError(f"{path.name} holds arrays, task {task.name!r} reads text. Give a .jsonl, .csv or .txt file")
     arrays = load_arrays(path)
@@ -107,9 +107,7 @@ def npz(path: Path, task: Task) -> Iterator[Row]:
     count = len(next(iter(arrays.values())))
     for name, array in {**arrays, **({} if labels is None else {LABEL: labels})}.items():
         if array.ndim == 0 or len(array) != count:
-            raise DataError(
-                f"{path.name}: {name!r} has shape {list(array.shape)}, expected {count} along the first axis"
-            )
+            raise DataError(f"{path.name}: {name!r} has shape {list(array.shape)}, expected {count} along axis 0")
     for index in range(count):
         value = {name: array[index] for name, array in arrays.items()}
         row: dict[str, Any] = {task.field: value if task.field == "inputs" else next(iter(value.values()))}
@@ -121,8 +119,10 @@ def npz(path: Path, task: Task) -> Iterator[Row]:
 def load_arrays(path: Path) -> dict[str, Array]:
     """Every array of a .npz file. One with Python objects in it is refused: reading those would run code."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        # Opened here, because numpy leaves the files open that it cannot read.
+        with path.open("rb") as raw:
+            file = np.load(raw, allow_pickle=False)
+            if isinstance(file, np.ndarray):
                 raise DataError(f"{path.name} is a single array: write it with numpy.savez, under the input's name")
             return {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:

@@ -1,0 +1,367 @@
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from artifacts import embedding_task
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from laconic.data import Dataset, batches, read, split
+from laconic.errors import DataError
+from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import TensorSpec
+
+TEXT = embedding_task()
+PIXELS = TensorSpec(name="pixels", dtype="float32", shape=("batch", 3, "height", "width"))
+IMAGES = ImageClassification((PIXELS,), preprocess=ImagePreprocess(), labels=("cat", "dog"))
+ARRAYS = Tensors(
+    (
+        TensorSpec(name="x", dtype="float32", shape=("batch", "time")),
+        TensorSpec(name="n", dtype="int64", shape=("batch",)),
+    )
+)
+ROLES = {"calibrate": 0.4, "choose": 0.2, "holdout": 0.4}
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00\x85\u2028\u2029"), min_size=1).filter(
+    str.strip
+)
+fast = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_csv(path, rows):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_parquet(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+WRITERS = {".jsonl": write_jsonl, ".csv": write_csv, ".parquet": write_parquet}
+
+
+def save_image(path, size=(8, 6), colour=0, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (colour, colour, colour)).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+@fast
+@given(rows=st.lists(st.tuples(texts, st.sampled_from(["a", "b"])), min_size=1, max_size=8))
+def test_texts_come_back_as_they_were_written(suffix, rows, tmp_path):
+    path = WRITERS[suffix](tmp_path / f"t{suffix}", [{"text": text, "label": label} for text, label in rows])
+    dataset = read(path, TEXT)
+    assert list(dataset.samples) == [text for text, _ in rows]
+    assert dataset.labels == [label for _, label in rows]
+
+
+@fast
+@given(lines=st.lists(texts, min_size=1, max_size=8))
+def test_lines_come_back_as_they_were_written(lines, tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_text("\n\n".join(lines), encoding="utf-8")
+    assert list(read(path, TEXT).samples) == lines
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_scored_pairs_become_two_samples_that_share_their_score(suffix, tmp_path):
+    rows = [{"text1": "a cat", "text2": "a dog", "score": 0.5}, {"text1": "red", "text2": "blue", "score": 1}]
+    rows = [row | {"score": float(row["score"])} for row in rows]
+    dataset = read(WRITERS[suffix](tmp_path / f"p{suffix}", rows), TEXT)
+    assert list(dataset.samples) == ["a cat", "a dog", "red", "blue"]
+    assert dataset.labels == [0.5, 0.5, 1.0, 1.0]
+    assert dataset.per_row == 2
+
+
+def test_a_csv_of_one_column_may_call_it_anything(tmp_path):
+    (tmp_path / "t.csv").write_text('sentence\na cat\n"two\nlines"\n')
+    assert list(read(tmp_path / "t.csv", TEXT).samples) == ["a cat", "two\nlines"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "t.txt").write_text("a cat\n", encoding="utf-8-sig")
+    assert list(read(tmp_path / "t.txt", TEXT).samples) == ["a cat"]
+
+
+def test_arrays_come_back_as_they_were_written(tmp_path):
+    x, n = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32), np.arange(5)
+    np.savez(tmp_path / "a.npz", x=x, n=n, label=np.arange(5) % 2)
+    dataset = read(tmp_path / "a.npz", ARRAYS)
+    assert all(np.array_equal(sample["x"], row) and sample["n"] == k for sample, row, k in zip(dataset.samples, x, n))  # noqa: B905
+    assert dataset.labels == [0, 1, 0, 1, 0]
+
+
+def test_arrays_may_be_written_as_json(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"inputs": {"x": [1, 2], "n": 3}}, {"inputs": {"x": [1, 2, 3], "n": 4}}])
+    dataset = read(path, ARRAYS)
+    assert dataset.samples[1]["x"].tolist() == [1, 2, 3]
+    assert dataset.samples[0]["n"] == 3
+
+
+def test_images_come_from_class_folders(tmp_path):
+    for name, colour in (("cat/1.png", 10), ("dog/1.jpg", 20), ("dog/2.png", 30)):
+        save_image(tmp_path / "pets" / name, colour=colour)
+    (tmp_path / "pets" / "notes.txt").write_text("not an image")
+    dataset = read(tmp_path / "pets", IMAGES)
+    assert dataset.labels == [0, 1, 1]
+    assert dataset.samples[0].shape == (3, 6, 8)
+
+
+def test_images_come_from_a_flat_folder_without_labels(tmp_path):
+    for number in range(3):
+        save_image(tmp_path / f"{number}.png", colour=number)
+    assert read(tmp_path, IMAGES).labels is None
+
+
+def test_images_are_named_relative_to_their_file(tmp_path):
+    save_image(tmp_path / "images" / "1.png", colour=255)
+    path = write_jsonl(tmp_path / "i.jsonl", [{"image": "images/1.png", "label": "dog"}])
+    assert read(path, IMAGES).samples[0].max() == 1
+
+
+def test_images_in_parquet_are_bytes(tmp_path):
+    content = save_image(tmp_path / "1.png", colour=255).read_bytes()
+    path = write_parquet(
+        tmp_path / "i.parquet",
+        [{"image": {"bytes": content, "path": "1.png"}}, {"image": {"bytes": content, "path": None}}],
+    )
+    assert read(path, IMAGES).samples[1].shape == (3, 6, 8)
+
+
+def test_images_are_decoded_anew_each_time_so_that_memory_does_not_grow(tmp_path):
+    save_image(tmp_path / "1.png")
+    samples = read(tmp_path, IMAGES).samples
+    assert samples[0] is not samples[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "t.jsonl",
+            b'{"text": "a"}\n{"text": 4}\n',
+            r"t\.jsonl, row 2: expected a string under 'text', got int\. Fix or",
+        ),
+        ("t.jsonl", b'{"text": "a"}\n\n{"tekst": "b"}\n', r"row 3: there is no 'text'\. Known: tekst|row 3: .*'tekst'"),
+        ("t.jsonl", b'{"text": "a"}\n{"text": "b"\n', r"row 2: not JSON"),
+        ("t.jsonl", b'["a"]\n', r"row 1: expected an object .* got list"),
+        ("t.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"row 2: byte 0xff is not UTF-8"),
+        ("t.jsonl", b'{"text": "\\ud800"}\n', r"row 1: the text is not valid Unicode"),
+        ("t.jsonl", b'{"text": null}\n', r"row 1: expected a string under 'text', got NoneType"),
+        ("t.jsonl", b'{"text": "a", "label": 0.5}\n', r"row 1: a label must be"),
+        ("t.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', r"1 of 2 samples have no label, .* sample 2"),
+        ("t.jsonl", b'{"text1": "a", "text2": "b", "score": "high"}\n', r"row 1: expected a number under 'score'"),
+        ("t.jsonl", b'{"text1": "a", "text2": 2, "score": 1}\n', r"row 1: expected a string under 'text2', got int"),
+        ("t.jsonl", b'{"text1": "a", "text2": "b"}\n{"text": "c"}\n', r"both pairs of texts and single texts"),
+        ("t.jsonl", b'{"text1": "a", "text2": "b", "score": NaN}\n', r"row 1: expected a number under 'score'"),
+        ("t.jsonl", b"", r"t\.jsonl holds no samples"),
+        ("t.csv", b"text,label\n", r"t\.csv holds no samples"),
+        ("t.csv", b"text,label\na,1\nb\n", r"row 3: 1 fields, the first line names 2"),
+        ("t.csv", b'text,label\n"a\nb",1\nc,d,e\n', r"row 4: 3 fields"),
+        ("t.csv", b'text,label\n"a"b,1\n', r"row 2: not CSV"),
+        ("t.csv", b"sentence,label\na,1\n", r"row 2: there is no 'text'"),
+        ("t.txt", b"good\n\xe4\xf6\n", r"t\.txt, row 2: byte 0xe4 is not UTF-8"),
+        ("t.parquet", b"PAR1 no", r"t\.parquet does not read as Parquet"),
+        ("t.npz", b"PK", r"t\.npz holds arrays, task 'text-embedding' reads text"),
+        ("t.json", b"{}", r"unknown format '\.json'. Did you mean '\.jsonl'\?"),
+    ],
+)
+def test_a_bad_file_of_texts_is_refused_by_row(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name, TEXT)
+
+
+def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path):
+    (tmp_path / "texts.jsonl").touch()
+    with pytest.raises(DataError, match=r"there is no .*text\.jsonl. Did you mean 'texts\.jsonl'\?"):
+        read(tmp_path / "text.jsonl", TEXT)
+    with pytest.raises(DataError, match="there is no"):
+        read(tmp_path / "nowhere" / "text.jsonl", TEXT)
+
+
+GOOD = {"x": np.ones((3, 2), np.float32), "n": np.ones(3, np.int64)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": GOOD["x"]}, "lacks input 'n'"),
+        (GOOD | {"m": GOOD["n"]}, "'m', which is no input of the model"),
+        (GOOD | {"x": np.ones((3, 2))}, r"'x' is float64, expected float32\. Save it with \.astype\('float32'\)"),
+        (GOOD | {"x": np.ones(3, np.float32)}, r"'x' has shape"),
+        (GOOD | {"n": np.ones(2, np.int64)}, r"'n' has shape \[2\], expected 3 along axis 0"),
+        (GOOD | {"label": np.ones(2, np.int64)}, r"'label' has shape \[2\], expected 3 along axis 0"),
+        (GOOD | {"label": np.int64(2)}, r"'label' has shape \[\]"),
+        ({"x": np.ones((0, 2), np.float32), "n": np.ones(0, np.int64)}, "holds no samples"),
+        (GOOD | {"x": np.array([[1, 2], [np.nan, 1], [1, 2]], np.float32)}, r"row 2: 'x' holds NaN"),
+        (GOOD | {"n": np.array([None, 1, 2])}, "does not read as .npz"),
+    ],
+)
+def test_arrays_that_do_not_fit_the_signature_are_refused_by_name(arrays, message, tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "a.npz", ARRAYS)
+
+
+def test_a_damaged_or_lone_array_is_refused(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(DataError, match=r"does not read as \.npz"):
+        read(tmp_path / "a.npz", ARRAYS)
+    np.save(tmp_path / "b.npy", GOOD["x"])
+    (tmp_path / "b.npy").rename(tmp_path / "b.npz")
+    with pytest.raises(DataError, match="single array"):
+        read(tmp_path / "b.npz", ARRAYS)
+
+
+def test_a_broken_image_is_named(tmp_path):
+    save_image(tmp_path / "cat" / "1.png")
+    whole = save_image(tmp_path / "cat" / "2.png").read_bytes()
+    (tmp_path / "cat" / "2.png").write_bytes(whole[:40])
+    with pytest.raises(DataError, match=r"row 2: .*2\.png is not an image"):
+        read(tmp_path, IMAGES)
+
+
+def test_a_missing_image_is_named(tmp_path):
+    path = write_jsonl(tmp_path / "i.jsonl", [{"image": "1.png"}])
+    with pytest.raises(DataError, match=r"row 1: there is no image '1\.png'"):
+        read(path, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cat/1.png", "2.png"], r"both class folders \(cat\) and images \(2\.png\)"),
+        (["bird/1.png"], "label 'bird' is none of the model's classes: cat, dog"),
+        ([], "holds no samples"),
+    ],
+)
+def test_a_folder_that_makes_no_sense_is_refused(names, message, tmp_path):
+    for name in names:
+        save_image(tmp_path / name)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, IMAGES)
+
+
+def test_a_folder_is_no_file_of_texts(tmp_path):
+    with pytest.raises(DataError, match="image samples only, task 'text-embedding' reads 'text'"):
+        read(tmp_path, TEXT)
+
+
+def test_the_fingerprint_follows_the_content(tmp_path):
+    first = read(write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}]), TEXT)
+    again = read(write_jsonl(tmp_path / "b.jsonl", [{"text": "a"}, {"text": "b"}]), TEXT)
+    other = read(write_jsonl(tmp_path / "c.jsonl", [{"text": "a"}, {"text": "c"}]), TEXT)
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_the_fingerprint_follows_the_images_behind_a_file(tmp_path):
+    path = write_jsonl(tmp_path / "i.jsonl", [{"image": "1.png"}])
+    save_image(tmp_path / "1.png", colour=1)
+    before = read(path, IMAGES).fingerprint
+    save_image(tmp_path / "1.png", colour=2)
+    assert read(path, IMAGES).fingerprint != before
+
+
+def parts(values, **options):
+    return split(Dataset.of(values, TEXT), ROLES, **options)
+
+
+many = st.lists(st.integers(0, 40).map(str), min_size=3).filter(lambda values: len(set(values)) >= 3)
+
+
+@fast
+@given(many, st.randoms())
+def test_a_split_shares_nothing_loses_nothing_and_ignores_the_order(values, random):
+    first = parts(values)
+    held = {name: set(part.samples) for name, part in first.items()}
+    assert all(held.values()), "no part is empty"
+    assert sum(map(len, held.values())) == len(set(values)), "no content is in two parts"
+    assert sorted(text for part in first.values() for text in part.samples) == sorted(values)
+    random.shuffle(values)
+    assert {name: part.fingerprint for name, part in parts(values).items()} == {
+        name: part.fingerprint for name, part in first.items()
+    }
+
+
+def test_a_split_keeps_its_sizes_and_its_labels_and_another_seed_gives_another():
+    values = [str(number) for number in range(100)]
+    dataset = Dataset.of(values, TEXT, labels=values)
+    first = split(dataset, ROLES)
+    assert [len(part) for part in first.values()] == [40, 20, 40]
+    assert all(list(part.samples) == part.labels for part in first.values())
+    assert set(split(dataset, ROLES, seed=1)["holdout"].samples) != set(first["holdout"].samples)
+
+
+def test_a_split_never_tears_a_pair(tmp_path):
+    rows = [{"text1": f"a{k}", "text2": f"b{k}", "score": k} for k in range(20)]
+    for part in split(read(write_jsonl(tmp_path / "p.jsonl", rows), TEXT), ROLES).values():
+        assert [text[1:] for text in part.samples[0::2]] == [text[1:] for text in part.samples[1::2]]
+        assert part.labels == [float(text[1:]) for text in part.samples]
+
+
+def test_too_few_samples_to_split_are_refused():
+    with pytest.raises(DataError, match="holds 2 different samples, at least 3 are needed: one for each of calibrate"):
+        parts(["a", "b", "b", "a"])
+
+
+@fast
+@given(many, st.integers(1, 30))
+def test_what_is_taken_is_varied_and_no_more_than_asked(values, count):
+    dataset = Dataset.of(values, TEXT)
+    taken = dataset.take(count)
+    assert len(taken) == min(count, len(set(values)))
+    assert len(set(taken.samples)) == len(taken)
+    assert set(taken.samples) <= set(values)
+    assert taken.fingerprint == Dataset.of(values[::-1], TEXT).take(count).fingerprint
+
+
+def test_what_is_taken_holds_short_and_long_samples():
+    lengths = Dataset.of(["x" * length for length in range(1, 101)], TEXT).take(10).lengths
+    assert [(length - 1) // 10 for length in lengths] == list(range(10))
+
+
+@fast
+@given(many, st.integers(1, 7))
+def test_batches_hold_every_sample_once_sorted_by_length(values, rows):
+    dataset = Dataset.of(values, TEXT)
+    seen = [indices for indices, _ in batches(dataset, TEXT, rows)]
+    assert sorted(index for indices in seen for index in indices) == list(range(len(values)))
+    assert max(map(len, seen)) <= rows
+    lengths = [dataset.lengths[index] for indices in seen for index in indices]
+    assert lengths == sorted(lengths)
+
+
+def test_a_batch_holds_what_its_indices_say():
+    texts = ["a cat sat on a mat", "red", "a cat", "blue"]
+    dataset = Dataset.of(texts, TEXT)
+    for indices, batch in batches(dataset, TEXT, 2):
+        expected = TEXT.encode([texts[index] for index in indices])
+        assert all(np.array_equal(batch[name], expected[name]) for name in expected)
+
+
+def test_samples_of_unlike_shape_never_share_a_batch(tmp_path):
+    for number, size in enumerate([(4, 4), (5, 4), (4, 4), (5, 4), (4, 4)]):
+        save_image(tmp_path / f"{number}.png", size=size, colour=number)
+    found = [(indices.tolist(), batch["pixels"].shape) for indices, batch in batches(read(tmp_path, IMAGES), IMAGES, 2)]
+    assert sorted(found) == [([0, 2], (2, 3, 4, 4)), ([1, 3], (2, 3, 4, 5)), ([4], (1, 3, 4, 4))]
+
+
+def test_labels_of_another_number_are_refused():
+    with pytest.raises(DataError, match="1 labels for 2 samples"):
+        Dataset.of(["a", "b"], TEXT, labels=["x"])
