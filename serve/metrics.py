@@ -15,7 +15,7 @@ from serve.repository import Repository
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class ModelCollector(Collector):
+class ModelCollector(Collector):  # type: ignore[misc]
     """Reads the statistics of a repository's models."""
 
     def __init__(self, repository: Repository) -> None:

@@ -1,7 +1,7 @@
 """The task endpoint: what people have in, what they want to know out."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.datastructures import Headers as MultipartHeaders
@@ -81,7 +81,7 @@ async def read_samples(body: bytes, content_type: bytes, model: Model) -> list[A
 async def read_form(body: bytes, content_type: bytes, key: str) -> list[Any]:
     """The fields and files of a form that bear the task's key: files as bytes, fields as text."""
 
-    async def stream() -> AsyncIterator[bytes]:
+    async def stream() -> AsyncGenerator[bytes, None]:
         yield body
 
     headers = MultipartHeaders(raw=[(b"content-type", content_type)])

@@ -28,10 +28,18 @@ LONGEST_EXAMPLE = 400
 class Server(uvicorn.Server):
     """Uvicorn that says it is not ready before it closes its port, and exits with 0 when it was asked to stop."""
 
-    def __init__(self, config: uvicorn.Config, app: App, *, drain: float, on_ready: Callable[[], None]) -> None:
+    def __init__(self, app: App, settings: Settings, on_ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=math.ceil(settings.grace),
+        )
         super().__init__(config)
         self.app = app
-        self.drain = drain
+        self.drain = settings.drain
         self.on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -83,15 +91,7 @@ def serve(
         def on_ready() -> None:
             (announce or write_line)(welcome(app, host, port))
 
-        config = uvicorn.Config(
-            app,
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            lifespan="on",
-            timeout_graceful_shutdown=math.ceil(settings.grace),
-        )
-        Server(config, app, drain=settings.drain, on_ready=on_ready).run(sockets=[listener])
+        Server(app, settings, on_ready).run(sockets=[listener])
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -100,9 +100,7 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UsageError(
-            f"there is no address {host!r} on this machine ({error.strerror}). Try --host 0.0.0.0"
-        ) from None
+        raise UsageError(f"this machine has no address {host!r} ({error.strerror}). Try --host 0.0.0.0") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -145,13 +143,11 @@ def example(model: Model, url: str) -> str:
     sample: Any = "Hello there."
     if field != "text":
         arrays = model.task.examples(1)[0]
-        sample = {name: array.tolist() for name, array in arrays.items()}
+        sample = {name: array.round(2).tolist() for name, array in arrays.items()}
     body = json.dumps({field: sample})
-    return (
-        f"curl {address} -d {shlex.quote(body)}"
-        if len(body) <= LONGEST_EXAMPLE
-        else f"curl {url}/v2/models/{model.name}"
-    )
+    if len(body) > LONGEST_EXAMPLE:
+        return f"curl {url}/v2/models/{model.name}"
+    return f"curl {address} -d {shlex.quote(body)}"
 
 
 def write_line(text: str) -> None:

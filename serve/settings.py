@@ -23,12 +23,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     runtime: str | None = None
-    executors: int | None = Field(None, ge=1)
-    threads: int | None = Field(None, ge=1)
-    queue: int = Field(512, ge=1)
-    max_body: int = Field(64 * MIB, ge=1)
-    drain: float = Field(1.0, ge=0)
-    grace: float = Field(30.0, ge=0)
+    executors: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
+    queue: int = Field(default=512, ge=1)
+    max_body: int = Field(default=64 * MIB, ge=1)
+    drain: float = Field(default=1.0, ge=0)
+    grace: float = Field(default=30.0, ge=0)
     unproven: bool = False
 
     def parallelism(self) -> tuple[int, int]:

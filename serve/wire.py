@@ -97,9 +97,7 @@ def from_json(body: bytes | memoryview) -> Any:
         text = bytes(body)
         hint = ""
         if b"NaN" in text or b"Infinity" in text:
-            hint = (
-                ". JSON has no NaN and no Infinity: send such a tensor in binary (inputs[].parameters.binary_data_size)"
-            )
+            hint = ". JSON has no NaN and no Infinity: send such a tensor in binary (parameters.binary_data_size)"
         raise InputError(f"the body is not JSON: {error}{hint}") from None
 
 
