@@ -17,6 +17,20 @@ DEFAULT_STAGES = {"cpu": ("quantize.static",)}
 """What is done where the recipe names no stages, by target."""
 
 
+class Loader(yaml.SafeLoader):
+    """YAML without a key given twice, of which the last would quietly win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 class Strict(BaseModel):
     """A part of a recipe. A key that it does not know is refused, with the one that was probably meant."""
 
@@ -170,7 +184,7 @@ class Recipe(Strict):
         Raises RecipeError with the file, the key and what was expected; MissingPackage for a stage's packages.
         """
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
         except FileNotFoundError:
             raise RecipeError(f"there is no recipe {path}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
