@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -75,6 +75,14 @@ class Manifest(BaseModel):
     data: dict[str, str]
     licence: str | None
     files: dict[str, FileDigest]
+
+    @field_validator("files")
+    @classmethod
+    def _plain_names(cls, files: dict[str, FileDigest]) -> dict[str, FileDigest]:
+        for name in files:
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is not a file of the artifact's own folder")
+        return files
 
 
 class Artifact:
@@ -246,5 +254,10 @@ def publish(folder: Path, destination: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if destination.exists():
         destination.rename(old)
-    folder.rename(destination)
+    try:
+        folder.rename(destination)
+    except OSError:
+        if old.exists():
+            old.rename(destination)
+        raise
     shutil.rmtree(old, ignore_errors=True)
