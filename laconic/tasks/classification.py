@@ -62,10 +62,10 @@ class Classification:
 
     def index(self, label: Any) -> int:
         """The number of a class given by its name or its number. Raises DataError."""
-        if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
-            return int(label)
         if str(label) in self.labels:
             return self.labels.index(str(label))
-        if str(label).isdigit():
-            return int(label)
-        raise DataError(f"label {label!r} is none of the model's classes: {', '.join(self.labels[:20])}")
+        whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+        number = int(label) if whole or str(label).isdecimal() else -1
+        if number < 0 or (self.labels and number >= len(self.labels)):
+            raise DataError(f"label {label!r} is none of the model's classes: {', '.join(self.labels[:20])}")
+        return number

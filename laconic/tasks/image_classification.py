@@ -88,7 +88,10 @@ class ImageClassification(Classification, Task):
                 raise InputError("an image in JSON must be the file's bytes in base64") from None
         if isinstance(value, (bytes, Path)):
             return self.preprocess.apply(open_image(value))
-        array = np.asarray(value, np.float32)
+        try:
+            array = np.asarray(value, np.float32)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"an image must be a file's bytes or an array of numbers: {error}") from None
         if array.ndim == 2:
             array = array[None]
         self.inputs[0].check(array[None], {})

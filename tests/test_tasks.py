@@ -1,0 +1,230 @@
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+from artifacts import embedding_task, text_inputs, tiny_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from laconic.errors import CorruptArtifact, DataError, InputError
+from laconic.tasks import image_classification
+from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.task import Tolerance
+from laconic.tasks.tensors import Tensors
+from laconic.tasks.text_classification import TextClassification
+from laconic.tasks.text_embedding import TextEmbedding
+from laconic.tensor import TensorSpec, check_inputs
+
+PIXELS = TensorSpec(
+    name="pixels", dtype="float32", shape=("batch", 3, "height", "width"), bounds={"height": (4, 64), "width": (4, 64)}
+)
+TASKS = {
+    "text-embedding": embedding_task(),
+    "text-classification": TextClassification(
+        tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("no", "yes")
+    ),
+    "image-classification": ImageClassification(
+        (PIXELS,), preprocess=ImagePreprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3), labels=("cat", "dog")
+    ),
+    "tensors": Tensors(
+        (
+            TensorSpec(name="x", dtype="float32", shape=("batch", "time"), bounds={"time": (1, 32)}),
+            TensorSpec(name="n", dtype="int64", shape=("batch",)),
+        )
+    ),
+}
+each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+
+
+def png(size=(8, 6), colour=(255, 0, 0), mode="RGB"):
+    buffer = io.BytesIO()
+    Image.new(mode, size, colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@each_task
+def test_a_task_comes_back_from_its_assets(task, tmp_path):
+    for name, content in task.assets().items():
+        (tmp_path / name).write_bytes(content)
+    again = type(task).from_assets(tmp_path, task.inputs)
+    assert again.assets() == task.assets()
+    samples = task.examples(3)
+    assert {name: array.tolist() for name, array in again.encode(samples).items()} == {
+        name: array.tolist() for name, array in task.encode(samples).items()
+    }
+
+
+@each_task
+def test_examples_and_typical_batches_fit_the_signature(task):
+    check_inputs(task.inputs, task.encode([task.parse(sample) for sample in task.examples(5)]))
+    check_inputs(task.inputs, task.typical(3, 12))
+    assert all(len(array) == 3 for array in task.typical(3, 12).values())
+
+
+@each_task
+def test_examples_are_the_same_for_the_same_seed(task):
+    first, again, other = (task.encode(task.examples(4, seed)) for seed in (1, 1, 2))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert any(not np.array_equal(first[name], other[name]) for name in first)
+
+
+@each_task
+def test_the_same_answers_are_wholly_faithful_and_every_answer_decodes_to_json(task):
+    outputs = {"y": np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)}
+    assert task.fidelity(outputs, outputs) == pytest.approx(np.ones(4))
+    assert all(figure == pytest.approx(1) for figure in task.figures(outputs, outputs).values())
+    assert task.tolerance.met_by(task.fidelity(outputs, outputs))
+    answers = task.decode(outputs)
+    assert len(answers) == 4
+    json.dumps(answers)
+
+
+@each_task
+def test_answers_turned_round_are_not_faithful(task):
+    outputs = {"y": np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)}
+    assert not task.tolerance.met_by(task.fidelity(outputs, {"y": -outputs["y"]}))
+
+
+@each_task
+@pytest.mark.parametrize("value", [None, 3.5, {"no such input": [1]}, object()])
+def test_what_is_no_sample_is_refused(task, value):
+    with pytest.raises(InputError):
+        task.parse(value)
+
+
+def test_a_damaged_or_missing_asset_is_named(tmp_path):
+    task = TASKS["text-embedding"]
+    for name, content in task.assets().items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(CorruptArtifact, match=r"tokenizer\.json does not read"):
+        TextEmbedding.from_assets(tmp_path, task.inputs)
+    (tmp_path / "preprocess.json").unlink()
+    with pytest.raises(CorruptArtifact, match=r"preprocess\.json is missing"):
+        TextEmbedding.from_assets(tmp_path, task.inputs)
+
+
+def test_texts_are_padded_to_the_longest_and_cut_at_the_limit():
+    task = embedding_task(longest=4)
+    batch = task.encode(["red", "the cat sat on a mat"])
+    assert batch["input_ids"].shape == (2, 4)
+    assert batch["input_ids"][0].tolist()[1:] == [0, 0, 0]
+    assert batch["attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 1]]
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
+def test_any_text_at_all_can_be_encoded_beside_any_other(texts):
+    task = TASKS["text-embedding"]
+    together = task.encode(texts)
+    for row, text in enumerate(texts):
+        alone = task.encode([text])
+        width = alone["input_ids"].shape[1]
+        assert np.array_equal(together["input_ids"][row, :width], alone["input_ids"][0])
+        assert not together["attention_mask"][row, width:].any()
+
+
+def test_embeddings_are_scored_by_class_or_by_pair():
+    task, everything = TASKS["text-embedding"], np.arange(4)
+    vectors = {"y": np.array([[1, 0], [0.9, 0.1], [0, 1], [0.1, 0.9]])}
+    assert task.scorer(vectors, ["a", "a", "b", "b"])(everything) == 1
+    assert task.scorer(vectors, ["a", "b", "a", "b"])(everything) == 0
+    six = {"y": np.array([[1, 0], [1, 0], [1, 0], [1, 1], [1, 0], [0, 1]])}
+    assert task.scorer(six, [1.0, 1.0, 0.5, 0.5, 0.0, 0.0])(np.arange(6)) == pytest.approx(1)
+
+
+def test_a_score_without_a_pair_is_no_label():
+    with pytest.raises(InputError, match=r"scores are for pairs"):
+        TASKS["text-embedding"].parse_label(0.5)
+
+
+@pytest.mark.parametrize(("label", "index"), [("yes", 1), (1, 1), ("1", 1), (np.int64(0), 0)])
+def test_a_class_goes_by_its_name_or_its_number(label, index):
+    assert TASKS["text-classification"].parse_label(label) == index
+
+
+@pytest.mark.parametrize("label", ["maybe", 2, -1, "7", True, 0.5])
+def test_an_unknown_class_is_refused_with_the_known_ones(label):
+    with pytest.raises(DataError, match="none of the model's classes: no, yes"):
+        TASKS["text-classification"].parse_label(label)
+
+
+def test_classifiers_answer_with_the_likeliest_class_first():
+    (answer,) = TASKS["text-classification"].decode({"logits": np.log(np.array([[0.2, 0.8]]))})
+    assert answer["label"] == "yes"
+    assert [round(each["score"], 6) for each in answer["scores"]] == [0.8, 0.2]
+    assert TASKS["text-classification"].scorer({"logits": np.array([[0, 1], [0, 1]])}, [1, 0])(np.arange(2)) == 0.5
+
+
+def test_an_image_comes_as_bytes_base64_path_or_array(tmp_path):
+    task, content = TASKS["image-classification"], png()
+    (tmp_path / "1.png").write_bytes(content)
+    encoded = base64.b64encode(content).decode()
+    forms = [content, tmp_path / "1.png", encoded, f"data:image/png;base64,{encoded}"]
+    pixels = [task.parse(form) for form in forms]
+    assert all(np.array_equal(pixels[0], other) for other in pixels)
+    assert pixels[0].shape == (3, 8, 8)
+    assert pixels[0][:, 0, 0].tolist() == [1, -1, -1]
+    assert np.array_equal(task.parse(pixels[0]), pixels[0])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK", "I;16"])
+def test_images_of_every_kind_become_three_channels(mode, tmp_path):
+    Image.new(mode, (9, 5)).save(tmp_path / "i.tiff")
+    assert TASKS["image-classification"].parse(tmp_path / "i.tiff").shape == (3, 8, 8)
+
+
+def test_the_shortest_edge_is_resized_and_the_centre_cut_out():
+    preprocess = ImagePreprocess(shortest_edge=10, crop=(8, 6))
+    assert preprocess.apply(Image.new("RGB", (40, 20))).shape == (3, 8, 6)
+
+
+@pytest.mark.parametrize("content", [b"", b"GIF89a", png()[:40], b"\x89PNG" + bytes(100)])
+def test_bytes_that_are_no_image_are_refused(content):
+    with pytest.raises(InputError, match="is not an image that can be read"):
+        TASKS["image-classification"].parse(content)
+
+
+def test_text_that_is_no_base64_is_refused():
+    with pytest.raises(InputError, match="base64"):
+        TASKS["image-classification"].parse("not base64!")
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(image_classification, "MAX_PIXELS", 40)
+    with pytest.raises(InputError, match="8 x 6 pixels, more than 40"):
+        TASKS["image-classification"].parse(png())
+
+
+def test_arrays_of_unlike_shape_do_not_share_a_batch():
+    task = TASKS["tensors"]
+    samples = [task.parse({"x": [1.0] * length, "n": 1}) for length in (2, 3)]
+    with pytest.raises(InputError, match="'x' must be of one shape in a batch"):
+        task.encode(samples)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"x": ["a"], "n": 1}, "'x' is not an array of float32"),
+        ({"x": [[1.0], [1.0, 2.0]], "n": 1}, "'x' is not an array of float32"),
+        ({"x": [1.0], "n": 2**70}, "'n' is not an array of int64"),
+        ({"x": [1.0]}, r"missing \['n'\]"),
+        ({"x": [1.0], "n": 1, "z": 1}, r"unknown \['z'\]"),
+        ({"x": [1.0] * 33, "n": 1}, "33 along axis 'time', expected 1 to 32"),
+        ([1.0], r"an object with the arrays \['x', 'n'\], not list"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(value, message):
+    with pytest.raises(InputError, match=message):
+        TASKS["tensors"].parse(value)
+
+
+def test_a_tolerance_counts_the_worst_where_it_says_so():
+    fidelity = np.array([1, 1, 0.9])
+    assert Tolerance(mean=0.95).met_by(fidelity)
+    assert not Tolerance(mean=0.95, worst=0.95).met_by(fidelity)
+    assert not Tolerance(mean=0.95).met_by(np.array([1, np.nan]))
+    assert Tolerance(mean=0.95, worst=0.9).describe() == "mean >= 0.95, worst >= 0.9"
