@@ -66,7 +66,8 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
             )
     except Exception as error:
         raise CaptureError(f"torch cannot export this model: {useful_line(error)}") from error
-    assert program is not None
+    if program is None:
+        raise CaptureError("torch exported nothing, and did not say why")
     return program.model
 
 

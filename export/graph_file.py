@@ -13,8 +13,8 @@ from laconic.record import hash_of
 from laconic.tensor import TensorSpec
 
 OPSET = 20
-"""Attention stays MatMul and Softmax, so that each linear layer is a plain MatMul for the quantizers; from opset 23 on it
-becomes one operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
+"""Up to 22 attention is MatMul and Softmax, which every engine has kernels for; from 23 on it is one operator.
+Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 DATA = "model.data"
 LARGEST = 1_800_000_000

@@ -80,18 +80,20 @@ def _initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
 
 def _split_gemm(graph: ir.Graph, gemm: ir.Node) -> None:
     """Gemm with a constant weight to MatMul and Add: engines quantize a MatMul whatever its bias."""
-    weight = constant(gemm.inputs[1])
+    source, weight = gemm.inputs[1], constant(gemm.inputs[1])
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     alpha, beta = gemm.attributes.get_float("alpha", 1.0), gemm.attributes.get_float("beta", 1.0)
     if (
-        weight is None
-        or gemm.attributes.get_int("transA", 0)
+        source is None
+        or weight is None
+        or gemm.attributes.get_int("transA", 0) != 0
         or (bias is not None and beta != 1 and constant(bias) is None)
     ):
         return
-    array = weight.T if gemm.attributes.get_int("transB", 0) else weight
+    turned = gemm.attributes.get_int("transB", 0) == 1
+    array = weight.T if turned else weight
     array = array if alpha == 1 else array * np.asarray(alpha, array.dtype)
-    matrix = gemm.inputs[1] if array is weight else _initializer(graph, f"{gemm.inputs[1].name}.T", array)
+    matrix = source if array is weight else _initializer(graph, f"{source.name}.T", array)
     answer = gemm.outputs[0]
     product = ir.node("MatMul", [gemm.inputs[0], matrix], metadata_props=dict(gemm.metadata_props), name=gemm.name)
     made = [product]
@@ -105,28 +107,27 @@ def _split_gemm(graph: ir.Graph, gemm: ir.Node) -> None:
 
 
 def _fold_transpose(graph: ir.Graph, node: ir.Node) -> None:
-    array = constant(node.inputs[0])
-    answer = node.outputs[0]
-    if array is None or answer.is_graph_output():
+    source, answer = node.inputs[0], node.outputs[0]
+    array = constant(source)
+    if source is None or array is None or answer.is_graph_output():
         return
     axes = node.attributes.get_ints("perm", tuple(reversed(range(array.ndim))))
-    folded = _initializer(graph, f"{node.inputs[0].name}.T", array.transpose(axes))
+    folded = _initializer(graph, f"{source.name}.T", array.transpose(axes))
     ir.convenience.replace_nodes_and_values(graph, node, [node], [], [answer], [folded])
 
 
 def _name_nodes(graph: ir.Graph) -> None:
     """By the module that a node comes from, or by the name it has; a number tells those of the same name apart."""
-    seen: dict[str, int] = {}
+    taken: set[str] = set()
+    counts: dict[str, int] = {}
     for node in graph.all_nodes():
         module = node.metadata_props.get(MODULE)
         stem = f"{module}/{node.op_type}" if module else node.name or node.op_type
-        stem = stem.replace(",", ".")  # engines join the names of fused nodes by commas
-        count = seen[stem] = seen.get(stem, -1) + 1
-        name = f"{stem}_{count}" if count else stem
-        while count and name in seen:
-            count = seen[stem] = count + 1
-            name = f"{stem}_{count}"
-        seen.setdefault(name, 0)
+        name = stem = stem.replace(",", ".")  # engines join the names of fused nodes by commas
+        while name in taken:
+            counts[stem] = counts.get(stem, 0) + 1
+            name = f"{stem}_{counts[stem]}"
+        taken.add(name)
         node.name = name
 
 
@@ -160,8 +161,9 @@ def find_layers(graph: ir.Graph) -> Iterator[Layer]:
         if node.domain != "" or node.op_type not in ("MatMul", "Gemm", "Conv", "Gather"):
             continue
         place = 0 if node.op_type == "Gather" else 1
-        weight = constant(node.inputs[place])
-        if weight is None or weight.dtype != np.float32 or weight.ndim < 2:
+        value, moving = node.inputs[place], node.inputs[1 - place]
+        weight = constant(value)
+        if value is None or moving is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2:
             continue
         if node.op_type == "MatMul":
             if weight.ndim != 2:
@@ -175,8 +177,8 @@ def find_layers(graph: ir.Graph) -> Iterator[Layer]:
             node=str(node.name),
             module=node.metadata_props.get(MODULE, str(node.name)),
             kind=node.op_type,  # type: ignore[arg-type]
-            input=str(node.inputs[1 - place].name),
-            weight=str(node.inputs[place].name),
+            input=str(moving.name),
+            weight=str(value.name),
             output=str(node.outputs[0].name),
             shape=tuple(weight.shape),
             axis=axis,

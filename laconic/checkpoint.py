@@ -17,9 +17,11 @@ from laconic import builder as builders
 from laconic import huggingface, registry
 from laconic.artifact import seal, unseal
 from laconic.errors import CorruptArtifact, SourceError, UsageError
+from laconic.processors import plain_task
 from laconic.record import Record, hash_of
-from laconic.signature import probe
+from laconic.signature import order, probe
 from laconic.tasks.task import Task
+from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 from laconic.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
 
@@ -118,7 +120,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, folder: Path) -> "Checkpoint":
-        """Open what `save` wrote, bit for bit the same. Raises SourceError for a folder that is not as it was written."""
+        """Open what `save` wrote, bit for bit the same. Raises SourceError where a file is not as it was written."""
         try:
             card = unseal(folder / CARD)
         except CorruptArtifact as error:
@@ -134,16 +136,12 @@ class Checkpoint:
         module = rebuild(card["source"], history)
         fill(module, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
         tie(module, card["tied"])
-        task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
-        loaded = cls.of(
-            module,
-            task,
-            outputs=outputs,
-            source=card["source"],
-            size=card["size"],
-            history=history,
-            licence=card["licence"],
-        )
+        try:
+            task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
+        except CorruptArtifact as error:
+            raise SourceError(str(error)) from error
+        kept = {name: card[name] for name in ("source", "size", "licence")}
+        loaded = cls.of(module, task, outputs=outputs, history=history, **kept)
         if loaded.key != card["key"]:
             raise SourceError(f"{folder} is not the checkpoint that was saved: its files were changed. Copy it again")
         return loaded
@@ -196,8 +194,11 @@ def load_source(
     if source.is_dir():
         return _load_folder(source, task, builder, trust)
     if is_program(source):
-        return builders.load_program(source, trust)
-    return _load_weights(source, task, builder, arguments or {}, inputs, trust)
+        module, origin, own = builders.load_program(source, trust=trust)
+    else:
+        module, origin = builders.load(source, builder, arguments or {}, trust=trust)
+        own = tuple(getattr(module, "inputs", ()))
+    return _with_signature(module, origin, inputs or own, task or Tensors.name, source)
 
 
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
@@ -222,15 +223,19 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
     )
 
 
-def _load_weights(
-    path: Path,
-    task: str | None,
-    builder: str | None,
-    arguments: dict[str, Any],
-    inputs: tuple[TensorSpec, ...] | None,
-    trust: bool,
+def _with_signature(
+    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str, path: Path
 ) -> Checkpoint:
-    raise SourceError("not yet")
+    """A checkpoint of a module that does not say itself what it is for."""
+    if not inputs:
+        raise SourceError(
+            f"nothing says which tensors the module in {path} takes. Give `inputs` in the recipe, or set an attribute "
+            f"`inputs` on the module: a tuple of TensorSpec"
+        )
+    module = prepare(module)
+    inputs = order(module, inputs)
+    purpose = plain_task(task, inputs, path)
+    return Checkpoint.of(module, purpose, outputs=probe(module, inputs), source=origin, size=path.stat().st_size)
 
 
 def read_licence(folder: Path) -> str | None:

@@ -14,6 +14,9 @@ from laconic.weights import read_weights
 Pooling = Literal["mean", "cls", "max"]
 
 POOLING: dict[str, Pooling] = {
+    "mean": "mean",
+    "cls": "cls",
+    "max": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -90,7 +93,7 @@ class SentenceTransformer(BaseModel):
 def read_modules(folder: Path) -> SentenceTransformer:
     """Read a folder of sentence-transformers.
 
-    Raises SourceError for a kind of module that is not known here, by its name: leaving it out would give other answers.
+    Raises SourceError for a kind of module that is not known here, by its name: without it the answers would be others.
     """
     encoder, pooling, normalize = folder, None, False
     projections: list[Projection] = []
@@ -133,10 +136,9 @@ def read_pooling(path: Path) -> Pooling:
         key for key, on in content.items() if key.startswith("pooling_mode_") and on
     ]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    known = [POOLING.get(mode, mode) for mode in modes]
-    if len(known) != 1 or known[0] not in POOLING.values():
+    if len(modes) != 1 or modes[0] not in POOLING:
         raise SourceError(f"{path} pools by {' and '.join(modes) or 'nothing'}; expected one of mean, cls, max")
-    return known[0]  # type: ignore[return-value]
+    return POOLING[modes[0]]
 
 
 def read_projection(path: Path) -> Projection:

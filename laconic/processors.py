@@ -1,6 +1,5 @@
-"""What prepares raw data for a model of transformers: its tokenizer, its image processor."""
+"""What prepares raw data for a model: its tokenizer, its image processor, or arrays as they are."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,10 @@ from tokenizers import Tokenizer
 
 from laconic.embedder import read_json
 from laconic.errors import SourceError
-from laconic.tasks.image_classification import ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.task import Task
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import TensorSpec
 
 ENDLESS = 1_000_000
 """A model_max_length above this means that the tokenizer does not know."""
@@ -44,7 +46,7 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
     ):
         raise SourceError(f"{folder} has no tokenizer.json. Copy the folder again, with its tokenizer")
     made = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return copy.deepcopy(made.backend_tokenizer)
+    return Tokenizer.from_str(made.backend_tokenizer.to_str())
 
 
 def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
@@ -83,3 +85,34 @@ def _sides(size: Any, *, square: bool = False) -> tuple[int | None, int | None, 
         return (size, size, None) if square else (None, None, size)
     size = size or {}
     return size.get("height"), size.get("width"), size.get("shortest_edge")
+
+
+def plain_task(name: str, inputs: tuple[TensorSpec, ...], origin: Path) -> Task:
+    """The task of a model that comes without a tokenizer and without settings for images.
+
+    Raises SourceError for a task that needs them.
+    """
+    if name == Tensors.name:
+        return Tensors(inputs)
+    if name == ImageClassification.name:
+        return image_task(inputs)
+    raise SourceError(
+        f"task {name!r} needs a tokenizer, and {origin} has none; expected {Tensors.name} or {ImageClassification.name}"
+    )
+
+
+def image_task(inputs: tuple[TensorSpec, ...]) -> ImageClassification:
+    """The task of a model that says nothing of how its images are prepared: values from 0 to 1, of the size it takes.
+
+    Raises SourceError unless there is one input, float [batch, channels, height, width].
+    """
+    shape = inputs[0].shape
+    if len(inputs) != 1 or inputs[0].dtype != "float32" or len(shape) != 4 or not isinstance(shape[1], int):
+        described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
+        raise SourceError(
+            f"image classification takes one float32 input [batch, channels, height, width], and the model takes "
+            f"{described}. Choose the task {Tensors.name}"
+        )
+    height, width = shape[2:]
+    resize = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    return ImageClassification(inputs, preprocess=ImagePreprocess(channels=shape[1], resize=resize))

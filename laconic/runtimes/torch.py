@@ -20,7 +20,7 @@ class TorchSession(Session):
     """
 
     def __init__(
-        self, module: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], *, threads: int = 1
+        self, module: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], threads: int = 1
     ) -> None:
         self.module = module
         self.inputs = inputs

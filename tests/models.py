@@ -1,0 +1,201 @@
+"""Tiny models of the kinds that people bring, with random weights, and the folders that transformers makes of them."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor, nn
+
+from laconic.tasks.text import WORDS
+from laconic.tensor import TensorSpec
+
+IMAGE = TensorSpec(name="image", dtype="float32", shape=("batch", 3, 16, 16))
+SEQUENCE = TensorSpec(name="x", dtype="float32", shape=("batch", "seq", 6), bounds={"seq": (1, 64)})
+
+
+class ResidualNet(nn.Module):
+    """Convolutions, batch normalisation, a residual sum: [batch, 3, 16, 16] to [batch, classes]."""
+
+    def __init__(self, classes: int = 4, width: int = 16) -> None:
+        super().__init__()
+        self.inputs = (IMAGE,)
+        self.stem = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.stem_norm = nn.BatchNorm2d(width)
+        self.body = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.body_norm = nn.BatchNorm2d(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem_norm(self.stem(image)).relu()
+        x = (x + self.body_norm(self.body(x))).relu()
+        return self.head(x.mean(dim=(2, 3)))
+
+
+class MobileNet(nn.Module):
+    """Depthwise separable convolutions with HardSwish, free height and width."""
+
+    def __init__(self, classes: int = 4, width: int = 16) -> None:
+        super().__init__()
+        self.inputs = (
+            IMAGE.model_copy(
+                update={
+                    "shape": ("batch", 3, "height", "width"),
+                    "bounds": {"height": (8, 64), "width": (8, 64)},
+                }
+            ),
+        )
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.Hardswish())
+        self.depthwise = nn.Sequential(
+            nn.Conv2d(width, width, 3, 1, 1, groups=width, bias=False), nn.BatchNorm2d(width), nn.Hardswish()
+        )
+        self.pointwise = nn.Sequential(nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        x = x + self.pointwise(self.depthwise(x))
+        return self.head(x.mean(dim=(2, 3)))
+
+
+class BiLstm(nn.Module):
+    """Two layers, both directions: [batch, seq, 6] to [batch, seq, 3]."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.inputs = (SEQUENCE,)
+        self.lstm = nn.LSTM(6, hidden, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(2 * hidden, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+class Perceptron(nn.Module):
+    """Linear layers of the given widths."""
+
+    def __init__(self, widths: list[int], bias: bool = True) -> None:
+        super().__init__()
+        layers = [nn.Linear(a, b, bias=bias) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+        self.layers = nn.ModuleList(layers)
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", widths[0])),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        return self.layers[-1](x)
+
+
+class Tied(nn.Module):
+    """An embedding whose table is also the last layer, and a buffer that is not saved."""
+
+    def __init__(self, words: int = 20, width: int = 8) -> None:
+        super().__init__()
+        self.inputs = (TensorSpec(name="ids", dtype="int64", shape=("batch", "seq"), bounds={"seq": (1, 32)}),)
+        self.table = nn.Embedding(words, width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, width), persistent=False)
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        hidden = self.table(ids).mean(dim=1) * self.scale
+        return {"logits": self.head(hidden), "hidden": hidden}
+
+
+def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights and statistics, in evaluation mode."""
+    generator = torch.Generator().manual_seed(seed)
+    for value in module.state_dict().values():
+        if value.is_floating_point():
+            value.copy_(torch.rand(value.shape, generator=generator) * 0.4 + (0.3 if value.ndim == 1 else -0.2))
+    return module.eval()
+
+
+def tokenizer() -> Tokenizer:
+    """Whole words, as BERT joins one text or two."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, "hello", "world", "a", "b"]
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return made
+
+
+TEXT = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+def save_transformer(folder: Path, model: transformers.PreTrainedModel) -> Path:
+    """The folder that transformers writes, with a tokenizer, and with random weights that matter."""
+    randomize(model)
+    model.save_pretrained(folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"pad_token": "[PAD]", "model_max_length": 10**30}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def save_bert(folder: Path, kind: type[transformers.PreTrainedModel] | None = None, **settings: object) -> Path:
+    """BERT, as a classifier of three classes unless another class is given."""
+    named = {"id2label": {0: "no", 1: "maybe", 2: "yes"}, "label2id": {"no": 0, "maybe": 1, "yes": 2}}
+    config = transformers.BertConfig(**{**TEXT, **named, **settings})
+    return save_transformer(folder, (kind or transformers.BertForSequenceClassification)(config))
+
+
+def save_distilbert(folder: Path) -> Path:
+    """DistilBERT, as a classifier of two classes."""
+    config = transformers.DistilBertConfig(
+        vocab_size=40, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64
+    )
+    return save_transformer(folder, transformers.DistilBertForSequenceClassification(config))
+
+
+def save_roberta(folder: Path) -> Path:
+    """RoBERTa, bare: its positions begin after the padding token's id, so 66 places hold 64 tokens."""
+    config = transformers.RobertaConfig(**{**TEXT, "max_position_embeddings": 66, "pad_token_id": 1})
+    return save_transformer(folder, transformers.RobertaModel(config, add_pooling_layer=False))
+
+
+def save_embedder(folder: Path, *modules: tuple[str, dict[str, object]]) -> Path:
+    """A folder of sentence-transformers: MiniLM's shape, mean pooling and normalisation unless `modules` says else."""
+    save_bert(folder, transformers.BertModel)
+    chain = modules or (("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {}))
+    entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for number, (kind, config) in enumerate(chain, 1):
+        path = folder / f"{number}_{kind}"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+        entries.append(
+            {"idx": number, "name": str(number), "path": path.name, "type": f"sentence_transformers.models.{kind}"}
+        )
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 48}))
+    return folder
+
+
+def save_vit(folder: Path) -> Path:
+    """ViT on images of 16 x 16."""
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
+        id2label={0: "cat", 1: "dog", 2: "fish"},
+        label2id={"cat": 0, "dog": 1, "fish": 2},
+    )
+    model = randomize(transformers.ViTForImageClassification(config))
+    model.save_pretrained(folder)
+    settings = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
