@@ -62,9 +62,10 @@ class Classification:
 
     def index(self, label: Any) -> int:
         """The number of a class given by its name or its number. Raises DataError."""
-        if str(label) in self.labels:
-            return self.labels.index(str(label))
         whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+        # A whole number is a number even where a class is named "1".
+        if not whole and str(label) in self.labels:
+            return self.labels.index(str(label))
         number = int(label) if whole or str(label).isdecimal() else -1
         if number < 0 or (self.labels and number >= len(self.labels)):
             raise DataError(f"label {label!r} is none of the model's classes: {', '.join(self.labels[:20])}")
