@@ -92,7 +92,7 @@ def run_bare(pipe: Connection, path: Path, settings: Settings, batch: int, lengt
     """The engine alone: on request, run batches for so many seconds and tell rows per CPU-second."""
     artifact = Artifact.load(path)
     executors, threads = settings.parallelism()
-    sessions = [artifact.open(settings.runtime, threads=threads) for _ in range(executors)]
+    sessions = artifact.open_many(executors, settings.runtime, threads=threads)
     inputs = [artifact.task().typical(batch, length, seed) for seed in range(8)]
     while (seconds := pipe.recv()) is not None:
         rows = [0] * executors
@@ -199,7 +199,7 @@ class Load:
         while (started := time.monotonic()) < end:
             writer.write(next(requests))
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            body = await reader.readexactly(int(head.split(b"content-length: ")[-1].split(b"\r\n")[0]))
+            body = await reader.readexactly(int(head.split(b"\r\ncontent-length: ")[1].split(b"\r\n")[0]))
             if not head.startswith(b"http/1.1 200"):
                 raise RuntimeError(f"{head.decode()}{body[:400].decode(errors='replace')}")
             latencies.append(time.monotonic() - started)

@@ -35,14 +35,14 @@ class Model:
         self.batcher = Batcher(
             sessions,
             Layout(self.inputs, self.outputs, self.task.padding),
-            cap=max(1, artifact.measured.knee),
+            cap=max(1, artifact.measured.knee) if manifest.batching else 1,
             limit=queue,
             statistics=self.statistics,
         )
 
     @classmethod
     def open(cls, artifact: Artifact, settings: Settings) -> "Model":
-        """Load the artifact into its engine, once per executor; each is checked against the golden answers.
+        """Load the artifact into its engine, for each executor; each is checked against the golden answers.
 
         Raises UnprovenArtifact, unless the settings say not to mind, and whatever the engine has against it.
         """
@@ -50,14 +50,7 @@ class Model:
             artifact.require_proof()
         executors, threads = settings.parallelism()
         runtime = artifact.runtime(settings.runtime).name
-        sessions: list[Session] = []
-        try:
-            for _ in range(executors):
-                sessions.append(artifact.open(runtime, threads=threads))
-        except BaseException:
-            for session in sessions:
-                session.close()
-            raise
+        sessions = artifact.open_many(executors, runtime, threads=threads)
         return cls(artifact, sessions, runtime=runtime, queue=settings.queue)
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:

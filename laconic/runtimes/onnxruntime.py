@@ -1,6 +1,6 @@
 """ONNX Runtime on the CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
@@ -13,13 +13,10 @@ from laconic.tensor import Array, Arrays
 class OrtSession(Session):
     """A model loaded by ONNX Runtime."""
 
-    def __init__(self, model: Path, options: ort.SessionOptions) -> None:
-        try:
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the engine's exceptions share no base class
-            raise RuntimeFailure(f"onnxruntime refused {model}: {error}") from error
-        self._model = model
-        self._outputs = [output.name for output in self._session.get_outputs()]
+    def __init__(self, session: ort.InferenceSession) -> None:
+        """session: may be shared, its `run` being safe to call from several threads."""
+        self._session = session
+        self._outputs = [output.name for output in session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         try:
@@ -45,7 +42,23 @@ class OnnxRuntime(Runtime):
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32", optimize: bool = True) -> OrtSession:
         """optimize=False runs each node as written: the reference that engines are compared with."""
-        return OrtSession(model, self._options(threads, optimize))
+        return OrtSession(self._load(model, threads, optimize=optimize))
+
+    def open_many(
+        self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
+    ) -> Sequence[Session]:
+        # A run with one thread happens in the thread that calls it, so one loaded model does for all. With more, runs
+        # would share one pool: the first takes it all.
+        if threads > 1:
+            return super().open_many(model, count, threads=threads, compute=compute)
+        shared = self._load(model, threads)
+        return [OrtSession(shared) for _ in range(count)]
+
+    def _load(self, model: Path, threads: int, *, optimize: bool = True) -> ort.InferenceSession:
+        try:
+            return ort.InferenceSession(model, self._options(threads, optimize), providers=["CPUExecutionProvider"])
+        except Exception as error:  # the engine's exceptions share no base class
+            raise RuntimeFailure(f"onnxruntime refused {model}: {error}") from error
 
     def _options(self, threads: int, optimize: bool) -> ort.SessionOptions:
         options = ort.SessionOptions()

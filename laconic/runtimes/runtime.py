@@ -1,7 +1,7 @@
 """The interface of an engine, and of a model that it has loaded."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -65,3 +65,12 @@ class Runtime(ABC):
     @abstractmethod
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
         """Load a model file. Raises RuntimeFailure where the engine refuses it."""
+
+    def open_many(
+        self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
+    ) -> Sequence[Session]:
+        """Sessions that run at the same time, each with its own threads.
+
+        An engine that can keep the weights once for all of them does so here; otherwise each session holds its own.
+        """
+        return [self.open(model, threads=threads, compute=compute) for _ in range(count)]
