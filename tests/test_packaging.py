@@ -1,0 +1,165 @@
+"""What is shipped: a wheel that holds what it should, and works where nothing else of ours is."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from artifacts import write_artifact
+
+from laconic import __version__
+from laconic.registry import EXTRAS
+
+HOME = Path(__file__).parents[1]
+PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))
+HOSTILE = "import sys; print('the wrong file ran'); sys.exit(7)"
+
+
+def run(*command, cwd, **environment):
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, env=os.environ | environment
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, so that nothing is left in the checkout."""
+    source = tmp_path_factory.mktemp("source")
+    for package in ("laconic", "compress", "export", "serve"):
+        shutil.copytree(HOME / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(HOME / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(HOME / name, source)
+    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", source / "dist", cwd=source)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = (source / "dist").glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """An interpreter with the wheel installed. What it depends on comes from here; the checkout does not."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    bin_folder = folder / "bin"
+    arguments = ("--python", bin_folder / "python", "install", "--quiet", "--no-deps", "--no-index", wheel)
+    done = run(sys.executable, "-m", "pip", *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    site = next(folder.rglob("site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return bin_folder / "python"
+
+
+def test_the_wheel_holds_the_declared_packages_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if ".dist-info/" not in name]
+        metadata = [name for name in archive.namelist() if ".dist-info/" in name]
+    assert {str(Path(name).parent).replace("/", ".") for name in files} == set(
+        PROJECT["tool"]["setuptools"]["packages"]
+    )
+    assert any(name.endswith("licenses/LICENSE") for name in metadata)
+
+
+def test_every_file_of_the_packages_is_in_the_wheel(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    tracked = run("git", "ls-files", "laconic", "compress", "export", "serve", cwd=HOME)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    assert {name for name in tracked.stdout.split() if (HOME / name).exists()} <= held
+
+
+def test_the_installed_command_works_beside_a_file_that_bears_the_name_of_a_room(python, tmp_path):
+    (tmp_path / "export.py").write_text(HOSTILE)
+    for arguments in (("--help",), ("--version",), ("schema",)):
+        done = run(python.parent / "laconic", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "the wrong file ran" not in done.stdout
+    assert __version__ in run(python.parent / "laconic", "--version", cwd=tmp_path).stdout
+
+
+def test_run_as_a_module_the_guard_speaks_in_a_sentence(python, tmp_path):
+    """There the working folder comes first on the path."""
+    (tmp_path / "export.py").write_text(HOSTILE)
+    done = run(python, "-c", "from laconic.cli import main; main()", "--help", cwd=tmp_path)
+    assert done.returncode == 2
+    assert str(tmp_path / "export.py") in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the wrong file ran" not in done.stdout
+
+
+def test_the_rooms_are_those_of_the_wheel(python, tmp_path):
+    code = "import laconic, compress, export, serve; print(laconic.__file__, compress.__file__, serve.__file__)"
+    done = run(python, "-P", "-c", code, cwd=tmp_path)
+    assert str(HOME) not in done.stdout, "the checkout is not on the path of this environment"
+    assert "tests" not in done.stdout
+
+
+BLOCK = """
+import sys
+for name in {names}:
+    sys.modules[name] = None
+sys.argv = ["laconic", *{arguments}]
+from laconic.cli import main
+main()
+"""
+
+
+def run_without(names, arguments, cwd):
+    return run(sys.executable, "-c", BLOCK.format(names=list(names), arguments=arguments), cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["compress", "--help"], ["schema"], ["doctor"], ["inspect", "twice"]]
+)
+def test_the_base_install_is_enough_to_look_around(arguments, tmp_path):
+    write_artifact(tmp_path / "twice")
+    done = run_without({*EXTRAS, "click"}, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_without_the_packages_of_an_extra_the_command_that_brings_them_is_named(tmp_path):
+    write_artifact(tmp_path / "twice")
+    done = run_without(EXTRAS, ["serve", "twice"], tmp_path)
+    assert done.returncode == 2
+    assert "pip install 'laconic[serve]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "twice"], ["serve", "--help"], ["schema"]])
+def test_neither_torch_nor_onnx_is_imported_to_look_around(arguments, tmp_path):
+    write_artifact(tmp_path / "twice")
+    code = BLOCK.format(names=[], arguments=arguments).replace("main()", "try:\n    main()\nfinally:\n    report()")
+    report = "def report():\n    print('loaded:', *{'torch', 'onnx', 'transformers', 'pyarrow'} & set(sys.modules))\n"
+    done = run(sys.executable, "-c", "import sys\n" + report + code, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1].strip() == "loaded:", done.stdout + done.stderr
+
+
+def test_the_server_imports_where_torch_and_onnx_cannot_be(tmp_path):
+    code = "import sys\nfor name in ('torch', 'onnx', 'transformers'): sys.modules[name] = None\nimport serve.server"
+    done = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--nope"], ["compress", "--nope"], ["inspect"], ["nope"], ["serve", "a", "--port", "x"]]
+)
+def test_bad_use_is_answered_without_a_traceback(arguments, tmp_path):
+    done = run_without((), arguments, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_licence_is_the_one_that_is_declared():
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    text = (HOME / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
