@@ -11,7 +11,7 @@ from laconic.tensor import Array, Arrays
 # Its official builds report to Microsoft unless told otherwise before the import (Privacy.md, 1.31).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-import onnxruntime as ort  # noqa: E402
+import onnxruntime as ort
 
 
 class OrtSession(Session):
