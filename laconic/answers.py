@@ -1,7 +1,5 @@
 """Run a whole dataset through a session."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from laconic.data import Dataset, batches
@@ -14,20 +12,20 @@ ROWS = 16
 """Samples per run. With texts sorted by length, larger batches gained nothing on two cores."""
 
 
-def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = None) -> Arrays:
+def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
     """The outputs for every sample, in the dataset's order: [samples, ...] by name.
 
     Where samples have outputs of different sizes, the smaller are filled with zeros.
     """
-    rows: dict[str, list[Array]] = {}
-    for indices, batch in batches(dataset, task, ROWS):
+    found: dict[str, list[Array]] = {}
+    for indices, batch in batches(dataset, task, rows):
         for name, array in session.run(batch).items():
-            slots = rows.setdefault(name, [np.empty(0)] * len(dataset))
+            slots = found.setdefault(name, [np.empty(0)] * len(dataset))
             for index, row in zip(indices, array, strict=True):
                 slots[index] = row
         if step:
             step.advance(len(indices))
-    return {name: stack(slots) for name, slots in rows.items()}
+    return {name: stack(slots) for name, slots in found.items()}
 
 
 def stack(rows: list[Array]) -> Array:
@@ -37,8 +35,3 @@ def stack(rows: list[Array]) -> Array:
     for target, row in zip(stacked, rows, strict=True):
         target[tuple(slice(size) for size in row.shape)] = row
     return stacked
-
-
-def part(arrays: Mapping[str, Array], rows: slice) -> Arrays:
-    """Some of the samples."""
-    return {name: array[rows] for name, array in arrays.items()}

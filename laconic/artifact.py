@@ -53,8 +53,9 @@ class Manifest(BaseModel):
     """What the artifact is. The same inputs give the same manifest, byte by byte.
 
     target: what it was compressed for. placement: the engine that the graph is written for. compute: the arithmetic of
-    what is not quantized. precision: how each layer's weights and activations are kept, by layer. data: fingerprint of
-    each file of samples, by role. licence: of the source, as it says itself.
+    what is not quantized. batching: whether an answer is independent of who shares its batch; where it is not, the
+    model is served one sample at a time. precision: how each layer's weights and activations are kept, by layer. data:
+    fingerprint of each file of samples, by role. licence: of the source, as it says itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,6 +72,7 @@ class Manifest(BaseModel):
     history: tuple[Record, ...]
     recipe: dict[str, Any]
     verdict: Verdict | None
+    batching: bool = True
     versions: dict[str, str]
     data: dict[str, str]
     licence: str | None

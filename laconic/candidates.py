@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from laconic.measured import Timing
-from laconic.options import Option
 from laconic.plan import Ladder, Plan
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
+from laconic.trial import Option
 
 MARGIN = 0.85
-"""The share of the allowed infidelity that may be used up on the samples by which is chosen. MiniLM's mean moved by up
-to 6 % of its infidelity between two sets of 250 texts, its worst text by more."""
+"""The share of the allowed infidelity that may be used up on the samples by which is chosen: its mean over MiniLM's
+texts moved by up to 6 % between two sets of 250, the worst text by more."""
 
 ADVANTAGE = 1.1
 """How much faster a less preferred engine must be to be taken: smaller differences change from run to run, and the
@@ -23,7 +23,7 @@ artifact should not."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, placed for an engine. fidelity: per sample of those by which is chosen. met: whether it meets the goal."""
+    """A plan, built for an engine. fidelity: per sample of those that it is chosen by. met: whether it meets the goal."""
 
     option: Option
     plan: Plan

@@ -4,11 +4,14 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic.hardware import Machine
 
+ORIGINAL = "original"
+"""What the source is called among the timings."""
+
 
 class Timing(BaseModel):
     """One model at one batch size, in one interleaved run with the others.
 
-    engine: the engine and its arithmetic, or "torch" for the original. batch in rows, length of the free axes in their
+    engine: the engine and its arithmetic, or "original". batch in rows, length of the free axes in their
     own unit (tokens, pixels), seconds per run: median, and the quartiles. speedup: the median over rounds of the
     original's time divided by this one's, with the quartiles of that ratio.
     """
@@ -46,6 +49,11 @@ class Measured(BaseModel):
     peak_memory: int
     original_size: int
     report: str | None = None
+
+    @property
+    def lone_latency(self) -> float:
+        """Seconds for one sample."""
+        return next(time.seconds for time in self.timings if time.engine != ORIGINAL and time.batch == 1)
 
 
 def knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:

@@ -28,8 +28,7 @@ class Context:
     """What a stage may use beside the model.
 
     key: digest of everything before the stage. folder: scratch, gone when the run ends. calibrate, choose: samples for
-    looking at, and for deciding by; no others may be touched. trial: builds a plan for the target, and gives the
-    fidelity of its answers to the original's, per sample of `choose`.
+    looking at, and for deciding by; no others may be touched.
     """
 
     task: Task
@@ -40,6 +39,13 @@ class Context:
     steps: Steps
     calibrate: Dataset
     choose: Dataset
+
+
+@dataclass(frozen=True)
+class PlanContext(Context):
+    """trial: builds a plan for the target, and gives the fidelity of its answers to the original's, per sample of a few
+    of `choose`."""
+
     trial: Callable[[Plan], Array]
 
 
@@ -72,7 +78,7 @@ class PlanStage(Stage):
     kind = "plan"
 
     @abstractmethod
-    def plan(self, graph: Graph, context: Context) -> Ladder:
+    def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
 
 

@@ -3,7 +3,7 @@
 from compress.quantize.layers import chosen
 from laconic.graph import Graph
 from laconic.plan import Ladder, Plan, Precision
-from laconic.stage import Context, PlanStage
+from laconic.stage import PlanContext, PlanStage
 
 
 class Dynamic(PlanStage):
@@ -15,7 +15,7 @@ class Dynamic(PlanStage):
 
     keep: tuple[str, ...] = ()
 
-    def plan(self, graph: Graph, context: Context) -> Ladder:
+    def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         kept = chosen(graph.layers, self.keep)
         precision: dict[str, Precision] = {}
         for layer in graph.layers:

@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from laconic.graph import Graph, Layer
 from laconic.plan import Plan, Precision, Range
-from laconic.record import code_version, hash_of
-from laconic.stage import Context
+from laconic.stage import PlanContext
 
 
 def harms(
-    graph: Graph, lowest: Mapping[str, Precision], ranges: Mapping[str, Range], context: Context
+    graph: Graph, lowest: Mapping[str, Precision], ranges: Mapping[str, Range], context: PlanContext
 ) -> dict[str, float]:
     """The mean infidelity that each layer causes when it alone is at its lowest precision, by node.
 
-    Cost: one trial a layer. Each is kept in the cache, so an interrupted measurement goes on where it stopped.
+    Cost: one trial a layer.
     """
     candidates = [layer for layer in graph.layers if lowest[layer.node] != "float32"]
     floats: dict[str, Precision] = {layer.node: "float32" for layer in graph.layers}
@@ -21,8 +20,7 @@ def harms(
     with context.steps.step("measure each layer's harm", len(candidates)) as step:
         for layer in candidates:
             plan = Plan(floats | {layer.node: lowest[layer.node]}, ranges)
-            key = hash_of("harm", context.key, graph.key, layer.node, lowest[layer.node], code_version())
-            harm[layer.node] = context.cache.json(key, lambda plan=plan: float(1 - context.trial(plan).mean()))
+            harm[layer.node] = float(1 - context.trial(plan).mean())
             step.advance()
         if harm:
             worst = max(harm, key=lambda node: harm[node])
@@ -41,10 +39,11 @@ def rungs(
     order = sorted(harm, key=lambda node: -harm[node] / next(x.parameters for x in layers if x.node == node))
     rung = dict(lowest)
     result = [dict(rung)]
-    for precision in ("int8-weight", "float16-weight"):
+    higher: tuple[Precision, ...] = ("int8-weight", "float16-weight")
+    for precision in higher:
         for node in order:
             if rung[node] != precision:
-                rung[node] = precision  # type: ignore[assignment]
+                rung[node] = precision
                 result.append(dict(rung))
     result.append({layer.node: "float32" for layer in layers})
     return result

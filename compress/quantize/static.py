@@ -1,5 +1,6 @@
 """INT8 weights and activations, ranges calibrated; the layers that this harms most are kept in more bits."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,8 @@ from laconic.data import Dataset, batches
 from laconic.graph import Graph
 from laconic.plan import Ladder, Plan, Precision, Range
 from laconic.record import code_version, hash_of
-from laconic.stage import Context, PlanStage
+from laconic.stage import PlanContext, PlanStage
+from laconic.tensor import Arrays
 
 
 class Static(PlanStage):
@@ -28,7 +30,7 @@ class Static(PlanStage):
     keep: tuple[str, ...] = ()
     mixed: bool = True
 
-    def plan(self, graph: Graph, context: Context) -> Ladder:
+    def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         kept = chosen(graph.layers, self.keep)
         dataset = context.calibrate.take(self.samples, context.seed)
         ranges = calibrated(graph, dataset, self.method, context)
@@ -43,13 +45,13 @@ class Static(PlanStage):
         return Ladder(tuple(Plan(rung, ranges) for rung in rungs(graph.layers, lowest, harm)), harm)
 
 
-def calibrated(graph: Graph, dataset: Dataset, method: str, context: Context) -> dict[str, Range]:
+def calibrated(graph: Graph, dataset: Dataset, method: str, context: PlanContext) -> dict[str, Range]:
     """The range of every quantizable tensor. One sample a run: padding is not counted, and lengths may vary."""
 
     def compute() -> dict[str, tuple[float, float]]:
         with context.steps.step(f"calibrate ({method})", len(dataset)) as step:
 
-            def singles():  # type: ignore[no-untyped-def]
+            def singles() -> Iterator[Arrays]:
                 for _, batch in batches(dataset, context.task, 1):
                     yield batch
                     step.advance()

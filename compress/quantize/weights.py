@@ -5,7 +5,7 @@ from typing import Literal
 from compress.quantize.layers import chosen
 from laconic.graph import Graph
 from laconic.plan import Ladder, Plan, Precision
-from laconic.stage import Context, PlanStage
+from laconic.stage import PlanContext, PlanStage
 
 
 class Weights(PlanStage):
@@ -17,7 +17,7 @@ class Weights(PlanStage):
     bits: Literal[8, 16] = 8
     keep: tuple[str, ...] = ()
 
-    def plan(self, graph: Graph, context: Context) -> Ladder:
+    def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         kept = chosen(graph.layers, self.keep)
         precision: Precision = "int8-weight" if self.bits == 8 else "float16-weight"
         return Ladder((Plan({x.node: "float32" if x.node in kept else precision for x in graph.layers}),))

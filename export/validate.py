@@ -1,0 +1,100 @@
+"""The verdict: what the artifact is compared with, in which figures, and how sure they are."""
+
+import numpy as np
+
+from laconic.metrics import interval
+from laconic.recipe import Goal
+from laconic.tasks.task import Task, Tolerance
+from laconic.tensor import Array, Arrays
+from laconic.verdict import Comparison, Evidence, Verdict
+
+CAPTURE_EXACTNESS = 1 - 1e-4
+"""1 minus the largest error of the captured graph, relative to the largest output. FP32 sums in another order differ
+by 1e-6."""
+
+ENGINE_FIDELITY = 0.98
+"""The least fidelity, of any sample, of an engine to the graph run node by node. The engine rounds at other places, and
+in BF16; a wrong kernel or a lost scale does far worse."""
+
+BATCH_FIDELITY = 0.9999
+"""The least fidelity of an answer given in company to the same given alone. Static INT8 gives 1, BF16 0.99999, dynamic
+INT8 0.945: there the artifact is served one sample at a time."""
+
+
+def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
+    """Compare, and say what came out. tolerance: the fidelity asked for."""
+    parity = [
+        Comparison(
+            subject="engine",
+            against="graph run node by node",
+            samples=rows(evidence.plain),
+            figures=fidelity_of(task, evidence.plain, evidence.alone),
+            required={"fidelity_worst": ENGINE_FIDELITY},
+        ),
+        Comparison(
+            subject="answer in a batch",
+            against="answer alone",
+            samples=rows(evidence.alone),
+            figures=fidelity_of(task, evidence.alone, evidence.together),
+        ),
+    ]
+    if evidence.capture_error is not None:
+        captured = Comparison(
+            subject="captured graph",
+            against="checkpoint",
+            samples=0,
+            figures={"exactness": round(1 - evidence.capture_error, 9)},
+            required={"exactness": CAPTURE_EXACTNESS},
+        )
+        parity.insert(0, captured)
+    return Verdict(parity=tuple(parity), drift=(drift(evidence, task, tolerance, goal, seed),))
+
+
+def independent(verdict: Verdict) -> bool:
+    """Whether an answer does not depend on who shares its batch."""
+    comparison = next(each for each in verdict.parity if each.subject == "answer in a batch")
+    return comparison.figures["fidelity_worst"] >= BATCH_FIDELITY
+
+
+def drift(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Comparison:
+    """The artifact against the original, on samples that no choice has seen."""
+    fidelity = task.fidelity(evidence.original, evidence.artifact)
+    samples = len(fidelity)
+    figures = fidelity_of(task, evidence.original, evidence.artifact)
+    figures |= {name: rounded(value) for name, value in task.figures(evidence.original, evidence.artifact).items()}
+    intervals = {"fidelity": interval(lambda index: float(fidelity[index].mean()), samples, seed=seed)}
+    required = {"fidelity": tolerance.mean}
+    if tolerance.worst is not None:
+        required["fidelity_worst"] = tolerance.worst
+    if evidence.labels is not None:
+        before, after = (task.scorer(each, evidence.labels) for each in (evidence.original, evidence.artifact))
+        every = np.arange(samples)
+        figures["metric_original"], figures["metric"] = rounded(before(every)), rounded(after(every))
+        figures["metric_change"] = rounded(after(every) - before(every))
+        intervals["metric_change"] = interval(lambda index: after(index) - before(index), samples, seed=seed)
+        if goal.max_drop is not None:
+            required["metric_change"] = -goal.max_drop
+    return Comparison(
+        subject="artifact",
+        against="original",
+        samples=samples,
+        figures=figures,
+        intervals={name: (rounded(low), rounded(high)) for name, (low, high) in intervals.items()},
+        required=required,
+    )
+
+
+def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:
+    """Mean and worst."""
+    fidelity: Array = task.fidelity(reference, found)
+    return {"fidelity": rounded(fidelity.mean()), "fidelity_worst": rounded(fidelity.min())}
+
+
+def rows(arrays: Arrays) -> int:
+    """How many samples were answered."""
+    return len(next(iter(arrays.values())))
+
+
+def rounded(value: float) -> float:
+    """Six digits behind the point: what lies beyond means nothing, and differs between processors."""
+    return round(float(value), 6)

@@ -1,0 +1,299 @@
+"""From a recipe to an artifact: the order of the steps."""
+
+import platform
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from laconic import __version__, registry
+from laconic.answers import answers
+from laconic.artifact import Artifact, check_destination, make_runtime, publish
+from laconic.assemble import Parts, assemble
+from laconic.cache import Cache
+from laconic.candidates import Candidate, climb, fastest, tightened
+from laconic.graph import Graph
+from laconic.hardware import cores, this_machine
+from laconic.measured import Measured, knee
+from laconic.plan import Ladder, Plan
+from laconic.progress import Steps
+from laconic.race import BATCHES, TRIAL_BATCHES, race
+from laconic.recipe import Goal, Recipe
+from laconic.record import Record, code_version, hash_of
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.samples import Samples, gather
+from laconic.source import Source, capture, capture_error, open_source
+from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchStage, describe
+from laconic.tasks.task import Task, Tolerance
+from laconic.tensor import Arrays
+from laconic.trial import Bench, Option, options
+from laconic.verdict import Evidence, Verdict
+
+GOLDEN_BATCHES = (1, 4)
+"""Sizes of the golden batches."""
+
+PARITY_SAMPLES = 40
+"""Samples that are answered alone, together, and by the graph run node by node."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """An artifact, and a sentence for each part of the goal that it misses."""
+
+    artifact: Artifact
+    missed: tuple[str, ...]
+
+
+def compress(
+    recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
+) -> Result:
+    """Do what the recipe says, and write the artifact to `destination`, whole or not at all.
+
+    An interrupted run resumes from the cache. Where the goal is missed the best artifact is written all the same, and
+    the result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
+    """
+    steps, cache = steps or Steps(), cache or Cache()
+    stages = recipe.build()
+    check_destination(destination)
+    with scratch(destination) as folder:
+        with steps.step("load the source and the samples") as step:
+            source = open_source(recipe, cache, trust=trust)
+            samples = gather(recipe, source.task)
+            step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
+        run = Run(recipe, source, samples, folder, steps, cache)
+        assemble(run.parts(stages), folder / "artifact")
+        publish(folder / "artifact", destination)
+    artifact = Artifact.load(destination)
+    return Result(artifact, tuple(missed(artifact, recipe.goal)))
+
+
+@contextmanager
+def scratch(destination: Path) -> Iterator[Path]:
+    """A folder beside the destination, on the same disk, that is gone afterwards, whatever happens."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
+    """A sentence for each part of the goal that the artifact misses."""
+    if artifact.manifest.verdict:
+        yield from artifact.manifest.verdict.failures
+    if goal.max_size is not None and artifact.size > goal.max_size:
+        yield f"size is {artifact.size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"
+    lone = artifact.measured.lone_latency
+    if goal.max_latency is not None and lone > goal.max_latency:
+        yield f"latency is {1e3 * lone:.2f} ms, the goal is {1e3 * goal.max_latency:.2f} ms"
+
+
+class Run:
+    """One run over one source: what its steps share."""
+
+    def __init__(
+        self, recipe: Recipe, source: Source, samples: Samples, folder: Path, steps: Steps, cache: Cache
+    ) -> None:
+        self.recipe = recipe
+        self.source = source
+        self.samples = samples
+        self.folder = folder
+        self.steps = steps
+        self.cache = cache
+        self.history: list[Record] = []
+        self.task: Task = source.task
+        self.tolerance = wanted(source.task, recipe.goal)
+
+    def parts(self, stages: Sequence[Stage]) -> Parts:
+        """All steps; what the artifact is made of."""
+        source = self.transformed([stage for stage in stages if isinstance(stage, TorchStage)])
+        with self.steps.step("capture the graph") as step:
+            graph = capture(source, self.cache)
+            step.note = f"{len(graph.layers)} layers, error {capture_error(source, graph, self.cache) or 0:.1g}"
+        bench = Bench(graph, self.task, self.cache, self.folder, self.references())
+        found = options(self.recipe.engines)
+        ladder = self.planned([stage for stage in stages if isinstance(stage, PlanStage)], graph, bench, found)
+        candidates = self.candidates(ladder, bench, found)
+        chosen = self.chosen(candidates)
+        with self.steps.step("validate") as step:
+            verdict, golden = self.validated(chosen, bench, capture_error(source, graph, self.cache))
+            step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
+        measured = self.measured(chosen)
+        manifest = self.manifest(chosen, graph, verdict)
+        report = registry.load("laconic.report:render")(manifest, measured, ladder, graph, self.steps.seconds)
+        return Parts(manifest, chosen.model, self.task, golden, measured, report)
+
+    def transformed(self, stages: Sequence[TorchStage]) -> Source:
+        """The source after the stages that work on the module."""
+        source = self.source
+        for stage in stages:
+            assert source.checkpoint is not None
+            source = source.with_checkpoint(stage.apply(source.checkpoint, self.context(stage)))
+        return source
+
+    def context(self, stage: Stage) -> Context:
+        """What any stage may use."""
+        key = hash_of(self.source.key, [record.key for record in self.history], describe(stage), code_version())
+        return Context(
+            task=self.task,
+            key=key,
+            seed=self.recipe.seed,
+            folder=self.folder,
+            cache=self.cache,
+            steps=self.steps,
+            calibrate=self.samples.calibrate,
+            choose=self.samples.choose,
+        )
+
+    def references(self) -> dict[str, Arrays]:
+        """The source's answers to all samples that something is decided or judged by."""
+        sets = (self.samples.choose, self.samples.probe, self.samples.judge)
+        found = {}
+        with self.steps.step("ask the original", sum(map(len, sets))) as step, self.source.open(cores()) as session:
+            for dataset in sets:
+                key = hash_of("original", self.source.key, dataset.fingerprint, code_version())
+                compute = partial(answers, session, self.task, dataset, step)
+                found[dataset.fingerprint] = self.cache.arrays(f"answers-{key}", compute)
+        return found
+
+    def planned(self, stages: Sequence[PlanStage], graph: Graph, bench: Bench, found: list[Option]) -> Ladder:
+        """What quantization proposes; without it, the graph as it is."""
+        if not stages:
+            return Ladder((Plan({layer.node: "float32" for layer in graph.layers}),))
+        (stage,) = stages
+        base = self.context(stage)
+        context = PlanContext(**vars(base), trial=lambda plan: bench.fidelity(plan, found[0], self.samples.probe))
+        ladder = stage.plan(graph, context)
+        name = next(
+            step.name for step, each in zip(self.recipe.stages, self.recipe.build(), strict=True) if each == stage
+        )
+        self.history.append(Record(stage=name, config=describe(stage), key=base.key))
+        return ladder
+
+    def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
+        """For each engine the first plan that meets the goal, built."""
+        goal = tightened(self.tolerance)
+        made = []
+        with self.steps.step("find what meets the goal", len(found)) as step:
+            for number, option in enumerate(found):
+                trial = partial(bench.fidelity, option=option, dataset=self.samples.choose)
+                plan, fidelity, met = climb(ladder, trial, goal)
+                path = self.folder / f"candidate-{number}" / "model.onnx"
+                path.parent.mkdir()
+                option.build(bench.graph, plan, path)
+                made.append(Candidate(option, plan, path, fidelity, met))
+                step.advance()
+            step.note = "; ".join(f"{each.option.name}: {each.fidelity.mean():.4f}" for each in made)
+        return made
+
+    def chosen(self, candidates: list[Candidate]) -> Candidate:
+        """The fastest. The decision is kept, so that the same run gives the same artifact on the same machine."""
+        if len(candidates) == 1:
+            return candidates[0]
+        key = hash_of(
+            "chosen",
+            self.source.key,
+            [(each.option.name, make_runtime(each.option.runtime).version()) for each in candidates],
+            [sorted(each.plan.precision.items()) for each in candidates],
+            this_machine().model_dump(),
+            code_version(),
+        )
+
+        def compute() -> int:
+            with self.steps.step("race the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
+                sessions = {
+                    each.option.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates
+                }
+                sessions = {"original": stack.enter_context(self.source.open(1)), **sessions}
+                times = race(sessions, self.task, baseline="original", batches=TRIAL_BATCHES, threads=1, step=step)
+                by_name = {name: [time for time in times if time.engine == name] for name in sessions}
+                best = fastest(candidates, by_name)
+                step.note = best.option.name
+                return candidates.index(best)
+
+        return candidates[int(self.cache.json(f"chosen-{key}", compute))]
+
+    def validated(
+        self, chosen: Candidate, bench: Bench, capture_error: float | None
+    ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
+        """The verdict, and the golden pairs."""
+        judge = self.samples.judge
+        few = judge.take(PARITY_SAMPLES, self.recipe.seed)
+        with chosen.option.open(chosen.model, 1) as session:
+            artifact = answers(session, self.task, judge)
+            alone = answers(session, self.task, few, rows=1)
+            together = answers(session, self.task, few, rows=len(few))
+            golden = []
+            for rows in GOLDEN_BATCHES:
+                inputs = self.task.encode(few.samples[:rows])
+                golden.append((inputs, session.run(inputs)))
+        with OnnxRuntime().open(chosen.model, threads=cores(), optimize=False) as session:
+            plain = answers(session, self.task, few, rows=1)
+        evidence = Evidence(
+            capture_error=capture_error,
+            original=bench.reference[judge.fingerprint],
+            artifact=artifact,
+            labels=judge.labels,
+            plain=plain,
+            alone=alone,
+            together=together,
+        )
+        find = registry.load("export.validate:validate")
+        verdict: Verdict = find(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)
+        return verdict, golden
+
+    def measured(self, chosen: Candidate) -> Measured:
+        """Latency and throughput, the original beside it."""
+        with self.steps.step("measure the speed", len(BATCHES)) as step, ExitStack() as stack:
+            sessions = {"original": stack.enter_context(self.source.open(1))}
+            sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
+            times = race(sessions, self.task, baseline="original", batches=BATCHES, threads=1, step=step)
+            own = [time for time in times if time.engine == chosen.option.name]
+            step.note = f"{max(time.speedup for time in own):.2f} x at best"
+        return Measured(
+            machine=this_machine(),
+            timings=tuple(times),
+            knee=knee({time.batch: time.seconds for time in own}),
+            stages=dict(self.steps.seconds),
+            peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            original_size=self.source.size,
+        )
+
+    def manifest(self, chosen: Candidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
+        """What the artifact is, but for the digests of its files."""
+        packages = ("onnxruntime", "openvino")
+        versions = {name: make_runtime(name).version() for name in packages if name == chosen.option.runtime}
+        return {
+            "task": self.task.name,
+            "inputs": [spec.model_dump(mode="json") for spec in graph.inputs],
+            "outputs": [spec.model_dump(mode="json") for spec in graph.outputs],
+            "target": self.recipe.target,
+            "placement": chosen.option.runtime,
+            "compute": chosen.option.compute,
+            "precision": dict(sorted(chosen.plan.precision.items())),
+            "source": self.source.description,
+            "history": [record.model_dump(mode="json") for record in self.history],
+            "recipe": self.recipe.model_dump(mode="json", exclude={"source", "data"}),
+            "verdict": verdict.model_dump(mode="json"),
+            "batching": registry.load("export.validate:independent")(verdict),
+            "versions": {"laconic": __version__, "python": platform.python_version(), **versions},
+            "data": self.samples.fingerprints,
+            "licence": self.source.licence,
+        }
+
+
+def wanted(task: Task, goal: Goal) -> Tolerance:
+    """The fidelity that is asked for: the goal's, or else the task's.
+
+    A goal for the mean alone asks the worst sample to be at most five times as far off, as the tasks' own do.
+    """
+    if goal.fidelity is None:
+        return Tolerance(mean=task.tolerance.mean, worst=task.tolerance.worst if goal.worst is None else goal.worst)
+    derived = None if task.tolerance.worst is None else max(1 - 5 * (1 - goal.fidelity), 0.0)
+    return Tolerance(mean=goal.fidelity, worst=derived if goal.worst is None else goal.worst)

@@ -1,0 +1,60 @@
+"""The samples of a run, parted by what they may be used for."""
+
+from dataclasses import dataclass
+
+from laconic.data import Dataset, read, split
+from laconic.errors import DataError
+from laconic.recipe import Recipe
+from laconic.tasks.task import Task
+
+SHARES = {"calibrate": 0.3, "choose": 0.25, "judge": 0.45}
+"""How one file of samples is parted."""
+
+CHOOSE = 256
+PROBE = 48
+JUDGE = 400
+"""The most samples used to choose by, to measure one layer's harm, and to judge the result with."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for the verdict, and for
+    nothing else. fingerprints: of each file, by role."""
+
+    calibrate: Dataset
+    choose: Dataset
+    probe: Dataset
+    judge: Dataset
+    fingerprints: dict[str, str]
+
+
+def gather(recipe: Recipe, task: Task) -> Samples:
+    """Read and part the samples that a recipe names. Raises DataError for too few, or for a row that does not fit."""
+    data = recipe.data
+    if data.calibrate is None and data.evaluate is None:
+        raise DataError(
+            "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
+        )
+    files = {
+        role: read(path, task) for role, path in (("calibrate", data.calibrate), ("evaluate", data.evaluate)) if path
+    }
+    fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
+    if len(files) == 2:
+        rest = SHARES["calibrate"] + SHARES["choose"]
+        seen = split(
+            files["calibrate"],
+            {"calibrate": SHARES["calibrate"] / rest, "choose": SHARES["choose"] / rest},
+            recipe.seed,
+        )
+        parts = seen | {"judge": files["evaluate"]}
+    else:
+        parts = split(next(iter(files.values())), SHARES, recipe.seed)
+    limit = data.limit or JUDGE
+    choose = parts["choose"].take(min(CHOOSE, limit), recipe.seed)
+    return Samples(
+        calibrate=parts["calibrate"].take(limit, recipe.seed) if data.limit else parts["calibrate"],
+        choose=choose,
+        probe=choose.take(PROBE, recipe.seed),
+        judge=parts["judge"].take(min(JUDGE, limit), recipe.seed),
+        fingerprints=fingerprints,
+    )
