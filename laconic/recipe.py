@@ -180,7 +180,7 @@ class Recipe(Strict):
     def load(cls, path: Path, **given: Any) -> "Recipe":
         """Read a recipe, and check it down to the settings of its stages.
 
-        given: what the command line says; it stands above the file. Paths in the file count from the file's folder.
+        given: what the command line says; it stands above the file, key by key. Paths in the file count from the file's folder.
         Raises RecipeError with the file, the key and what was expected; MissingPackage for a stage's packages.
         """
         try:
@@ -191,7 +191,11 @@ class Recipe(Strict):
             raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, dict):
             raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
-        return cls.parse(relocated(content, path.parent) | given, where=str(path))
+        content = relocated(content, path.parent)
+        if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
+            data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
+            given = given | {"data": content["data"] | data}
+        return cls.parse(content | given, where=str(path))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], *, where: str = "recipe") -> "Recipe":

@@ -66,6 +66,11 @@ def test_the_command_line_stands_above_the_file(tmp_path):
     assert recipe.data == Data(calibrate=Path("mine.csv"))
 
 
+def test_data_from_the_command_line_leaves_the_other_settings_of_the_file(tmp_path):
+    recipe = load(tmp_path, "source: m\ndata: {evaluate: e.jsonl, limit: 96}", data="mine.csv")
+    assert recipe.data == Data(calibrate=Path("mine.csv"), evaluate=tmp_path / "e.jsonl", limit=96)
+
+
 def test_without_a_recipe_the_target_says_what_is_done():
     recipe = Recipe.default("model", task="tensors")
     assert [step.name for step in recipe.stages] == ["quantize.static"]
