@@ -13,17 +13,16 @@ import torch
 from torch.export import Dim
 
 from export.graph_file import OPSET, write_graph
+from export.parity import PARITY, compare
 from laconic.checkpoint import Checkpoint
 from laconic.errors import CaptureError
 from laconic.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.torch import TorchSession
-from laconic.signature import bind, probe_sizes
+from laconic.signature import bind, probe_inputs, probe_sizes
 from laconic.tasks.text import TextTask
 from laconic.tensor import BATCH, Arrays, TensorSpec
 
-PARITY = 1e-4
-"""The largest difference allowed, relative to the largest answer. Tiny models measure 1e-7, MiniLM 1e-6."""
 PARITY_SIZES = ((1, 5), (3, 17))
 """Rows, and length of the other free axes, of the batches on which the two are compared."""
 
@@ -86,31 +85,17 @@ def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
 
 
 def example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Inputs of the given sizes. No mask is empty: what a row with nothing to attend to gives is not defined."""
-    rng = np.random.default_rng(seed)
+    """Inputs of the given sizes."""
     if isinstance(checkpoint.task, TextTask):
         return checkpoint.task.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
-    arrays = {spec.name: spec.sample(rng, sizes) for spec in checkpoint.inputs}
-    return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}
+    return probe_inputs(checkpoint.inputs, sizes, seed)
 
 
 def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
     """The largest difference between the graph's answers and the module's, relative to the largest answer."""
-    worst = 0.0
     reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
     with reference, OnnxRuntime().open(graph.path) as candidate:
-        for inputs in parity_inputs(checkpoint):
-            expected, found = reference.run(inputs), candidate.run(inputs)
-            for name, array in expected.items():
-                if array.shape != found[name].shape:
-                    raise CaptureError(
-                        f"output {name!r} of the captured graph has shape {list(found[name].shape)}, expected "
-                        f"{list(array.shape)}: an axis was taken as fixed"
-                    )
-                scale = float(np.max(np.abs(array), initial=0.0)) or 1.0
-                difference = np.max(np.abs(array.astype(np.float64) - found[name]), initial=0.0)
-                worst = max(worst, float(difference) / scale)
-    return worst
+        return compare(reference, candidate, parity_inputs(checkpoint))
 
 
 def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
@@ -139,13 +124,22 @@ def useful_line(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need.
+
+    A failure reaches the caller as an exception; what is logged beside it is torch talking to its developers.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"(torch|copyreg|onnxscript|onnx_ir)\b")
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            warnings.filterwarnings("ignore", module=r"torch\b")
+            # The weights that an LSTM keeps in a list of its own; they are exported all the same.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

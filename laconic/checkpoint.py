@@ -16,10 +16,10 @@ from torch import nn
 from laconic import builder as builders
 from laconic import huggingface, registry
 from laconic.artifact import seal, unseal
-from laconic.errors import CorruptArtifact, SourceError, UsageError
+from laconic.errors import CorruptArtifact, SourceError, UntrustedSource, UsageError
 from laconic.processors import plain_task
 from laconic.record import Record, hash_of
-from laconic.signature import order, probe
+from laconic.signature import order, probe_module
 from laconic.tasks.task import Task
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
@@ -119,14 +119,19 @@ class Checkpoint:
         }
 
     @classmethod
-    def load(cls, folder: Path) -> "Checkpoint":
-        """Open what `save` wrote, bit for bit the same. Raises SourceError where a file is not as it was written."""
+    def load(cls, folder: Path, *, trust: bool = False) -> "Checkpoint":
+        """Open what `save` wrote, bit for bit the same.
+
+        Raises SourceError where a file is not as it was written, UntrustedSource where opening it calls a function
+        that it names (a builder, a stage of somebody's own), or runs code that it brings, and nobody trusts it.
+        """
         try:
             card = unseal(folder / CARD)
         except CorruptArtifact as error:
             raise SourceError(str(error)) from error
         if card.get("format") != FORMAT:
             raise SourceError(f"{folder} is a checkpoint of format {card.get('format')!r}; expected {FORMAT}")
+        check_trust(card, folder, trust)
         try:
             inputs = tuple(TensorSpec.model_validate(spec) for spec in card["inputs"])
             outputs = tuple(TensorSpec.model_validate(spec) for spec in card["outputs"])
@@ -147,6 +152,18 @@ class Checkpoint:
         return loaded
 
 
+def check_trust(card: Mapping[str, Any], folder: Path, trust: bool) -> None:
+    """Raise UntrustedSource where a checkpoint names code that did not come with Laconic, unless it is trusted."""
+    source, stages = card["source"], [record["stage"] for record in card["history"]]
+    named = [source["builder"]] if source["kind"] == "builder" else sorted(source.get("code", ()))
+    named += [name for name in stages if name not in registry.STAGES]
+    named += [card["task"]] if card["task"] not in registry.TASKS else []
+    if named and not trust:
+        raise UntrustedSource(
+            f"opening {folder} would execute code that it names ({', '.join(named)}). Say --trust if it is yours"
+        )
+
+
 BUILD = {"huggingface": huggingface.build, "builder": builders.build}
 """What builds an empty module from a checkpoint's source, by its kind."""
 
@@ -161,8 +178,8 @@ def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module
     module = prepare(BUILD[source["kind"]](source))
     for record in history:
         stage = registry.resolve("stage", record.stage)
-        if hasattr(stage, "rebuild"):
-            module = stage.rebuild(module, record)
+        if hasattr(stage, "rebuild"):  # what only trains changes no structure
+            stage.rebuild(module, record)
     return module
 
 
@@ -203,7 +220,7 @@ def load_source(
 
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
     if (folder / CARD).is_file():
-        return Checkpoint.load(folder)
+        return Checkpoint.load(folder, trust=trust)
     if builder:
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
@@ -212,7 +229,7 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
             f"For a model of your own, give the file of weights and a --builder"
         )
     found = huggingface.load(folder, task=task, trust=trust)
-    outputs = probe(prepare(found.module), found.task.inputs, (found.output,))
+    outputs = probe_module(prepare(found.module), found.task.inputs, (found.output,))
     return Checkpoint.of(
         found.module,
         found.task,
@@ -235,7 +252,7 @@ def _with_signature(
     module = prepare(module)
     inputs = order(module, inputs)
     purpose = plain_task(task, inputs, path)
-    return Checkpoint.of(module, purpose, outputs=probe(module, inputs), source=origin, size=path.stat().st_size)
+    return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
 
 
 def read_licence(folder: Path) -> str | None:

@@ -1,6 +1,8 @@
 """Models saved by transformers: config.json, weights, and a tokenizer or an image processor."""
 
 import inspect
+import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,7 +133,7 @@ def _load_text_model(
     folder: Path, config: Mapping[str, Any], task: str, sentence: SentenceTransformer | None, trust: bool
 ) -> Loaded:
     embedder = sentence.config if sentence else EmbedderConfig()
-    source = source_of(config, task) | (
+    source = source_of(folder, config, task) | (
         {"embedder": embedder.model_dump(mode="json")} if task == "text-embedding" else {}
     )
     model, size = _from_pretrained(folder, source, trust)
@@ -158,7 +160,7 @@ def _load_text_model(
 
 
 def _load_image_classifier(folder: Path, config: Mapping[str, Any], trust: bool) -> Loaded:
-    source = source_of(config, "image-classification")
+    source = source_of(folder, config, "image-classification")
     model, size = _from_pretrained(folder, source, trust)
     preprocess = read_preprocess(folder, channels=int(getattr(model.config, "num_channels", 3)))
     sides: tuple[int | str, ...] = preprocess.crop or preprocess.resize or ("height", "width")
@@ -167,10 +169,14 @@ def _load_image_classifier(folder: Path, config: Mapping[str, Any], trust: bool)
     return Loaded(ImageClassifier(model), task, "logits", source, size)
 
 
-def source_of(config: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """How to build the module again."""
+def source_of(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """How to build the module again; with the code that the model brings, where it brings any."""
     kept = {key: value for key, value in config.items() if key not in UNTOLD}
-    return {"kind": "huggingface", "task": task, "config": kept}
+    source = {"kind": "huggingface", "task": task, "config": kept}
+    if not config.get("auto_map"):
+        return source
+    kept["auto_map"] = config["auto_map"]
+    return source | {"code": {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}}
 
 
 def build(source: Mapping[str, Any]) -> nn.Module:
@@ -178,13 +184,17 @@ def build(source: Mapping[str, Any]) -> nn.Module:
 
     It is built in full, not on the meta device, so that buffers which are not saved hold what they should.
     """
-    task, values = source["task"], dict(source["config"])
+    task = source["task"]
     try:
-        config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
-        auto = getattr(transformers, AUTO[task])
-        with _quiet(), torch.random.fork_rng(devices=[]):
-            model = auto.from_config(config, dtype=torch.float32, **_options(config, task))
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        with _quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+            for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
+                (Path(folder) / name).write_text(content, encoding="utf-8")
+            trust = "code" in source  # whoever opens a checkpoint with code has been asked
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+            model = getattr(transformers, AUTO[task]).from_config(
+                config, dtype=torch.float32, trust_remote_code=trust, **_options(config, task)
+            )
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
     if task == "text-embedding":
         return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))

@@ -1,7 +1,7 @@
 """How a module is called: which tensors go in, which come out, and by which names."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.tensor import BATCH, Array, TensorSpec
+from laconic.tensor import BATCH, Array, Arrays, TensorSpec
 
 PROBES = (2, 3)
 """Sizes of the free axes in the two runs that find out which axes of the outputs are free; each further axis takes the
@@ -68,54 +68,67 @@ def order(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec
     return inputs
 
 
-def probe(module: nn.Module, inputs: tuple[TensorSpec, ...], names: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
-    """The outputs' specs, found by running the module at two sizes of the free axes.
+def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, least: int = 3) -> tuple[TensorSpec, ...]:
+    """The outputs' specs, found by running a model at two sizes of the free axes.
 
-    names: what to call the outputs, where the module's own names say little. An output's axis that has the size of a
-    free axis in both runs is that axis; one that changes otherwise gets a name of its own.
-    Raises SourceError where the module does not run on inputs of these specs.
+    least: the smaller size of a free axis that has no bounds. An output's axis that has the size of a free axis in both
+    runs is that axis; one that changes otherwise gets a name of its own.
     """
-    runs = []
-    for number in range(len(PROBES)):
-        sizes = probe_sizes(inputs, number)
-        answers = _run(module, inputs, sizes)
-        runs.append((sizes, answers))
-    (sizes, answers), (others, repeats) = runs
+    (sizes, answers), (others, repeats) = (
+        (sizes, run(probe_inputs(inputs, sizes)))
+        for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(PROBES)))
+    )
     bounds = {name: limits for spec in inputs for name, limits in spec.bounds.items()}
+    free = {(sizes[axis], others[axis]): axis for axis in reversed(sizes)}
     specs = []
-    for index, (name, answer) in enumerate(answers.items()):
-        called = names[index] if index < len(names) else name
-        free = {(sizes[axis], others[axis]): axis for axis in reversed(sizes)}
-        shape: list[int | str] = []
-        for axis, pair in enumerate(zip(answer.shape, repeats[name].shape, strict=True)):
-            shape.append(free.get(pair, f"{called}_{axis}") if pair[0] != pair[1] else pair[0])
+    for name, answer in answers.items():
+        shape = tuple(
+            pair[0] if pair[0] == pair[1] else free.get(pair, f"{name}_{axis}")
+            for axis, pair in enumerate(zip(answer.shape, repeats[name].shape, strict=True))
+        )
         kept = {axis: bounds[axis] for axis in shape if isinstance(axis, str) and axis in bounds}
-        specs.append(TensorSpec(name=called, dtype=answer.dtype.name, shape=tuple(shape), bounds=kept))
+        specs.append(TensorSpec(name=name, dtype=answer.dtype.name, shape=shape, bounds=kept))
     return tuple(specs)
 
 
-def probe_sizes(inputs: tuple[TensorSpec, ...], number: int) -> dict[str, int]:
+def probe_module(
+    module: nn.Module, inputs: tuple[TensorSpec, ...], names: tuple[str, ...] = ()
+) -> tuple[TensorSpec, ...]:
+    """The outputs' specs of a module. names: what to call its outputs, where its own names say little.
+
+    Raises SourceError where the module does not run on inputs of these specs.
+    """
+
+    def run(arrays: Arrays) -> Arrays:
+        try:
+            with torch.inference_mode():
+                answers = call(module, {name: torch.from_numpy(array) for name, array in arrays.items()})
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            shapes = {name: list(array.shape) for name, array in arrays.items()}
+            raise SourceError(
+                f"the module does not run on inputs of the shapes {shapes}: {str(error).splitlines()[0]}. "
+                f"Give the inputs that its forward takes"
+            ) from error
+        called = [*names, *list(answers)[len(names) :]]
+        return {name: answer.numpy() for name, answer in zip(called, answers.values(), strict=True)}
+
+    return probe(run, inputs)
+
+
+def probe_inputs(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+    """Inputs of the given sizes. No mask is empty: what a row with nothing to attend to gives is not defined."""
+    rng = np.random.default_rng(seed)
+    arrays = {spec.name: spec.sample(rng, sizes) for spec in inputs}
+    return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}
+
+
+def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) -> dict[str, int]:
     """Sizes of the free axes for run `number`: within the bounds, each axis of its own size where the bounds allow."""
     sizes: dict[str, int] = {}
     for spec in inputs:
         for axis in spec.shape:
             if isinstance(axis, str) and axis not in sizes:
                 low, high = spec.bounds.get(axis, (1, np.iinfo(np.int64).max))
-                wanted = PROBES[number] if axis == BATCH else 4 * len(sizes) + 3 + number
+                wanted = PROBES[number] if axis == BATCH else 4 * len(sizes) + least + number
                 sizes[axis] = min(low + number if low > wanted else wanted, high)
     return sizes
-
-
-def _run(module: nn.Module, inputs: tuple[TensorSpec, ...], sizes: dict[str, int]) -> dict[str, Array]:
-    rng = np.random.default_rng(0)
-    arrays = {spec.name: spec.sample(rng, sizes) for spec in inputs}
-    try:
-        with torch.inference_mode():
-            answers = call(module, {name: torch.from_numpy(array) for name, array in arrays.items()})
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        shapes = {name: list(array.shape) for name, array in arrays.items()}
-        raise SourceError(
-            f"the module does not run on inputs of the shapes {shapes}: {str(error).splitlines()[0]}. "
-            f"Give the inputs that its forward takes"
-        ) from error
-    return {name: answer.numpy() for name, answer in answers.items()}

@@ -1,6 +1,7 @@
 """Tiny models of the kinds that people bring, with random weights, and the folders that transformers makes of them."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -77,7 +78,7 @@ class Perceptron(nn.Module):
 
     def __init__(self, widths: list[int], bias: bool = True) -> None:
         super().__init__()
-        layers = [nn.Linear(a, b, bias=bias) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+        layers = [nn.Linear(a, b, bias=bias) for a, b in pairwise(widths)]
         self.layers = nn.ModuleList(layers)
         self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", widths[0])),)
 
