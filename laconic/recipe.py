@@ -180,7 +180,8 @@ class Recipe(Strict):
     def load(cls, path: Path, **given: Any) -> "Recipe":
         """Read a recipe, and check it down to the settings of its stages.
 
-        given: what the command line says; it stands above the file, key by key. Paths in the file count from the file's folder.
+        given: what the command line says; it stands above the file, key by key. Paths in the file count from the
+        file's folder.
         Raises RecipeError with the file, the key and what was expected; MissingPackage for a stage's packages.
         """
         try:

@@ -61,9 +61,9 @@ def test_a_recipe_reads(tmp_path):
 
 
 def test_the_command_line_stands_above_the_file(tmp_path):
-    recipe = load(tmp_path, EXAMPLE, source="other", data={"calibrate": "mine.csv"})
+    recipe = load(tmp_path, EXAMPLE, source="other", target="cpu", runtimes=["openvino"])
     assert recipe.source == "other"
-    assert recipe.data == Data(calibrate=Path("mine.csv"))
+    assert recipe.engines == ("openvino",)
 
 
 def test_data_from_the_command_line_leaves_the_other_settings_of_the_file(tmp_path):
