@@ -8,6 +8,7 @@ and the figures less sure.
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -18,7 +19,7 @@ import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(os.path.relpath(Path(__file__).parent))
 FOLDER = Path(".demo")
 SOURCE = FOLDER / "all-MiniLM-L6-v2"
 TEXTS = FOLDER / "texts.jsonl"
