@@ -30,11 +30,10 @@ from serve.kserve import DATATYPES
 from serve.settings import Settings
 
 SERVE = """
-import sys
+import json, sys
 from pathlib import Path
 from serve.server import serve
-from serve.settings import Settings
-serve([Path(sys.argv[1])], port=0, settings=Settings.model_validate_json(sys.argv[2]))
+serve([Path(sys.argv[1])], port=0, **json.loads(sys.argv[2]))
 """
 DISTINCT = 64
 """Different requests that are sent in turn."""
@@ -162,7 +161,7 @@ def requests_of(artifact: Artifact, rows: int, length: int) -> list[bytes]:
         described = [
             {
                 "name": name,
-                "datatype": DATATYPES[array.dtype.name],
+                "datatype": DATATYPES[array.dtype],
                 "shape": array.shape,
                 "parameters": {"binary_data_size": array.nbytes},
             }

@@ -75,14 +75,15 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    settings: Settings | None = None,
     announce: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> None:
-    """Serve until a signal stops it. port: 0 takes a free one. announce: is given the line that says it is ready.
+    """Serve until a signal stops it.
 
+    port: 0 takes a free one. announce: is given the line that says it is ready. options: those of Settings.
     Raises UsageError for a port that cannot be had, and what opening the artifacts raises.
     """
-    settings = settings or Settings()
+    settings = Settings(**options)
     with bind(host, port) as listener:
         app = create_app(artifacts, settings)
         listen(listener, host, port)

@@ -12,12 +12,12 @@ MAX_EXECUTORS = 8
 class Settings(BaseModel):
     """How models are opened and requests are bounded.
 
-    runtime: the engine; the artifact's own where None. executors: batches of a model that run at a time. threads: of
-    each executor. Where neither is given, executors x threads = cores, with as few threads as possible: two executors
-    of one thread gave 3 to 17 % more rows per CPU-second than one of two. queue: rows of a model that may wait.
-    max_body: bytes of a request, also unpacked. drain: seconds between the signal to stop, when the server says that
-    it is not ready, and the closing of its port. grace: seconds that requests under way have to end after that.
-    unproven: serve artifacts whose verdict failed or is missing.
+    runtime: the engine; the artifact's own where None. threads: cores that each model may use, all where None.
+    executors: batches of a model that run at a time, sharing those threads; as many as threads where None, up to
+    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. queue: rows of
+    a model that may wait. max_body: bytes of a request, also unpacked. drain: seconds between the signal to stop, when
+    the server says that it is not ready, and the closing of its port. grace: seconds that requests under way have to
+    end after that. unproven: serve artifacts whose verdict failed or is missing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,9 +33,6 @@ class Settings(BaseModel):
 
     def parallelism(self) -> tuple[int, int]:
         """Executors, and threads of each."""
-        if self.executors is not None:
-            return self.executors, self.threads or max(1, cores() // self.executors)
-        if self.threads is not None:
-            return max(1, cores() // self.threads), self.threads
-        executors = min(cores(), MAX_EXECUTORS)
-        return executors, max(1, cores() // executors)
+        threads = self.threads or cores()
+        executors = self.executors or min(threads, MAX_EXECUTORS)
+        return executors, max(1, threads // executors)

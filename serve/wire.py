@@ -166,7 +166,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
     abandoned requests.
     """
     task = asyncio.current_task()
-    assert task is not None  # noqa: S101 - ASGI applications always run in a task
+    assert task is not None
     gone = asyncio.ensure_future(receive())
 
     def leave(_: object) -> None:

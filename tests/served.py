@@ -1,0 +1,121 @@
+"""A real server over HTTP, and artifacts of kinds that only serving tells apart."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from artifacts import write_artifact
+from safetensors.numpy import save_file
+
+from laconic.artifact import GOLDEN, MANIFEST, MEASURED, digest, seal, unseal
+from laconic.runtimes.fake import FakeSession
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import Array, TensorSpec
+from serve.app import App, create_app
+from serve.server import Server, bind, listen
+from serve.settings import Settings
+
+SEQ = "seq"
+
+
+class Padded(Tensors):
+    """Arrays of any length, which share batches: a shorter one is filled with 7."""
+
+    def __init__(self, inputs: tuple[TensorSpec, ...]) -> None:
+        super().__init__(inputs)
+        self.padding = {spec.name: 7 for spec in inputs}
+
+
+def change_artifact(
+    path: Path, *, knee: int | None = None, golden: dict[str, Array] | None = None, **changes: Any
+) -> Path:
+    """Rewrite parts of an artifact's manifest, and seal it again."""
+    manifest = unseal(path / MANIFEST)
+    if golden is not None:
+        save_file(golden, path / GOLDEN)
+        manifest["files"][GOLDEN] = digest(path / GOLDEN).model_dump()
+    (path / MANIFEST).write_bytes(seal(manifest | changes))
+    if knee is not None:
+        (path / MEASURED).write_bytes(seal(unseal(path / MEASURED) | {"knee": knee}))
+    return path
+
+
+def write_sequences(path: Path, *, task: str = "tensors", **model: Any) -> Path:
+    """An artifact from x [batch, seq] to y = 2 x [batch, seq], with seq up to 64."""
+    write_artifact(path, **model)
+    spec = TensorSpec(name="x", dtype="float32", shape=("batch", SEQ), bounds={SEQ: (1, 64)}).model_dump(mode="json")
+    x = np.ones((2, 5), np.float32)
+    return change_artifact(
+        path,
+        task=task,
+        inputs=[spec],
+        outputs=[spec | {"name": "y"}],
+        golden={"0.input.x": x, "0.output.y": 2 * x},
+    )
+
+
+@dataclass
+class Running:
+    """A server at work."""
+
+    app: App
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """As tritonclient takes it."""
+        return f"127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20)
+
+    def batches(self, name: str) -> list[int]:
+        """The rows of each batch that the fake engine ran, by all sessions, less the golden one."""
+        sessions = self.app.repository.get(name)._sessions
+        return [rows for session in sessions if isinstance(session, FakeSession) for rows in session.batches[1:]]
+
+
+@contextmanager
+def running(*paths: Path, **options: Any) -> Iterator[Running]:
+    """Serve these artifacts in a thread, at a free port."""
+    settings = Settings(**{"drain": 0} | options)
+    app = create_app(paths, settings)
+    ready = threading.Event()
+    with bind("127.0.0.1", 0) as listener:
+        listen(listener, "127.0.0.1", 0)
+        server = Server(app, settings, ready.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            assert ready.wait(20)
+            yield Running(app, listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5) -> bool:
+    """Whether the condition comes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def request_of(rows: Any, name: str = "x", datatype: str = "FP32", **parameters: Any) -> dict[str, Any]:
+    """A V2 request in JSON, with one input."""
+    array = np.array(rows)
+    tensor = {"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()}
+    return {"inputs": [tensor], "parameters": parameters}
