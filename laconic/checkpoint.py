@@ -69,11 +69,12 @@ class Checkpoint:
         return cls(module, task, task.inputs, outputs, source, history, licence, key, size)
 
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
-        """What a stage made of this checkpoint."""
+        """What a stage made of this checkpoint; its outputs keep their names, and may have changed their shapes."""
+        module = prepare(module)
         return Checkpoint.of(
             module,
             self.task,
-            outputs=self.outputs,
+            outputs=probe_module(module, self.inputs, tuple(spec.name for spec in self.outputs)),
             source=self.source,
             size=self.size,
             history=(*self.history, record),

@@ -33,11 +33,12 @@ def specs_from_arrays(arrays: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
 
 
 def bind(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """The positional and the keyword arguments for the module's forward: by name where it knows the names."""
-    parameters = inspect.signature(module.forward).parameters
-    if tensors and all(name in parameters for name in tensors):
-        return (), {name: tensors[name] for name in parameters if name in tensors}
-    return tuple(tensors.values()), {}
+    """The positional and the keyword arguments for the module's forward: by name where an optional one is left out."""
+    parameters = list(inspect.signature(module.forward).parameters)
+    known = all(name in parameters for name in tensors)
+    if not known or list(tensors) == parameters[: len(tensors)]:
+        return tuple(tensors.values()), {}
+    return (), {name: tensors[name] for name in parameters if name in tensors}
 
 
 def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
+from laconic.record import Record
 from laconic.tasks.text import WORDS
 from laconic.tensor import TensorSpec
 
@@ -200,3 +201,26 @@ def save_vit(folder: Path) -> Path:
     settings = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
+
+
+class Keep:
+    """A stage that keeps the first layers of a perceptron: a structural change, and its replay."""
+
+    @staticmethod
+    def rebuild(module: Perceptron, record: Record) -> None:
+        del module.layers[record.config["layers"] :]
+
+
+def fail() -> nn.Module:
+    """A factory that fails."""
+    raise RuntimeError("no such luck")
+
+
+def no_module() -> int:
+    """A factory of something else."""
+    return 3
+
+
+def unsigned(inputs: int = 4) -> nn.Module:
+    """A module that does not say what it takes."""
+    return nn.Linear(inputs, 2)

@@ -1,0 +1,611 @@
+"""Whatever people have a trained model in is opened, or refused with a sentence; and what is saved opens as it was."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from laconic.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
+from laconic.errors import SourceError, UntrustedSource, UsageError
+from laconic.record import Record
+from laconic.runtimes.torch import Torch, TorchSession
+from laconic.signature import specs_from_arrays
+from laconic.tensor import TensorSpec
+
+TEXTS = ["hello world", "a model answers every question", "the"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    return models.save_embedder(tmp_path_factory.mktemp("models") / "embedder")
+
+
+def tensors(checkpoint, samples=TEXTS):
+    return {name: torch.from_numpy(array) for name, array in checkpoint.task.encode(samples).items()}
+
+
+def answer(checkpoint, inputs):
+    return TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs).run(inputs)
+
+
+def perceptron(folder, widths=(4, 8, 3), name="model.safetensors", **options):
+    module = models.randomize(models.Perceptron(list(widths)))
+    path = folder / name
+    save_file(module.state_dict(), path) if name.endswith(".safetensors") else torch.save(module.state_dict(), path)
+    options = {"builder": "models:Perceptron", "arguments": {"widths": list(widths)}, **options}
+    return module, path, options
+
+
+# Folders of transformers
+
+
+def test_an_embedder_pools_and_normalizes_inside_the_module(embedder):
+    checkpoint = load_source(embedder)
+    inputs = tensors(checkpoint)
+    hidden = checkpoint.module.encoder(**inputs).last_hidden_state
+    mask = inputs["attention_mask"][..., None]
+    expected = nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    torch.testing.assert_close(checkpoint.module(**inputs), expected)
+    assert checkpoint.task.name == "text-embedding"
+    assert checkpoint.task.max_tokens == 48
+    assert [(spec.name, spec.shape) for spec in checkpoint.outputs] == [("embedding", ("batch", 32))]
+    assert checkpoint.inputs[0].bounds == {"seq": (1, 48)}
+    assert checkpoint.size == (embedder / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ([("Pooling", {"pooling_mode_cls_token": True})], lambda hidden, mask: hidden[:, 0]),
+        (
+            [("Pooling", {"pooling_mode": "max"})],
+            lambda hidden, mask: torch.stack(
+                [row[: int(n)].amax(0) for row, n in zip(hidden, mask.sum(1), strict=True)]
+            ),
+        ),
+    ],
+)
+def test_pooling_is_read_from_its_config(tmp_path, modules, expected):
+    checkpoint = load_source(models.save_embedder(tmp_path / "m", *modules))
+    inputs = tensors(checkpoint)
+    hidden = checkpoint.module.encoder(**inputs).last_hidden_state
+    torch.testing.assert_close(checkpoint.module(**inputs), expected(hidden, inputs["attention_mask"]))
+
+
+def test_a_dense_module_is_loaded(tmp_path):
+    dense = ("Dense", {"in_features": 32, "out_features": 6, "activation_function": "torch.nn.modules.activation.Tanh"})
+    folder = models.save_embedder(tmp_path / "m", ("Pooling", {"pooling_mode": "cls"}), dense)
+    weights = {"linear.weight": torch.randn(6, 32), "linear.bias": torch.randn(6)}
+    save_file(weights, folder / "2_Dense" / "model.safetensors")
+    checkpoint = load_source(folder)
+    inputs = tensors(checkpoint)
+    pooled = checkpoint.module.encoder(**inputs).last_hidden_state[:, 0]
+    expected = torch.tanh(pooled @ weights["linear.weight"].T + weights["linear.bias"])
+    torch.testing.assert_close(checkpoint.module(**inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("modules", "complaint"),
+    [
+        ([("Pooling", {"pooling_mode": "mean"}), ("LSTM", {})], "'LSTM'"),
+        ([("Pooling", {"pooling_mode_weightedmean_tokens": True})], "pooling_mode_weightedmean_tokens"),
+        ([("Pooling", {"pooling_mode": ["mean", "max"]})], "mean and max"),
+        ([("Normalize", {})], "no Pooling"),
+        ([("Pooling", {"pooling_mode": "cls"}), ("Normalize", {}), ("Dense", {})], "Normalize"),
+    ],
+)
+def test_a_module_that_is_not_known_is_refused_by_name(tmp_path, modules, complaint):
+    folder = models.save_embedder(tmp_path / "m", *modules)
+    for path in folder.glob("*_Dense/config.json"):
+        path.write_text(json.dumps({"in_features": 32, "out_features": 6}))
+    with pytest.raises(SourceError, match=complaint):
+        load_source(folder)
+
+
+def test_a_text_classifier_gives_the_logits_that_transformers_gives(tmp_path):
+    folder = models.save_bert(tmp_path / "m")
+    checkpoint = load_source(folder)
+    inputs = tensors(checkpoint, [("hello world", "a model"), ("the", "a b")])
+    original = transformers.BertForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
+    torch.testing.assert_close(checkpoint.module(*inputs.values()), original(**inputs).logits, rtol=0, atol=0)
+    assert [spec.name for spec in checkpoint.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert inputs["token_type_ids"].any()
+    assert checkpoint.task.labels == ("no", "maybe", "yes")
+
+
+def test_a_model_without_token_types_takes_two_inputs(tmp_path):
+    checkpoint = load_source(models.save_distilbert(tmp_path / "m"))
+    assert [spec.name for spec in checkpoint.inputs] == ["input_ids", "attention_mask"]
+    assert checkpoint.outputs[0].shape == ("batch", 2)
+
+
+def test_roberta_has_fewer_positions_than_its_config_says(tmp_path):
+    checkpoint = load_source(models.save_roberta(tmp_path / "m"))
+    assert checkpoint.task.max_tokens == 64
+    ids = torch.full((1, 64), 5)
+    assert checkpoint.module(ids, torch.ones_like(ids)).shape == (1, 32)
+
+
+def test_an_image_classifier_brings_its_preprocessing(tmp_path):
+    checkpoint = load_source(models.save_vit(tmp_path / "m"))
+    assert checkpoint.inputs[0].shape == ("batch", 3, 16, 16)
+    assert checkpoint.task.preprocess.mean == (0.5, 0.5, 0.5)
+    assert checkpoint.task.labels == ("cat", "dog", "fish")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"size": 20}, {"shortest_edge": 20}),
+        (
+            {"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}},
+            {"shortest_edge": 20, "crop": (16, 16)},
+        ),
+        ({"size": {"height": 16, "width": 16}, "do_normalize": False}, {"resize": (16, 16), "mean": (0.0,)}),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, {"shortest_edge": 256, "crop": (224, 224)}),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.95}, {"shortest_edge": None, "resize": (384, 384)}),
+        ({"do_rescale": False, "size": {"height": 16, "width": 16}}, {"scale": 1.0}),
+    ],
+)
+def test_settings_of_image_processors_are_understood(tmp_path, settings, expected):
+    from laconic.processors import read_preprocess
+
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    made = read_preprocess(tmp_path, channels=3).model_dump()
+    assert {name: made[name] for name in expected} == expected
+
+
+def test_an_image_model_without_settings_is_refused(tmp_path):
+    folder = models.save_vit(tmp_path / "m")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(SourceError, match=r"preprocessor_config.json is missing"):
+        load_source(folder)
+
+
+def test_shards_are_read_and_a_missing_one_is_named(tmp_path, embedder):
+    whole = load_source(models.save_bert(tmp_path / "whole"))
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "whole", local_files_only=True)
+    folder = models.save_bert(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="30KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    sharded = load_source(folder)
+    inputs = tensors(whole)
+    torch.testing.assert_close(sharded.module(**inputs), whole.module(**inputs), rtol=0, atol=0)
+    assert sharded.key == whole.key
+    shards[0].unlink()
+    with pytest.raises(SourceError, match=shards[0].name):
+        load_source(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_raised_to_single_exactly(tmp_path, dtype):
+    folder = models.save_bert(tmp_path / "m")
+    transformers.BertForSequenceClassification.from_pretrained(folder, dtype=dtype).save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    checkpoint = load_source(folder)
+    assert {value.dtype for value in stored.values()} == {dtype}
+    for name, value in checkpoint.module.model.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, stored[name].float())
+
+
+def test_a_folder_with_a_pytorch_bin_is_read_without_executing_it(tmp_path):
+    folder = models.save_bert(tmp_path / "m")
+    expected = load_source(folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert load_source(folder).key == expected.key
+    torch.save({"weights": nn.Linear(2, 2)}, folder / "pytorch_model.bin")
+    with pytest.raises(SourceError, match="does not load"):
+        load_source(folder)
+
+
+def test_an_older_tokenizer_is_converted(tmp_path):
+    folder = models.save_bert(tmp_path / "m")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(SourceError, match=r"no tokenizer.json"):
+        load_source(folder)
+    (folder / "vocab.txt").write_text("\n".join(models.tokenizer().get_vocab()))
+    settings = {"tokenizer_class": "BertTokenizer", "pad_token": "[PAD]", "do_lower_case": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    words = sorted(models.tokenizer().get_vocab().items(), key=lambda item: item[1])
+    (folder / "vocab.txt").write_text("\n".join(word for word, _ in words))
+    ids = load_source(folder).task.encode(["Hello world"])["input_ids"]
+    assert ids.tolist() == [models.tokenizer().encode("hello world").ids]
+
+
+def test_an_architecture_for_another_task_is_refused_by_name(tmp_path):
+    folder = models.save_bert(tmp_path / "m", transformers.BertForMaskedLM)
+    with pytest.raises(SourceError, match="BertForMaskedLM"):
+        load_source(folder)
+    assert load_source(folder, task="text-embedding").task.name == "text-embedding"
+
+
+def test_a_head_that_would_be_random_is_refused(embedder):
+    with pytest.raises(SourceError, match="random"):
+        load_source(embedder, task="text-classification")
+
+
+@pytest.mark.parametrize("settings", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
+def test_answers_that_are_no_classes_are_refused(tmp_path, settings):
+    folder = models.save_bert(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config = {**config, **settings}
+    if "num_labels" in settings:
+        config.pop("id2label")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match="one of several classes"):
+        load_source(folder)
+
+
+def test_a_model_that_brings_its_own_code_needs_trust(tmp_path):
+    folder = models.save_bert(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "auto_map": {
+            "AutoConfig": "own_code.OwnConfig",
+            "AutoModelForSequenceClassification": "own_code.OwnModel",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own_code.py").write_text(
+        "from transformers import BertConfig, BertForSequenceClassification\n"
+        "class OwnConfig(BertConfig):\n    model_type = 'own'\n"
+        "class OwnModel(BertForSequenceClassification):\n    config_class = OwnConfig\n"
+    )
+    with pytest.raises(UntrustedSource, match="--trust"):
+        load_source(folder)
+    checkpoint = load_source(folder, trust=True)
+    checkpoint.save(tmp_path / "saved")
+    with pytest.raises(UntrustedSource, match=r"own_code.py"):
+        load_source(tmp_path / "saved")
+    assert load_source(tmp_path / "saved", trust=True).key == checkpoint.key
+
+
+def test_the_licence_is_the_one_that_the_readme_states(tmp_path):
+    folder = models.save_bert(tmp_path / "m")
+    assert load_source(folder).licence is None
+    (folder / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\n")
+    assert load_source(folder).licence == "apache-2.0"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "modules.json"])
+@pytest.mark.parametrize("keep", [0, 0.6])
+def test_a_file_of_the_folder_that_is_cut_short_is_refused(tmp_path, name, keep):
+    folder = models.save_embedder(tmp_path / "m")
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(SourceError, match=r"again"):
+        load_source(folder)
+
+
+# Weights with a builder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt", "model.bin", "model.pth"])
+def test_weights_are_loaded_into_what_the_builder_makes(tmp_path, name):
+    module, path, options = perceptron(tmp_path, name=name)
+    checkpoint = load_source(path, **options)
+    x = torch.randn(5, 4)
+    assert torch.equal(checkpoint.module(x), module(x))
+    assert checkpoint.task.name == "tensors"
+    assert checkpoint.outputs == (TensorSpec(name="output", dtype="float32", shape=("batch", 3)),)
+    assert not checkpoint.module.training
+    assert not any(parameter.requires_grad for parameter in checkpoint.module.parameters())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
+        lambda state: {name: value.half() for name, value in state.items()},
+    ],
+)
+def test_the_ways_in_which_training_scripts_save_are_understood(tmp_path, wrap):
+    module, _, options = perceptron(tmp_path)
+    torch.save(wrap(module.state_dict()), tmp_path / "model.pt")
+    checkpoint = load_source(tmp_path / "model.pt", **options)
+    for name, value in checkpoint.module.state_dict().items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, module.state_dict()[name], atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda state: state.pop("layers.1.bias"), r"1 missing \(layers.1.bias\)"),
+        (lambda state: state.update(more=torch.zeros(1)), r"1 unexpected \(more\)"),
+        (lambda state: state.update({"layers.0.bias": torch.zeros(9)}), r"layers.0.bias is \[9\], expected \[8\]"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(tmp_path, change, complaint):
+    module, path, options = perceptron(tmp_path)
+    state = dict(module.state_dict())
+    change(state)
+    save_file(state, path)
+    with pytest.raises(SourceError, match=complaint):
+        load_source(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("builder", "arguments", "complaint"),
+    [
+        ("models.Perceptron", {}, "package.module:factory"),
+        ("nowhere:Perceptron", {}, "no module 'nowhere'"),
+        ("models:Nothing", {}, "no 'Nothing'"),
+        ("models:fail", {}, "RuntimeError: no such luck"),
+        ("models:no_module", {}, "returned a int"),
+        ("models:Perceptron", {"wrong": 1}, "TypeError"),
+        ("models:Perceptron", {"widths": {1, 2}}, "plain values"),
+        (None, {}, "--builder"),
+    ],
+)
+def test_a_wrong_builder_is_refused_with_a_sentence(tmp_path, builder, arguments, complaint):
+    _, path, _ = perceptron(tmp_path)
+    with pytest.raises(SourceError, match=complaint):
+        load_source(path, builder=builder, arguments=arguments)
+
+
+def test_inputs_come_from_the_recipe_or_from_the_module(tmp_path):
+    save_file(nn.Linear(4, 2).state_dict(), tmp_path / "m.safetensors")
+    options = {"builder": "models:unsigned"}
+    with pytest.raises(SourceError, match="`inputs`"):
+        load_source(tmp_path / "m.safetensors", **options)
+    inputs = specs_from_arrays({"x": np.zeros((7, 4), np.float32)})
+    assert inputs == (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
+    assert load_source(tmp_path / "m.safetensors", inputs=inputs, **options).outputs[0].shape == ("batch", 2)
+    wrong = specs_from_arrays({"x": np.zeros((7, 5), np.float32)})
+    with pytest.raises(SourceError, match="does not run"):
+        load_source(tmp_path / "m.safetensors", inputs=wrong, **options)
+
+
+@pytest.mark.parametrize("array", [np.array(3.0), np.array(["a"]), np.zeros(2, np.complex64)])
+def test_arrays_that_are_no_inputs_are_refused(array):
+    with pytest.raises(SourceError, match="first axis"):
+        specs_from_arrays({"x": array})
+
+
+def test_a_builder_can_make_an_image_classifier(tmp_path):
+    save_file(models.randomize(models.ResidualNet()).state_dict(), tmp_path / "m.safetensors")
+    options = {"builder": "models:ResidualNet"}
+    checkpoint = load_source(tmp_path / "m.safetensors", task="image-classification", **options)
+    assert checkpoint.task.preprocess.resize == (16, 16)
+    with pytest.raises(SourceError, match="tokenizer"):
+        load_source(tmp_path / "m.safetensors", task="text-classification", **options)
+    _, path, options = perceptron(tmp_path, name="p.safetensors")
+    with pytest.raises(SourceError, match="channels"):
+        load_source(path, task="image-classification", **options)
+
+
+def test_the_working_folder_holds_builders_and_hides_no_room(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import export\nfrom models import Perceptron\nassert export.__file__ != __file__\n"
+    )
+    (tmp_path / "export.py").write_text("raise RuntimeError('this file hides the room')\n")
+    _, path, _ = perceptron(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import sys; sys.path.append(sys.argv[2])\n"
+        "from pathlib import Path; from laconic.checkpoint import load_source\n"
+        "before = list(sys.path)\n"
+        "print(load_source(Path(sys.argv[1]), builder='mine:Perceptron', arguments={'widths': [4, 8, 3]}).key)\n"
+        "assert sys.path == before\n"
+    )
+    # -P: as the console script starts, without the working folder on the path.
+    command = [sys.executable, "-P", "-c", code, str(path), str(Path(models.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# What executes code
+
+
+def test_a_pickled_module_needs_trust_and_cannot_be_saved(tmp_path):
+    module = models.randomize(models.Perceptron([4, 3]))
+    torch.save(module, tmp_path / "m.pt")
+    with pytest.raises(UntrustedSource, match="--trust"):
+        load_source(tmp_path / "m.pt")
+    with pytest.raises(UntrustedSource):
+        load_source(tmp_path / "m.pt", builder="models:Perceptron", arguments={"widths": [4, 3]})
+    checkpoint = load_source(tmp_path / "m.pt", trust=True)
+    x = torch.randn(2, 4)
+    assert torch.equal(checkpoint.module(x), module(x))
+    with pytest.raises(SourceError, match="cannot be saved"):
+        checkpoint.save(tmp_path / "saved")
+    built = load_source(tmp_path / "m.pt", builder="models:Perceptron", arguments={"widths": [4, 3]}, trust=True)
+    built.save(tmp_path / "saved")
+
+
+def test_an_exported_program_needs_trust(tmp_path):
+    module = models.randomize(models.Perceptron([4, 3]))
+    program = torch.export.export(module, (torch.randn(2, 4),), dynamic_shapes=({0: torch.export.Dim("n", max=64)},))
+    torch.export.save(program, tmp_path / "m.pt2")
+    with pytest.raises(UntrustedSource, match=r"torch.export"):
+        load_source(tmp_path / "m.pt2")
+    checkpoint = load_source(tmp_path / "m.pt2", trust=True)
+    assert checkpoint.inputs[0].shape == ("batch", 4)
+    assert checkpoint.inputs[0].bounds["batch"][1] == 64
+    x = torch.randn(3, 4)
+    assert torch.equal(checkpoint.module(x), module(x))
+    (tmp_path / "bad.pt2").write_bytes(b"PK")
+    with pytest.raises(SourceError, match="does not load"):
+        load_source(tmp_path / "bad.pt2", trust=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused(tmp_path):
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "m.pt")
+    with pytest.raises(SourceError, match="TorchScript"):
+        load_source(tmp_path / "m.pt", builder="models:unsigned")
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt", "m.bin"])
+@pytest.mark.parametrize("content", [b"", b"not weights at all", None])
+def test_damaged_weights_are_refused(tmp_path, name, content):
+    _, path, options = perceptron(tmp_path, name=name)
+    path.write_bytes(path.read_bytes()[:-200] if content is None else content)
+    with pytest.raises(SourceError):
+        load_source(path, **options)
+
+
+def test_sources_of_no_known_kind_are_refused(tmp_path):
+    with pytest.raises(SourceError, match="does not exist"):
+        load_source(tmp_path / "nothing")
+    with pytest.raises(SourceError, match=r"config.json"):
+        load_source(tmp_path)
+    (tmp_path / "m.onnx").write_bytes(b"")
+    assert is_onnx(tmp_path / "m.onnx")
+    with pytest.raises(SourceError, match="ONNX"):
+        load_source(tmp_path / "m.onnx")
+
+
+# Saved and opened again
+
+
+def test_a_saved_checkpoint_answers_bit_for_bit_the_same_in_another_process(tmp_path, embedder):
+    checkpoint = load_source(embedder)
+    checkpoint.save(tmp_path / "saved")
+    inputs = checkpoint.task.encode(TEXTS)
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    code = (
+        "import sys, numpy as np; from pathlib import Path; from laconic.runtimes.torch import Torch\n"
+        "folder = Path(sys.argv[1])\n"
+        "with Torch().open(folder / 'saved') as session:\n"
+        "    np.savez(folder / 'answers.npz', **session.run(dict(np.load(folder / 'inputs.npz'))))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    expected = answer(checkpoint, inputs)
+    with np.load(tmp_path / "answers.npz") as found:
+        assert np.array_equal(found["embedding"], expected["embedding"])
+    again = Checkpoint.load(tmp_path / "saved")
+    assert again.key == checkpoint.key
+    assert (again.inputs, again.outputs, again.size) == (checkpoint.inputs, checkpoint.outputs, checkpoint.size)
+
+
+def test_saving_twice_gives_the_same_bytes_and_no_path(tmp_path, embedder):
+    for name in ("one", "two"):
+        load_source(embedder).save(tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["model.json", "model.safetensors", "preprocess.json", "tokenizer.json"]
+    for name in files:
+        content = (tmp_path / "one" / name).read_bytes()
+        assert content == (tmp_path / "two" / name).read_bytes()
+        assert str(tmp_path).encode() not in content
+        assert str(embedder).encode() not in content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("save", [models.save_bert, models.save_roberta, models.save_distilbert, models.save_vit])
+def test_every_kind_of_folder_opens_again_after_saving(tmp_path, save):
+    checkpoint = load_source(save(tmp_path / "m"))
+    checkpoint.save(tmp_path / "saved")
+    again = load_source(tmp_path / "saved")
+    inputs = checkpoint.task.typical(2, 7)
+    expected, found = answer(checkpoint, inputs), answer(again, inputs)
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    assert again.task.assets() == checkpoint.task.assets()
+
+
+def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
+    module = models.randomize(models.Tied())
+    state = {name: value for name, value in module.state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "m.safetensors")
+    checkpoint = load_source(tmp_path / "m.safetensors", builder="models:Tied")
+    checkpoint.save(tmp_path / "saved")
+    again = Checkpoint.load(tmp_path / "saved", trust=True)
+    assert len(load_file(tmp_path / "saved" / WEIGHTS)) == 1
+    assert again.module.head.weight is again.module.table.weight
+    ids = torch.arange(6).reshape(2, 3)
+    assert torch.equal(again.module(ids)["logits"], module(ids)["logits"])
+
+
+def test_buffers_that_are_not_saved_are_there_after_loading(tmp_path):
+    state = models.randomize(models.Tied()).state_dict()
+    state.pop("head.weight")
+    save_file(state, tmp_path / "m.safetensors")
+    load_source(tmp_path / "m.safetensors", builder="models:Tied").save(tmp_path / "saved")
+    module = Checkpoint.load(tmp_path / "saved", trust=True).module
+    torch.testing.assert_close(module.scale, torch.linspace(0.5, 1.5, 8))
+    assert not any(value.is_meta for value in (*module.parameters(), *module.buffers()))
+
+
+def test_structural_changes_are_replayed_on_loading(tmp_path):
+    _, path, options = perceptron(tmp_path, widths=(4, 8, 8, 3))
+    checkpoint = load_source(path, **options)
+    record = Record(stage="models:Keep", config={"layers": 2}, key="k")
+    models.Keep.rebuild(checkpoint.module, record)
+    changed = checkpoint.after(record, checkpoint.module)
+    changed.save(tmp_path / "saved")
+    again = Checkpoint.load(tmp_path / "saved", trust=True)
+    assert len(again.module.layers) == 2
+    assert again.history == (record,)
+    assert again.key == changed.key != checkpoint.key
+    assert again.outputs[0].shape == ("batch", 8)
+
+
+def test_a_checkpoint_that_names_code_is_opened_only_when_trusted(tmp_path):
+    _, path, options = perceptron(tmp_path)
+    load_source(path, **options).save(tmp_path / "saved")
+    with pytest.raises(UntrustedSource, match="models:Perceptron"):
+        load_source(tmp_path / "saved")
+    load_source(tmp_path / "saved", trust=True)
+
+
+def test_saving_overwrites_a_checkpoint_and_nothing_else(tmp_path, embedder):
+    checkpoint = load_source(embedder)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="not be overwritten"):
+        checkpoint.save(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    checkpoint.save(tmp_path / "saved")
+    checkpoint.save(tmp_path / "saved")
+    assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
+
+
+@pytest.mark.parametrize("name", [CARD, WEIGHTS, "tokenizer.json"])
+def test_a_flipped_byte_is_found(tmp_path, embedder, name):
+    load_source(embedder).save(tmp_path / "saved")
+    content = bytearray((tmp_path / "saved" / name).read_bytes())
+    content[-20] ^= 1
+    (tmp_path / "saved" / name).write_bytes(content)
+    with pytest.raises(SourceError):
+        Checkpoint.load(tmp_path / "saved")
+
+
+def test_the_key_follows_the_weights_and_the_settings(tmp_path):
+    _, path, options = perceptron(tmp_path)
+    first = load_source(path, **options)
+    assert load_source(path, **options).key == first.key
+    state = load_file(path)
+    state["layers.0.bias"][0] += 1e-6
+    save_file(state, path)
+    assert load_source(path, **options).key != first.key
+
+
+def test_torch_runs_on_its_own_threads_and_gives_the_others_back(tmp_path):
+    _, path, options = perceptron(tmp_path)
+    checkpoint = load_source(path, **options)
+    seen = []
+    checkpoint.module.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, 2).run({"x": np.zeros((1, 4), np.float32)})
+    assert seen == [2]
+    assert torch.get_num_threads() == 1
+    assert Torch().computes() == ("float32",)
