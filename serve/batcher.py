@@ -90,9 +90,10 @@ class Batcher:
                     item.future.set_exception(late)
 
     def close(self) -> None:
-        """Answer what is queued, and end the executors."""
+        """Let the executors end the batches they run, and stop. What still waits is dropped: so did its clients."""
         with self._changed:
             self._closed = True
+            self._queue.clear()
             self._changed.notify_all()
         for executor in self._executors:
             executor.join()

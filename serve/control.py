@@ -35,6 +35,9 @@ def create_control(repository: Repository, settings: Settings) -> FastAPI:
         version=__version__,
         lifespan=lifespan,
         responses=openapi.ERRORS,
+        # Their pages fetch scripts from elsewhere, and this server is often where there is no elsewhere.
+        docs_url=None,
+        redoc_url=None,
     )
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
     add_errors(app)

@@ -76,7 +76,7 @@ class Model:
         return [self._decode(outputs) for outputs in await self._collect(items, timeout)]
 
     def close(self) -> None:
-        """Answer what is queued, end the executors, give the memory back."""
+        """Stop when the running batches have ended, and give the memory back."""
         self.batcher.close()
         for session in self._sessions:
             session.close()

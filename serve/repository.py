@@ -54,7 +54,7 @@ class Repository:
         return model
 
     def close(self) -> None:
-        """Answer what is queued and close every model."""
+        """Close every model, when its running batches have ended."""
         self.ready = False
         for model in self:
             model.close()

@@ -1,7 +1,6 @@
 """The process around the application: a port, signals, and one line when it is ready."""
 
 import asyncio
-import json
 import math
 import shlex
 import signal
@@ -19,8 +18,10 @@ from laconic.errors import UsageError
 from serve.app import App, create_app
 from serve.model import Model
 from serve.settings import Settings
+from serve.wire import to_json
 
 BACKLOG = 2048
+MAX_PORT = 65_535
 LONGEST_EXAMPLE = 400
 """Characters. An image as numbers is no example that anyone would paste."""
 
@@ -42,14 +43,9 @@ class Server(uvicorn.Server):
         self.drain = settings.drain
         self.on_ready = on_ready
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
-        await super().startup(sockets)
-        if self.started:
-            self.on_ready()
-
     async def main_loop(self) -> None:
         """Serve until a signal comes, then say not-ready for a while, still answering, so that balancers notice."""
+        self.on_ready()
         await super().main_loop()
         self.app.repository.ready = False
         # Connections that clients keep are ended with their next answer, rather than cut under their next request.
@@ -57,6 +53,12 @@ class Server(uvicorn.Server):
         end = time.monotonic() + self.drain
         while time.monotonic() < end and not self.force_exit:
             await asyncio.sleep(0.05)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn leaves the application running when it is forced to stop; here it is closed in any case."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM drains, Ctrl-C does not wait, and a second signal gives up what is under way.
@@ -97,6 +99,8 @@ def serve(
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket at that address, before any model is loaded: a port in use is found at once."""
+    if not 0 <= port <= MAX_PORT:
+        raise UsageError(f"there is no port {port}. Choose one from 1 to {MAX_PORT}, or 0 for a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -105,7 +109,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise refused(host, port, error) from None
     return listener
@@ -119,10 +123,11 @@ def listen(listener: socket.socket, host: str, port: int) -> None:
         raise refused(host, port, error) from None
 
 
-def refused(host: str, port: int, error: Exception) -> UsageError:
+def refused(host: str, port: int, error: OSError) -> UsageError:
     """The error for an address that cannot be had."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return UsageError(f"cannot listen on {host} port {port}: {reason}. Choose another --port, or stop what uses it")
+    return UsageError(
+        f"cannot listen on {host} port {port}: {error.strerror}. Choose another --port, or stop what uses it"
+    )
 
 
 def welcome(app: App, host: str, port: int) -> str:
@@ -143,9 +148,8 @@ def example(model: Model, url: str) -> str:
         return f"curl {address} -F image=@picture.jpg"
     sample: Any = "Hello there."
     if field != "text":
-        arrays = model.task.examples(1)[0]
-        sample = {name: array.round(2).tolist() for name, array in arrays.items()}
-    body = json.dumps({field: sample})
+        sample = {name: array.round(2) for name, array in model.task.examples(1)[0].items()}
+    body = to_json({field: sample}).decode()
     if len(body) > LONGEST_EXAMPLE:
         return f"curl {url}/v2/models/{model.name}"
     return f"curl {address} -d {shlex.quote(body)}"

@@ -14,9 +14,12 @@ from artifacts import write_artifact
 from safetensors.numpy import save_file
 
 from laconic.artifact import GOLDEN, MANIFEST, MEASURED, digest, seal, unseal
+from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
-from laconic.tensor import Array, TensorSpec
+from laconic.tensor import Array, Arrays, TensorSpec
 from serve.app import App, create_app
 from serve.server import Server, bind, listen
 from serve.settings import Settings
@@ -30,6 +33,16 @@ class Padded(Tensors):
     def __init__(self, inputs: tuple[TensorSpec, ...]) -> None:
         super().__init__(inputs)
         self.padding = {spec.name: 7 for spec in inputs}
+
+
+class Brightness(ImageClassification):
+    """An image to its largest value: the fake engine gives back what it is given."""
+
+    def decode(self, outputs: Arrays) -> list[Any]:
+        return [float(row.max()) for row in first(outputs)]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        return cosine(first(reference), first(candidate))
 
 
 def change_artifact(
