@@ -102,6 +102,14 @@ class Dataset:
             shapes=tuple(self.shapes[index] for index in indices),
         )
 
+    def without(self, other: "Dataset") -> "Dataset":
+        """The rows whose content is not in `other`. Raises DataError where none is left."""
+        seen = set(other.keys)
+        left = [row for row, key in enumerate(self.keys) if key not in seen]
+        if not left:
+            raise DataError(f"{self.name} holds nothing that is not in {other.name} too. Give other samples")
+        return self if len(left) == len(self.keys) else self.rows(left, self.name)
+
     def take(self, count: int, seed: int = 0) -> "Dataset":
         """At most `count` samples, no two rows alike, short and long ones in their share; the order of the file is no
         matter."""

@@ -1,5 +1,6 @@
 import csv
 import json
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -360,6 +361,30 @@ def test_samples_of_unlike_shape_never_share_a_batch(tmp_path):
         save_image(tmp_path / f"{number}.png", size=size, colour=number)
     found = [(indices.tolist(), batch["pixels"].shape) for indices, batch in batches(read(tmp_path, IMAGES), IMAGES, 2)]
     assert sorted(found) == [([0, 2], (2, 3, 4, 4)), ([1, 3], (2, 3, 4, 5)), ([4], (1, 3, 4, 4))]
+
+
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
+    def peak(count):
+        for number in range(count):
+            save_image(tmp_path / str(count) / f"{number}.png", size=(64, 64), colour=number % 256)
+        dataset = read(tmp_path / str(count), IMAGES)
+        tracemalloc.start()
+        for _ in batches(dataset, IMAGES, 4):
+            pass
+        highest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return highest
+
+    assert peak(120) < 2 * peak(12), "one image is 49 kB"
+
+
+def test_what_another_dataset_holds_can_be_left_out():
+    first, second = Dataset.of(["a", "b", "c", "c"], TEXT, labels=list("abcc")), Dataset.of(["c", "d"], TEXT)
+    rest = first.without(second)
+    assert list(rest.samples) == rest.labels == ["a", "b"]
+    assert second.without(rest) is second
+    with pytest.raises(DataError, match="nothing that is not in"):
+        rest.without(first)
 
 
 def test_labels_of_another_number_are_refused():

@@ -1,0 +1,133 @@
+"""One contract for every engine: the same answers, its own arrays, errors with a name."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from laconic import registry
+from laconic.artifact import make_runtime
+from laconic.errors import MissingPackage, RuntimeFailure
+from laconic.runtimes.fake import Fake
+
+onnx = pytest.importorskip("onnx")
+ENGINES = sorted({engine for engines in registry.TARGETS.values() for engine in engines})
+FACTORS = np.arange(12, dtype=np.float32).reshape(3, 4) / 4
+
+
+@pytest.fixture
+def model(tmp_path):
+    """x [batch, 3] to y = x times a matrix [batch, 4], and n [batch] to m = n + n."""
+    info, tensor = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"], "times"), onnx.helper.make_node("Add", ["n", "n"], ["m"])],
+        "graph",
+        [info("x", tensor.FLOAT, ["batch", 3]), info("n", tensor.INT64, ["batch"])],
+        [info("y", tensor.FLOAT, ["batch", 4]), info("m", tensor.INT64, ["batch"])],
+        [onnx.numpy_helper.from_array(FACTORS, "w")],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    try:
+        return make_runtime(request.param)
+    except MissingPackage as error:
+        pytest.skip(str(error))
+
+
+def inputs(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"x": rng.standard_normal((rows, 3)).astype(np.float32), "n": rng.integers(0, 9, rows)}
+
+
+def test_answers_are_right_whatever_the_number_of_rows(engine, model):
+    with engine.open(model) as session:
+        for rows in (1, 5, 2, 5):
+            batch = inputs(rows, seed=rows)
+            answers = session.run(batch)
+            assert list(answers) == ["y", "m"]
+            assert answers["y"] == pytest.approx(batch["x"] @ FACTORS, abs=1e-5)
+            assert answers["m"].tolist() == (2 * batch["n"]).tolist()
+
+
+def test_answers_are_arrays_of_their_own_and_inputs_stay_as_they_were(engine, model):
+    with engine.open(model) as session:
+        batch = inputs(4)
+        before = {name: array.copy() for name, array in batch.items()}
+        first = session.run(batch)
+        kept = {name: array.copy() for name, array in first.items()}
+        session.run(inputs(4, seed=1))
+        assert all(np.array_equal(first[name], kept[name]) for name in kept)
+        assert all(np.array_equal(batch[name], before[name]) for name in before)
+    assert all(np.array_equal(first[name], kept[name]) for name in kept), "they outlive the session"
+
+
+def test_arrays_that_do_not_lie_in_one_piece_are_taken_too(engine, model):
+    wide = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    with engine.open(model) as session:
+        answers = session.run({"x": wide[:, ::2], "n": np.arange(8)[::2]})
+    assert answers["y"] == pytest.approx(wide[:, ::2] @ FACTORS, abs=1e-5)
+    assert answers["m"].tolist() == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("change", [{"x": np.zeros((2, 5), np.float32)}, {"x": np.zeros((2, 3, 1), np.float32)}])
+def test_what_does_not_fit_fails_by_name_and_the_session_goes_on(change, engine, model):
+    with engine.open(model) as session:
+        with pytest.raises(RuntimeFailure, match=engine.name):
+            session.run(inputs(2) | change)
+        assert session.run(inputs(2))["y"].shape == (2, 4)
+
+
+def test_several_sessions_run_at_the_same_time(engine, model):
+    sessions = engine.open_many(model, 2)
+    batches = [inputs(3, seed) for seed in range(40)]
+
+    def work(number):
+        return [sessions[number].run(batch)["y"] for batch in batches[number::2]]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(work, range(2)))
+    for number, answers in enumerate(found):
+        for batch, answer in zip(batches[number::2], answers, strict=True):
+            assert answer == pytest.approx(batch["x"] @ FACTORS, abs=1e-5)
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_arithmetic_that_the_processor_lacks_is_replaced_by_a_more_exact_one(compute, engine, model):
+    with engine.open(model, compute=compute) as session:
+        assert session.run(inputs(2))["y"] == pytest.approx(inputs(2)["x"] @ FACTORS, abs=0.1)
+
+
+def test_what_an_engine_says_it_runs_goes_by_the_name_of_the_node_or_of_its_output(engine, model):
+    with engine.open(model) as session:
+        kernels = session.kernels()
+    assert all(kernel.precision for kernel in kernels)
+    if kernels:
+        assert {kernel.node for kernel in kernels} & {"times", "y"}
+
+
+def test_a_missing_model_is_named(engine, tmp_path):
+    with pytest.raises(RuntimeFailure, match=r"none\.onnx"):
+        engine.open(tmp_path / "none.onnx")
+
+
+def test_the_fake_engine_multiplies_waits_and_can_be_poisoned(tmp_path):
+    (tmp_path / "model").write_text(json.dumps({"factor": 3, "poison": 13}))
+    with Fake().open(tmp_path / "model") as session:
+        assert session.run({"x": np.array([[1.0, 2.0]])})["y"].tolist() == [[3, 6]]
+        with pytest.raises(RuntimeFailure, match="poison"):
+            session.run({"x": np.array([[13.0]])})
+        assert session.batches == [1, 1]
+
+
+def test_a_misspelt_setting_of_the_fake_engine_is_refused(tmp_path):
+    (tmp_path / "model").write_text('{"faktor": 3}')
+    with pytest.raises(RuntimeFailure, match="faktor"):
+        Fake().open(tmp_path / "model")
