@@ -1,6 +1,7 @@
 """Write an artifact's folder."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from laconic.tensor import Arrays
 class Parts:
     """Everything that an artifact is made of.
 
-    manifest: all of it but the digests of the files. golden: inputs and outputs of a few batches.
+    manifest: all of it but the digests of the files. golden: inputs and outputs of a few batches. report: writes the
+    page about the finished manifest and what was measured.
     """
 
     manifest: dict[str, Any]
@@ -25,7 +27,7 @@ class Parts:
     task: Task
     golden: list[tuple[Arrays, Arrays]]
     measured: Measured
-    report: str
+    report: Callable[[Manifest, Measured], str]
 
 
 def assemble(parts: Parts, folder: Path) -> None:
@@ -38,7 +40,7 @@ def assemble(parts: Parts, folder: Path) -> None:
         (folder / name).write_bytes(content)
     files = {path.name: digest(path).model_dump() for path in sorted(folder.iterdir())}
     manifest = Manifest.model_validate(parts.manifest | {"files": files})
-    (folder / REPORT).write_text(parts.report, encoding="utf-8")
+    (folder / REPORT).write_text(parts.report(manifest, parts.measured), encoding="utf-8")
     measured = parts.measured.model_copy(update={"report": digest(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
     (folder / MANIFEST).write_bytes(seal(manifest.model_dump(mode="json")))

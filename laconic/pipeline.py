@@ -126,7 +126,7 @@ class Run:
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
         measured = self.measured(chosen)
         manifest = self.manifest(chosen, graph, verdict)
-        report = registry.load("laconic.report:render")(manifest, measured, ladder, graph, self.steps.seconds)
+        report = partial(registry.load("laconic.report:render"), recipe=self.recipe, ladder=ladder, graph=graph)
         return Parts(manifest, chosen.model, self.task, golden, measured, report)
 
     def transformed(self, stages: Sequence[TorchStage]) -> Source:

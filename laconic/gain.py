@@ -1,0 +1,80 @@
+"""What was gained and what it cost: the original beside the artifact, a row for each figure that matters."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from laconic.artifact import Manifest
+from laconic.measured import ORIGINAL, Measured, Timing
+from laconic.verdict import Comparison
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One figure, written for people. change: the artifact's against the original's, or what it was found on."""
+
+    figure: str
+    original: str
+    artifact: str
+    change: str
+
+
+def gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[Gain]:
+    """Size, speed, fidelity and metric. metric: what the task's figure against labels is called."""
+    before, after = measured.original_size, shipped(manifest)
+    yield Gain("size", megabytes(before), megabytes(after), f"{before / after:.1f} x smaller")
+    for batch in dict.fromkeys((1, measured.knee)):
+        pair = at_batch(measured.timings, batch)
+        if pair:
+            old, new = (milliseconds(time.seconds) for time in pair)
+            yield Gain(f"latency, batch {batch}", old, new, speedup(pair[1]))
+    pair = at_batch(measured.timings, measured.knee)
+    if pair:
+        old, new = (f"{time.rows_per_second:.0f} rows/s" for time in pair)
+        threads = "one thread" if pair[1].threads == 1 else f"{pair[1].threads} threads"
+        yield Gain(f"throughput, {threads}", old, new, f"at batch {measured.knee}, length {pair[1].length}")
+    for comparison in manifest.verdict.drift if manifest.verdict else ():
+        yield from faithfulness(comparison, metric, "unseen" if manifest.data else "made-up")
+
+
+def faithfulness(comparison: Comparison, metric: str, kind: str) -> Iterator[Gain]:
+    """How faithful the answers are, with 95 % intervals. kind: of the samples."""
+    figures, intervals = comparison.figures, comparison.intervals
+    if "fidelity" in figures:
+        low, high = intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
+        yield Gain("fidelity, mean", "1", f"{figures['fidelity']:.5f}", f"95 %: {low:.5f} to {high:.5f}")
+    if "fidelity_worst" in figures:
+        worst = f"{figures['fidelity_worst']:.5f}"
+        yield Gain("fidelity, worst", "1", worst, f"of {comparison.samples} {kind} samples")
+    if "metric" in figures:
+        low, high = intervals["metric_change"]
+        change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f})"
+        yield Gain(metric, f"{figures['metric_original']:.4f}", f"{figures['metric']:.4f}", change)
+
+
+def shipped(manifest: Manifest) -> int:
+    """Bytes of the files that it takes to serve the artifact."""
+    return sum(file.size for file in manifest.files.values())
+
+
+def at_batch(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
+    """The original's timing and the artifact's; None where there are not just these two."""
+    found = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def speedup(time: Timing) -> str:
+    """With its quartiles."""
+    if time.engine == ORIGINAL:
+        return "1"
+    low, high = time.speedup_quartiles
+    return f"{time.speedup:.2f} x ({low:.2f} to {high:.2f})"
+
+
+def megabytes(size: int) -> str:
+    """Bytes, for people."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds, for people."""
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
