@@ -54,15 +54,18 @@ class Verdict(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether every comparison came out well."""
-        return all(comparison.passed for comparison in (*self.parity, *self.drift))
+        """Whether there was a comparison, and every one came out well."""
+        return not self.failures
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each figure that is too low."""
+        """A sentence for each figure that is too low, or for want of any comparison."""
+        comparisons = (*self.parity, *self.drift)
+        if not comparisons:
+            return ["nothing was compared"]
         return [
             f"{comparison.subject} against {comparison.against}: {failure}"
-            for comparison in (*self.parity, *self.drift)
+            for comparison in comparisons
             for failure in comparison.failures
         ]
 

@@ -1,0 +1,55 @@
+import pytest
+from artifacts import FAILED, PASSED
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic.hardware import cores, this_machine
+from laconic.record import hash_of
+from laconic.verdict import Comparison, Verdict
+
+
+def compare(figure, required):
+    return Comparison(subject="a", against="b", samples=1, figures={"mean": figure}, required={"mean": required})
+
+
+def test_a_verdict_passes_where_every_comparison_does():
+    assert PASSED.passed
+    assert not PASSED.failures
+
+
+def test_a_failed_verdict_says_what_was_compared_and_what_was_required():
+    assert not FAILED.passed
+    assert FAILED.failures == ["artifact against original: mean is 0.5, required 0.9"]
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_figure_passes_where_it_is_as_high_as_required(figure, required):
+    assert compare(figure, required).passed == (figure >= required)
+
+
+def test_a_figure_that_is_no_number_never_passes():
+    assert not compare(float("nan"), 0).passed
+
+
+def test_a_figure_that_was_required_and_not_measured_is_an_error():
+    with pytest.raises(KeyError):
+        _ = Comparison(subject="a", against="b", samples=1, figures={}, required={"mean": 1}).passed
+
+
+def test_a_verdict_that_compared_nothing_does_not_pass():
+    empty = Verdict(parity=(), drift=())
+    assert not empty.passed
+    assert empty.failures == ["nothing was compared"]
+
+
+def test_a_key_does_not_depend_on_the_order_of_a_mapping():
+    assert hash_of({"a": 1, "b": 2}) == hash_of({"b": 2, "a": 1}) != hash_of({"a": 2, "b": 1})
+    assert hash_of("a", "b") != hash_of("ab")
+
+
+def test_this_machine_says_what_speed_depends_on():
+    machine = this_machine()
+    assert machine.cores == cores() >= 1
+    assert machine.memory > 0
+    assert machine.processor
+    assert machine == this_machine()
