@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from laconic.errors import DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays
-from serve.layout import Layout, Part
+from serve.layout import Batch, Layout, Part
 from serve.statistics import Statistics
 
 
@@ -121,22 +121,20 @@ class Batcher:
 
         An item that does not fit stays where it is: it is the oldest soon, so that no shape starves another.
         """
-        batch: list[Item] = []
+        batch = Batch(self.layout, self.cap)
+        taken: list[Item] = []
         left: list[Item] = []
-        rows = 0
-        while self._queue and rows < self.cap:
+        while self._queue and batch.rows < self.cap:
             item = self._queue.popleft()
-            part = item.part
             if item.future.done():
-                self._queued_rows -= part.rows
-            elif batch and (rows + part.rows > self.cap or not self.layout.alike(batch[0].part, part)):
-                left.append(item)
+                self._queued_rows -= item.part.rows
+            elif batch.add(item.part):
+                taken.append(item)
             else:
-                batch.append(item)
-                rows += part.rows
+                left.append(item)
         self._queue.extendleft(reversed(left))
-        self._queued_rows -= rows
-        return batch
+        self._queued_rows -= batch.rows
+        return taken
 
     def _run(self, session: Session, batch: list[Item]) -> None:
         parts = [item.part for item in batch]

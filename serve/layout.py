@@ -1,5 +1,6 @@
 """How requests lie side by side in a batch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from laconic.tensor import BATCH, Array, Arrays, TensorSpec
 Sizes = dict[str, int]
 """The size of each free axis, by name."""
 
+SLACK = 1.2
+"""How much larger than its requests a batch may get by padding them. MiniLM in INT8, texts of mixed length: one by one
+122 to 206 rows per CPU-second, in the order they came 86 to 95, with this slack 205 to 240; 1.1 is as good, 1.5 not."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -18,6 +23,39 @@ class Part:
     inputs: Arrays
     rows: int
     sizes: Sizes
+
+    @property
+    def cells(self) -> int:
+        """Rows times the product of the free axes: what the part costs, roughly."""
+        return self.rows * math.prod(self.sizes.values())
+
+
+class Batch:
+    """Parts that will run together, as they are chosen. cap: rows."""
+
+    def __init__(self, layout: "Layout", cap: int) -> None:
+        self.layout = layout
+        self.cap = cap
+        self.parts: list[Part] = []
+        self.rows = 0
+        self.cells = 0
+        self.sizes: Sizes = {}
+
+    def add(self, part: Part) -> bool:
+        """Take the part, if it fits with those that are here. The first always does."""
+        rows, sizes = self.rows + part.rows, part.sizes
+        if self.parts:
+            if rows > self.cap:
+                return False
+            if sizes != self.sizes:
+                sizes = {axis: max(size, sizes[axis]) for axis, size in self.sizes.items()}
+                padded = rows * math.prod(sizes.values())
+                if not self.layout.paddable or padded > SLACK * (self.cells + part.cells):
+                    return False
+        self.parts.append(part)
+        self.rows, self.sizes = rows, sizes
+        self.cells += part.cells
+        return True
 
 
 class Layout:
@@ -65,10 +103,6 @@ class Layout:
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def alike(self, one: Part, other: Part) -> bool:
-        """Whether the two may share a batch."""
-        return one.sizes == other.sizes or self.paddable
 
     def join(self, parts: Sequence[Part]) -> Arrays:
         """One batch, in arrays of its own: a request's tensors lie unaligned and read-only in its body."""

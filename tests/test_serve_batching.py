@@ -172,3 +172,12 @@ def test_samples_of_one_predict_request_travel_on_their_own(slow: Running) -> No
         answer = http.post("/v1/models/slow/predict", json={"inputs": samples})
     assert answer.json() == {"model": "slow", "answers": [{"y": [2 * number] * 3} for number in range(10)]}
     assert sorted(slow.batches("slow")[before:]) == [2, 8]
+
+
+def test_a_long_request_and_a_short_one_are_not_padded_to_one_size(fast: Running) -> None:
+    """Most of such a batch would be filling, and cost more than two batches."""
+    seen = len(fast.batches("padded"))
+    rows = [np.full((1, 1 if number % 2 else 60), number, np.float32) for number in range(16)]
+    answers = asyncio.run(post_all(fast, "padded", [request_of(row) for row in rows]))
+    assert [data(answer) for answer in answers] == [(2 * row).ravel().tolist() for row in rows]
+    assert len(fast.batches("padded")) - seen >= 4
