@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from laconic import registry
-from laconic.errors import MissingPackage, RuntimeFailure, UsageError
+from laconic.errors import LaconicError, MissingPackage, UsageError
 from laconic.runtimes.runtime import Runtime, Session
 from laconic.stage import PlanStage, Stage, TorchStage
 from laconic.tasks.task import Task
@@ -47,7 +47,7 @@ def test_every_runtime_keeps_the_contract(name, tmp_path):
     assert engine.computes()[0] == "float32"
     damaged = tmp_path / "model.onnx"
     damaged.write_bytes(b"\x00not a model")
-    with pytest.raises(RuntimeFailure, match=r"model\.onnx"):
+    with pytest.raises(LaconicError, match=r"model\.onnx"):
         engine.open(damaged)
 
 

@@ -10,6 +10,7 @@ from laconic import registry
 from laconic.artifact import make_runtime
 from laconic.errors import MissingPackage, RuntimeFailure
 from laconic.runtimes.fake import Fake
+from laconic.tensor import TensorSpec
 
 onnx = pytest.importorskip("onnx")
 ENGINES = sorted({engine for engines in registry.TARGETS.values() for engine in engines})
@@ -116,6 +117,30 @@ def test_what_an_engine_says_it_runs_goes_by_the_name_of_the_node_or_of_its_outp
 def test_a_missing_model_is_named(engine, tmp_path):
     with pytest.raises(RuntimeFailure, match=r"none\.onnx"):
         engine.open(tmp_path / "none.onnx")
+
+
+def test_torch_neither_changes_its_inputs_nor_gives_away_its_weights():
+    torch = pytest.importorskip("torch")
+    session_kind = pytest.importorskip("laconic.runtimes.torch").TorchSession
+
+    class InPlace(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(1, 2))
+
+        def forward(self, x):
+            x += 1
+            return x, self.kept
+
+    x, y, z = (TensorSpec(name=name, dtype="float32", shape=("batch", 2)) for name in "xyz")
+    batch = {"x": np.zeros((1, 2), np.float32)}
+    batch["x"].flags.writeable = False
+    with session_kind(InPlace(), (x,), (y, z)) as session:
+        answers = session.run(batch)
+        answers["z"][:] = 7
+        assert answers["y"].tolist() == [[1, 1]]
+        assert session.run(batch)["z"].tolist() == [[0, 0]]
+    assert batch["x"].tolist() == [[0, 0]]
 
 
 def test_the_fake_engine_multiplies_waits_and_can_be_poisoned(tmp_path):

@@ -32,13 +32,14 @@ class TorchSession(Session):
         torch.set_num_threads(self.threads)
         try:
             with torch.inference_mode():
-                tensors = {spec.name: torch.from_numpy(inputs[spec.name]) for spec in self.inputs}
+                # Copies, both ways: a module may work in place on what it is given, and answer with a part of itself.
+                tensors = {spec.name: torch.tensor(inputs[spec.name]) for spec in self.inputs}
                 answers = list(call(self.module, tensors).values())
         except Exception as error:
             raise RuntimeFailure(f"torch failed: {error}") from error
         finally:
             torch.set_num_threads(before)
-        return {spec.name: answer.numpy() for spec, answer in zip(self.outputs, answers, strict=True)}
+        return {spec.name: answer.numpy().copy() for spec, answer in zip(self.outputs, answers, strict=True)}
 
 
 class Torch(Runtime):
