@@ -16,6 +16,7 @@ OPSET = 20
 """Up to 22 attention is MatMul and Softmax, which every engine has kernels for; from 23 on it is one operator.
 Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
+"""Of the file format; good up to opset 22. A source that is newer keeps its own."""
 DATA = "model.data"
 LARGEST = 1_800_000_000
 """Bytes of weights in one file; protobuf ends at 2 GiB."""
@@ -31,7 +32,8 @@ def write_graph(
     for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
         value.name, value.shape = spec.name, ir.Shape(spec.shape)
     layers = normalize(model)
-    model.ir_version = IR_VERSION
+    if model.opset_imports.get("", OPSET) <= 22:
+        model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "laconic", __version__
     model.graph.name = "main"
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)

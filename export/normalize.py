@@ -217,5 +217,7 @@ def _strip(model: ir.Model) -> None:
         value.shape = value.type = None  # said by the tensor itself
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
+        value.doc_string = None
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
+    model.doc_string = model.domain = model.model_version = None

@@ -1,6 +1,7 @@
 """An ONNX file from any framework, brought into the form of our own graphs."""
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Session
 from laconic.signature import probe, probe_inputs, probe_sizes
 from laconic.tasks.task import Task
-from laconic.tensor import BATCH, DTYPES, Arrays, TensorSpec
+from laconic.tensor import BATCH, DTYPES, Array, Arrays, TensorSpec
 
 LEAST_OPSET = 13
 """The first with a scale per channel in QuantizeLinear. A newer file keeps its own."""
+FIXED = "takes one row at a time, and more do not go through it. Export the model with a dynamic batch"
 LEASTS = (3, 32, 224)
 """Sizes to try for free axes without bounds: images of three pixels do not go through most networks."""
 
@@ -35,21 +37,69 @@ def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Tas
     Raises SourceError for a file that is damaged, quantized or half precision, or of which no batch can be made.
     """
     proto = read(path)
-    model = ir.from_proto(proto)
-    optimizer.optimize_ir(model)
-    rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
-    common.RemoveInitializersFromInputsPass()(model)
-    with OnnxRuntime().open(path, optimize=False) as original:
-        inputs, outputs, least = signature(model.graph, original, path)
-        graph = write_graph(model, folder, inputs, outputs)
-        with OnnxRuntime().open(graph.path) as candidate:
-            error = compare(original, candidate, batches(inputs, least))
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = path
+        if batch_of_one(proto):
+            whole = Path(scratch) / "free.onnx"
+            onnx.save(free_batch(proto), whole)
+        with OnnxRuntime().open(whole, optimize=False) as original:
+            model = ir.from_proto(proto)
+            optimizer.optimize_ir(model)
+            rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
+            common.RemoveInitializersFromInputsPass()(model)
+            inputs, outputs, least = signature(model.graph, original, path)
+            check_rows(path, whole, batches(inputs, least))
+            graph = write_graph(model, folder, inputs, outputs)
+            with OnnxRuntime().open(graph.path) as candidate:
+                error = compare(original, candidate, batches(inputs, least))
     if not error <= PARITY:
         raise CaptureError(
             f"normalizing {path} changed its answers by {error:.2g} of the largest one, at most {PARITY:g} is "
             f"expected. Export the model again, with another opset"
         )
     return graph, plain_task(task or "tensors", inputs, path)
+
+
+def batch_of_one(proto: ModelProto) -> bool:
+    """Whether every input was fixed to one row, as exporters do that were told nothing of a batch."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value.type.tensor_type.shape.dim for value in proto.graph.input if value.name not in weights]
+    return bool(inputs) and all(dims and dims[0].dim_value == 1 for dims in inputs)
+
+
+def free_batch(proto: ModelProto) -> ModelProto:
+    """The same model, in place, with a free first axis; what was inferred from the fixed one is forgotten."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    for value in (*proto.graph.input, *proto.graph.output):
+        if value.name not in weights and value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[0].dim_param = BATCH
+    del proto.graph.value_info[:]
+    return proto
+
+
+class RowByRow(Session):
+    """A model that takes one row, fed a batch."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        rows = len(next(iter(inputs.values())))
+        answers = [self.session.run({name: array[[row]] for name, array in inputs.items()}) for row in range(rows)]
+        return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
+
+
+def check_rows(path: Path, whole: Path, samples: Iterable[Arrays]) -> None:
+    """Raise SourceError where the model with a freed batch answers otherwise than row by row."""
+    if whole == path:
+        return
+    try:
+        with OnnxRuntime().open(path, optimize=False) as single, OnnxRuntime().open(whole, optimize=False) as free:
+            error = compare(RowByRow(single), free, samples)
+    except (CaptureError, RuntimeFailure, ValueError) as failure:
+        raise SourceError(f"{path} {FIXED} ({str(failure).splitlines()[0][:200]})") from failure
+    if not error <= PARITY:
+        raise SourceError(f"{path} {FIXED} (a row's answer depends on the others by {error:.2g})")
 
 
 def read(path: Path) -> ModelProto:
