@@ -162,6 +162,9 @@ def collect(entries: list[Entry], task: Task, name: str, file: Path | None = Non
             f"{name}: {labelled.count(False)} of {len(entries)} samples have no label, the first of them is sample "
             f"{labelled.index(False) + 1}. Label all of them, or none"
         )
+    shapes = {np.shape(one.label) for one in entries}
+    if len(shapes) > 1:
+        raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     keys = tuple(one.key for one in entries)
     labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
     whole = content(file).hex() if file else ""

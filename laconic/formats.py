@@ -6,6 +6,7 @@ Text must be UTF-8. A row is named by the line that it starts on, from 1; where 
 import csv as csv_module
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,16 @@ def load_arrays(path: Path) -> dict[str, Array]:
             if isinstance(file, np.ndarray):
                 raise DataError(f"{path.name} is a single array: write it with numpy.savez, under the input's name")
             return {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        MemoryError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise DataError(f"{path.name} does not read as .npz: {error}") from None
 
 

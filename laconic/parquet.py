@@ -25,5 +25,5 @@ def rows(path: Path, task: Task) -> Iterator[Row]:
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(number, values)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path.name} does not read as Parquet: {error}") from None

@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import json
 import tracemalloc
@@ -107,6 +108,12 @@ def test_arrays_come_back_as_they_were_written(tmp_path):
     assert dataset.labels == [0, 1, 0, 1, 0]
 
 
+def test_labels_of_unlike_shape_are_refused(tmp_path):
+    rows = [{"inputs": {"x": [1], "n": 3}, "label": 1}, {"inputs": {"x": [1], "n": 3}, "label": [1, 2]}]
+    with pytest.raises(DataError, match="labels must be of one shape"):
+        read(write_jsonl(tmp_path / "a.jsonl", rows), ARRAYS)
+
+
 def test_arrays_may_be_written_as_json(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"inputs": {"x": [1, 2], "n": 3}}, {"inputs": {"x": [1, 2, 3], "n": 4}}])
     dataset = read(path, ARRAYS)
@@ -186,6 +193,29 @@ def test_a_bad_file_of_texts_is_refused_by_row(name, content, message, tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name, TEXT)
+
+
+@pytest.mark.parametrize("suffix", [*WRITERS, ".npz", ".txt"])
+@settings(fast, max_examples=150)
+@given(
+    damage=st.lists(st.tuples(st.integers(0, 2**16), st.binary(max_size=5), st.integers(0, 5)), min_size=1, max_size=4)
+)
+def test_a_damaged_file_is_read_or_refused_and_never_crashes(suffix, damage, tmp_path):
+    path, task = tmp_path / f"f{suffix}", TEXT
+    if suffix in WRITERS:
+        WRITERS[suffix](path, [{"text": f"caf\u00e9 {number}, x", "label": "a"} for number in range(3)])
+    elif suffix == ".txt":
+        path.write_text("a\nb\nc")
+    else:
+        task = ARRAYS
+        np.savez_compressed(path, **GOOD)
+    content = bytearray(path.read_bytes())
+    for position, insert, removed in damage:
+        start = position % (len(content) + 1)
+        content[start : start + removed] = insert
+    path.write_bytes(content)
+    with contextlib.suppress(DataError):
+        list(batches(read(path, task), task, 2))
 
 
 def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path):

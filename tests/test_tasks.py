@@ -228,3 +228,18 @@ def test_a_tolerance_counts_the_worst_where_it_says_so():
     assert not Tolerance(mean=0.95, worst=0.95).met_by(fidelity)
     assert not Tolerance(mean=0.95).met_by(np.array([1, np.nan]))
     assert Tolerance(mean=0.95, worst=0.9).describe() == "mean >= 0.95, worst >= 0.9"
+
+
+def test_arrays_are_scored_by_class_or_by_distance():
+    task, both = TASKS["tensors"], np.arange(2)
+    answers = {"y": np.array([[0.0, 1.0], [2.0, 0.0]])}
+    assert task.scorer(answers, [1, 1])(both) == 0.5
+    assert task.scorer(answers, [[0.0, 1.0], [2.0, 2.0]])(both) == -1
+    with pytest.raises(InputError, match="a label holds 1 numbers, an answer 2"):
+        task.scorer(answers, [0.5, 0.5])
+
+
+@pytest.mark.parametrize("label", ["cat", True, [1, [2]], {"a": 1}])
+def test_a_label_of_arrays_is_a_number_or_several(label):
+    with pytest.raises(InputError, match="a label must be a number"):
+        TASKS["tensors"].parse_label(label)

@@ -45,6 +45,15 @@ class Tensors(Task):
         check_inputs(self.inputs, {name: array[None] for name, array in sample.items()})
         return sample
 
+    def parse_label(self, value: Any) -> Any:
+        try:
+            kind = np.asarray(value).dtype.kind
+        except ValueError:
+            kind = "O"
+        if kind not in "iuf":
+            raise InputError(f"a label must be a number, or an array of numbers, not {value!r}")
+        return value
+
     def _array(self, name: str, value: Any) -> Array:
         dtypes = {spec.name: spec.dtype for spec in self.inputs}
         if isinstance(value, np.ndarray) or name not in dtypes:
@@ -78,5 +87,7 @@ class Tensors(Task):
         answers, targets = first(outputs), np.asarray(labels)
         if targets.dtype.kind in "iu" and answers.ndim == 2:
             return mean_scorer((answers.argmax(axis=-1) == targets).astype(np.float64))
-        errors = (answers.reshape(len(targets), -1) - targets.reshape(len(targets), -1)) ** 2
-        return mean_scorer(-errors.mean(axis=1))
+        answers, targets = answers.reshape(len(targets), -1), targets.reshape(len(targets), -1)
+        if answers.shape != targets.shape:
+            raise InputError(f"a label holds {targets.shape[1]} numbers, an answer {answers.shape[1]}")
+        return mean_scorer(-((answers - targets) ** 2).mean(axis=1))
