@@ -113,7 +113,7 @@ def npz(path: Path, task: Task) -> Iterator[Row]:
         value = {name: array[index] for name, array in arrays.items()}
         row: dict[str, Any] = {task.field: value if task.field == "inputs" else next(iter(value.values()))}
         if labels is not None:
-            row[LABEL] = labels[index].item() if labels.ndim == 1 else labels[index]
+            row[LABEL] = labels[index].tolist()
         yield Row(index + 1, row)
 
 
