@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
 
 from laconic import __version__
 from laconic.errors import LaconicError, NotReady
-from serve import kserve, openapi
+from serve import kserve, openapi, page
 from serve.metrics import CONTENT_TYPE, Metrics
 from serve.model import VERSION, Model
 from serve.predict import predict
@@ -77,6 +78,11 @@ def respond(answer: Answer, headers: Any = None) -> Response:
 def add_server(app: FastAPI, repository: Repository) -> None:
     """What concerns the server as a whole."""
     metrics = Metrics(repository)
+
+    @app.get("/", include_in_schema=False)
+    async def home() -> HTMLResponse:
+        """The page for people."""
+        return HTMLResponse(page.render(repository), headers={"content-security-policy": page.POLICY})
 
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:

@@ -244,3 +244,17 @@ def test_two_artifacts_of_one_name_and_no_artifact_are_refused(tmp_path: Path) -
         create_app(paths)
     with pytest.raises(UsageError, match="nothing to serve"):
         create_app([])
+
+
+def test_the_page_names_the_models_and_fetches_nothing_from_elsewhere(http: httpx.Client) -> None:
+    page = http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert all(name in page.text for name in ("twice", "sequences", "text-embedding", "the same answers"))
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_a_name_cannot_write_into_the_page(tmp_path: Path) -> None:
+    with running(write_artifact(tmp_path / "<b>&'.laconic")) as server, server.client() as http:
+        assert "<b>" not in http.get("/").text
