@@ -104,17 +104,7 @@ class Artifact:
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"{path} is not an artifact: it holds no {MANIFEST}. `laconic compress` makes one")
-        content = unseal(path / MANIFEST)
-        if content.get("format") != FORMAT:
-            raise UnknownFormat(
-                f"{path} is an artifact of format {content.get('format')!r}; this version of Laconic reads {FORMAT}. "
-                f"Upgrade Laconic, or compress the model again"
-            )
-        try:
-            manifest = Manifest.model_validate(content)
-            measured = Measured.model_validate(unseal(path / MEASURED))
-        except ValidationError as error:
-            raise CorruptArtifact(f"{path} has a manifest that does not fit its format: {error}") from error
+        manifest, measured = read_manifest(path), read_measured(path)
         for name, expected in manifest.files.items():
             check_digest(path / name, expected)
         return cls(path, manifest, measured)
@@ -200,6 +190,28 @@ class Artifact:
         """The fidelity of the worst golden answer."""
         task = self.task()
         return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in self.golden())
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What the artifact in a folder says that it is. Raises UnknownFormat, or CorruptArtifact."""
+    content = unseal(path / MANIFEST)
+    if content.get("format") != FORMAT:
+        raise UnknownFormat(
+            f"{path} is an artifact of format {content.get('format')!r}; this version of Laconic reads {FORMAT}. "
+            f"Upgrade Laconic, or compress the model again"
+        )
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        raise CorruptArtifact(f"{path} has a manifest that does not fit its format: {error}") from error
+
+
+def read_measured(path: Path) -> Measured:
+    """What was timed when the artifact in a folder was made. Raises CorruptArtifact."""
+    try:
+        return Measured.model_validate(unseal(path / MEASURED))
+    except ValidationError as error:
+        raise CorruptArtifact(f"{path / MEASURED} does not fit its format: {error}") from error
 
 
 def make_runtime(name: str) -> Runtime:

@@ -1,50 +1,67 @@
 """The command `laconic`: parse, call one function, show, translate a known error into one sentence."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 
 from laconic import __version__, registry
-from laconic.errors import GoalMissed, LaconicError
+from laconic.errors import GoalMissed, LaconicError, UsageError
 from laconic.rooms import check_rooms
+
+INTERRUPTED = 130
+"""The exit code that shells give to what was stopped by Ctrl-C."""
+
+EXPORT_FIDELITY = 0.9999
+"""What an export in full precision must reach: FP32 of two engines differs by less than 1e-5, BF16 by 3e-5."""
 
 app = typer.Typer(
     name="laconic",
     help="The same answers, with fewer bits: compress a trained checkpoint, prove it, serve it.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Source = Annotated[str, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the artifact to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder of an artifact.", metavar="ARTIFACT")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the source carries: pickles, remote code.")]
-Task = Annotated[str | None, typer.Option(help="What the model is for; by default as the source says.")]
+Task = Annotated[str | None, typer.Option(help="What the model is for; by default what the source says.")]
 Builder = Annotated[str | None, typer.Option(help='"package.module:factory" that builds your own module.')]
-Data = Annotated[Path | None, typer.Option(help="File or folder of samples: jsonl, csv, parquet, npz, txt, images.")]
+Data = Annotated[
+    Path | None, typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz, .txt, or a folder of images.")
+]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of each engine.")]
 RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; by default the one it was written for.")]
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     """The same answers, with fewer bits: compress a trained checkpoint, prove it, serve it."""
     if version:
         typer.echo(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
-@app.command()
+@app.command(epilog="Example: `laconic compress all-MiniLM-L6-v2 --data texts.jsonl -o minilm.laconic`")
 def compress(
-    output: Output,
-    source: Annotated[str | None, typer.Argument(help="A checkpoint's folder, a weights file, an ONNX file.")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file; what is given here stands above it.")] = None,
     task: Task = None,
@@ -55,19 +72,24 @@ def compress(
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print what would run, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a checkpoint smaller and faster, and prove that its answers are the same."""
+    """Make a checkpoint smaller and faster, and prove that its answers are the same.
+
+    Measures how much each layer suffers in INT8, gives bits back until the goal is met, races the engines, compares the
+    answers with the original's on samples that nothing has looked at, and writes an artifact with a report.
+    """
     given = {"source": source, "task": task, "builder": builder, "target": target, "data": data and str(data)}
-    chosen = read_recipe(recipe, {key: value for key, value in given.items() if value is not None}, fidelity)
+    chosen = read_recipe(recipe, given, fidelity)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
-    result = registry.load("laconic.pipeline:compress")(chosen, output, trust=trust)
-    finish(result, as_json)
+    if output is None:
+        raise UsageError("nowhere to write to. Give --output FOLDER, as minilm.laconic")
+    finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
 
 
-@app.command()
+@app.command(epilog="Example: `laconic export all-MiniLM-L6-v2 -o minilm.laconic`")
 def export(
-    source: Annotated[str, typer.Argument(help="A checkpoint's folder, a weights file, an ONNX file.")],
+    source: Source,
     output: Output,
     data: Data = None,
     task: Task = None,
@@ -75,38 +97,49 @@ def export(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Only capture, engine, validation: the same model in full precision, as an artifact."""
-    given: dict[str, Any] = {"source": source, "task": task, "builder": builder, "stages": []}
-    given["data"] = data and str(data)
-    chosen = read_recipe(None, {key: value for key, value in given.items() if value is not None}, 0.9999)
-    result = registry.load("laconic.pipeline:compress")(chosen, output, trust=trust)
-    finish(result, as_json)
+    """Only capture, engine, validation: the same model in full precision, as an artifact.
+
+    Without --data the answers are compared on made-up inputs, and the artifact says so.
+    """
+    given: dict[str, Any] = {
+        "source": source,
+        "task": task,
+        "builder": builder,
+        "stages": [],
+        "data": data and str(data),
+    }
+    chosen = read_recipe(None, given, EXPORT_FIDELITY)
+    finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
 
 
-@app.command()
-def inspect(artifact: ArtifactPath, as_json: Json = False) -> None:
-    """What an artifact is: signature, history, sizes, speed, verdict."""
+@app.command(epilog="Example: `laconic inspect minilm.laconic`")
+def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
+    """What an artifact is: signature, precision, kernels, history, sizes, speed, verdict."""
     opened = registry.load("laconic.artifact:Artifact").load(artifact)
+    kernels = registry.load("laconic.inspection:kernels")(opened, runtime)
     if as_json:
-        print_json(registry.load("laconic.inspection:summary")(opened))
+        print_json(registry.load("laconic.inspection:summary")(opened) | {"kernels": kernels})
         return
-    registry.load("laconic.show:inspected")(opened)
+    registry.load("laconic.show:inspected")(opened, kernels)
 
 
-@app.command()
+@app.command(epilog="Example: `laconic verify minilm.laconic`")
 def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
-    """Digests, golden answers and verdict, again, on this machine."""
+    """Digests, golden answers and verdict, again, on this machine.
+
+    Exit code 3 where a check fails; each of them is listed.
+    """
     checks = registry.load("laconic.inspection:verify")(artifact, runtime)
     if as_json:
-        print_json(checks)
+        print_json([check.model_dump() for check in checks])
     else:
-        for check in checks:
-            typer.echo(f"{'ok    ' if check['passed'] else 'FAILED'} {check['check']}: {check['found']}")
-    if not all(check["passed"] for check in checks):
-        raise GoalMissed(f"{artifact} did not pass every check on this machine")
+        registry.load("laconic.show:checked")(checks)
+    failed = [check.check for check in checks if not check.passed]
+    if failed:
+        raise GoalMissed(f"{artifact} did not pass: {', '.join(failed)}")
 
 
-@app.command()
+@app.command(epilog="Example: `laconic bench minilm.laconic --original all-MiniLM-L6-v2`")
 def bench(
     artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT...")],
     original: Annotated[Path | None, typer.Option(help="The source that they were made from, to compare with.")] = None,
@@ -114,21 +147,32 @@ def bench(
     length: Annotated[int, typer.Option(min=1, help="Of the free axes, as tokens of a text.")] = 128,
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8,32",
     rounds: Annotated[int, typer.Option(min=1, help="How often each is run.")] = 15,
+    runtime: RuntimeName = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Latency and throughput, side by side in one interleaved run."""
+    """Latency and throughput, side by side in one interleaved run.
+
+    Speed-ups are against the original where --original is given, else against the first artifact.
+    """
     sizes = registry.load("laconic.inspection:batch_sizes")(batches)
     timings = registry.load("laconic.inspection:bench")(
-        artifacts, original, threads=threads, length=length, batches=sizes, rounds=rounds
+        artifacts,
+        original,
+        threads=threads,
+        length=length,
+        batches=sizes,
+        rounds=rounds,
+        runtime=runtime,
+        trust=trust,
     )
     if as_json:
         print_json([timing.model_dump() for timing in timings])
         return
-    show = registry.load("laconic.show:timing_table")
-    registry.load("laconic.show:OUT").print(show(timings, "median of interleaved rounds (quartiles)"))
+    registry.load("laconic.show:timed")(timings)
 
 
-@app.command()
+@app.command(epilog="Example: `laconic serve minilm.laconic --port 8000`")
 def serve(
     artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT...")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
@@ -145,13 +189,12 @@ def serve(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Which engines work here, and for each that does not, why."""
-    checks = registry.load("laconic.doctor:examine")()
+    """Which engines work here, and for each thing that does not, why."""
+    findings = registry.load("laconic.doctor:examine")()
     if as_json:
-        print_json(checks)
+        print_json([finding.model_dump(by_alias=True) for finding in findings])
         return
-    for check in checks:
-        typer.echo(f"{'ok     ' if check['works'] else 'missing'} {check['name']:<24} {check['found']}")
+    registry.load("laconic.show:examined")(findings)
 
 
 @app.command()
@@ -162,9 +205,10 @@ def schema() -> None:
 
 def read_recipe(path: Path | None, given: dict[str, Any], fidelity: float | None) -> Any:
     """The recipe of a file, or the default one; what is given on the command line stands above it."""
-    kind = registry.load("laconic.recipe:Recipe")
+    given = {key: value for key, value in given.items() if value is not None}
     if path is None and "source" not in given:
-        raise click.UsageError("give a SOURCE, or a --recipe that names one")
+        raise UsageError("nothing to compress. Give a SOURCE, or a --recipe that names one")
+    kind = registry.load("laconic.recipe:Recipe")
     chosen = kind.load(path, **given) if path else kind.parse(given, where="command line")
     if fidelity is None:
         return chosen
@@ -199,18 +243,21 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, stop)
     try:
         check_rooms()
-        code = app(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        code = app(standalone_mode=False) or 0
     except LaconicError as error:
         fail(str(error), error.exit_code)
-    except click.ClickException as error:
+    except typer.TyperException as error:
         fail(error.format_message(), 2)
-    except (KeyboardInterrupt, click.Abort):
-        fail("interrupted. What was finished is kept, and the same command goes on from there", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
         sys.exit(1)
     except OSError as error:
         fail(f"{error.filename or 'the system'}: {error.strerror or error}. Nothing half-written was left", 1)
+    if code == INTERRUPTED:
+        fail("interrupted. Nothing half-written was left; what was finished is not done again", INTERRUPTED)
+    sys.exit(code)
 
 
 def fail(message: str, code: int) -> NoReturn:

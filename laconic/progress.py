@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 
 class Step:
@@ -34,7 +35,12 @@ class Steps:
         """Run the body as a step. What the body writes to `note` is shown behind the title when it is done."""
         start = time.perf_counter()
         if self._console.is_terminal and not self._console.quiet:
-            columns = (SpinnerColumn(), TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn())
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description:<36}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+            )
             with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as bar:
                 step = Step(bar, title, total)
                 yield step
@@ -43,5 +49,5 @@ class Steps:
             yield step
         seconds = time.perf_counter() - start
         self.seconds[title] = self.seconds.get(title, 0.0) + seconds
-        note = f"  [dim]{step.note}[/dim]" if step.note else ""
-        self._console.print(f"[green]done[/green] {title:<42} {seconds:6.1f} s{note}")
+        line = Text.assemble(("done", "green"), f" {title:<36} {seconds:6.1f} s  ", (step.note, "dim"))
+        self._console.print(line, soft_wrap=True)

@@ -21,17 +21,26 @@ PATIENCE = 60.0
 
 
 def race(
-    sessions: Mapping[str, Session], task: Task, *, baseline: str, batches: tuple[int, ...], threads: int, step: Step
+    sessions: Mapping[str, Session],
+    task: Task,
+    *,
+    baseline: str,
+    batches: tuple[int, ...],
+    threads: int,
+    step: Step,
+    length: int = LENGTH,
+    rounds: int = ROUNDS,
+    patience: float = PATIENCE,
 ) -> list[Timing]:
     """Time each session at each batch size; in each round every one runs once."""
     found: list[Timing] = []
     for batch in batches:
-        inputs = task.typical(batch, LENGTH)
-        length = max((size for array in inputs.values() for size in array.shape[1:2]), default=1)
+        inputs = task.typical(batch, length)
+        actual = max((size for array in inputs.values() for size in array.shape[1:2]), default=1)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
-        seconds = interleave(runs, rounds=ROUNDS)
-        found += timings(seconds, baseline, batch=batch, length=length, threads=threads)
+        seconds = interleave(runs, rounds=rounds)
+        found += timings(seconds, baseline, batch=batch, length=actual, threads=threads)
         step.advance()
-        if sum(map(sum, seconds.values())) * 2 > PATIENCE:
+        if sum(map(sum, seconds.values())) * 2 > patience:
             break
     return found

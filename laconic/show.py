@@ -1,89 +1,116 @@
 """What the command line prints: tables for people."""
 
-from collections import Counter
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from laconic.artifact import Artifact
-from laconic.measured import ORIGINAL, Timing
-from laconic.verdict import Comparison
+from laconic import registry
+from laconic.artifact import REPORT, Artifact
+from laconic.doctor import Finding
+from laconic.gain import gains, megabytes, speedup
+from laconic.inspection import Check
+from laconic.measured import Timing
+from laconic.verdict import Verdict
 
-OUT = Console(highlight=False)
-ERRORS = Console(stderr=True, highlight=False)
+OUT = Console(highlight=False, markup=False, emoji=False)
+
+
+def grid(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
+    """A table that fits 80 columns: no lines but the one below its head. right: columns of figures."""
+    table = Table(
+        *columns,
+        title=Text(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        show_header=any(columns),
+    )
+    for index in right:
+        table.columns[index].justify = "right"
+        table.columns[index].no_wrap = True
+    return table
 
 
 def compressed(artifact: Artifact) -> None:
     """The table at the end of a run: original against artifact."""
-    measured, verdict = artifact.measured, artifact.manifest.verdict
-    table = Table("", "original", "artifact", "", title=f"{artifact.path.name}: {artifact.manifest.task}")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    before, after = measured.original_size, artifact.size
-    table.add_row("size", megabytes(before), megabytes(after), f"{before / after:.1f} x smaller")
-    for label, batch in (("latency, batch 1", 1), (f"latency, batch {measured.knee}", measured.knee)):
-        pair = at_batch(measured.timings, batch)
-        if pair:
-            old, new = pair
-            table.add_row(label, milliseconds(old.seconds), milliseconds(new.seconds), speedup(new))
-    pair = at_batch(measured.timings, measured.knee)
-    if pair:
-        rates = [f"{time.rows_per_second:.0f} rows/s" for time in pair]
-        table.add_row("throughput, one core", *rates, f"at batch {measured.knee}, length {pair[1].length}")
-    for comparison in verdict.drift if verdict else ():
-        add_drift(table, comparison)
+    manifest = artifact.manifest
+    metric = registry.resolve("task", manifest.task).metric
+    table = grid(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
+    for gain in gains(manifest, artifact.measured, metric):
+        table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
     OUT.print(table)
+    if not manifest.data:
+        OUT.print("No samples were given: fidelity was found on made-up inputs. Give --data for a real comparison.\n")
+    OUT.print(f"Read {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
-def add_drift(table: Table, comparison: Comparison) -> None:
-    """How faithful the answers are."""
-    figures = comparison.figures
-    low, high = comparison.intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
-    table.add_row("fidelity, mean", "1", f"{figures['fidelity']:.5f}", f"95 %: {low:.5f} to {high:.5f}")
-    table.add_row("fidelity, worst", "1", f"{figures['fidelity_worst']:.5f}", f"of {comparison.samples} unseen samples")
-    if "metric" in figures:
-        low, high = comparison.intervals["metric_change"]
-        change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f})"
-        table.add_row("metric against labels", f"{figures['metric_original']:.4f}", f"{figures['metric']:.4f}", change)
-
-
-def inspected(artifact: Artifact) -> None:
+def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     """What an artifact is."""
     manifest, measured = artifact.manifest, artifact.measured
-    table = Table(show_header=False, title=artifact.name)
+    table = grid(artifact.name, "", "")
+    table.columns[0].no_wrap = True
     table.add_row("task", manifest.task)
     for side, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
         for spec in specs:
             bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
-            table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f"  ({bounds})" if bounds else ""))
+            table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
-    counts = Counter(manifest.precision.values())
-    table.add_row("layers", ", ".join(f"{count} {precision}" for precision, count in counts.most_common()) or "none")
-    table.add_row("size", f"{megabytes(artifact.size)} (source {megabytes(measured.original_size)})")
+    table.add_row("size", f"{megabytes(artifact.size)}, the source {megabytes(measured.original_size)}")
+    for line in kernel_lines(kernels):
+        table.add_row("layers", line)
+    table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
     for record in manifest.history:
         config = ", ".join(f"{name} {value}" for name, value in record.config.items())
-        table.add_row("history", f"{record.stage}: {config}")
-    for name, version in manifest.versions.items():
-        table.add_row("version", f"{name} {version}")
-    table.add_row("licence of the source", manifest.licence or "not said")
-    verdict = manifest.verdict
-    table.add_row("verdict", "none" if verdict is None else "passed" if verdict.passed else "; ".join(verdict.failures))
+        table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
+    table.add_row("licence", manifest.licence or "not said by the source")
+    for kind in ("parity", "drift"):
+        for each in getattr(manifest.verdict, kind, ()):
+            state = "" if each.passed else " (failed)"
+            table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
+    table.add_row("verdict", said(manifest.verdict))
     OUT.print(table)
-    OUT.print(timing_table(measured.timings, f"on {measured.machine.processor}, {measured.machine.cores} cores"))
+    if measured.timings:
+        OUT.print(timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
 
 
-def timing_table(timings: Iterable[Timing], title: str) -> Table:
+def said(verdict: Verdict | None) -> str:
+    """In a word, or what is wrong."""
+    return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
+
+
+def figures(found: Mapping[str, float]) -> str:
+    """On one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
+
+
+def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
+    """How many layers of each precision run in which arithmetic."""
+    if "error" in kernels:
+        return [f"not opened here: {kernels['error']}"]
+    return [
+        f"{count} {planned}, run in {running}" if running != "not told" else f"{count} {planned}"
+        for planned, found in kernels["layers"].items()
+        for running, count in found.items()
+    ] or ["none with weights"]
+
+
+def timing_table(timings: Sequence[Timing], title: str) -> Table:
     """Latency, throughput and speed-up, with their spread."""
-    table = Table("engine", "batch", "length", "threads", "ms", "rows/s", "x original", title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for time in sorted(timings, key=lambda time: (time.batch, time.engine != ORIGINAL, time.engine)):
+    threads = sorted({time.threads for time in timings})
+    lengths = sorted({time.length for time in timings})
+    title = f"{title}; {one_of(threads, 'thread')}, length {', '.join(map(str, lengths))}"
+    table = grid(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
+    order = list(dict.fromkeys(time.engine for time in timings))
+    for time in sorted(timings, key=lambda time: (time.batch, order.index(time.engine))):
         table.add_row(
             time.engine,
             str(time.batch),
-            str(time.length),
-            str(time.threads),
             f"{1e3 * time.seconds:.2f}",
             f"{time.rows_per_second:.0f}",
             speedup(time),
@@ -91,25 +118,31 @@ def timing_table(timings: Iterable[Timing], title: str) -> Table:
     return table
 
 
-def at_batch(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
-    """The original's timing and the artifact's."""
-    found = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
-    return (found[0], found[1]) if len(found) == 2 else None
+def timed(timings: Sequence[Timing]) -> None:
+    """What `bench` found."""
+    OUT.print(timing_table(timings, "median of interleaved rounds"))
 
 
-def speedup(time: Timing) -> str:
-    """With its quartiles."""
-    if time.engine == ORIGINAL:
-        return "1"
-    low, high = time.speedup_quartiles
-    return f"{time.speedup:.2f} x ({low:.2f} to {high:.2f})"
+def one_of(numbers: Sequence[int], noun: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{', '.join(map(str, numbers))} {noun}{'' if list(numbers) == [1] else 's'}"
 
 
-def megabytes(size: int) -> str:
-    """Bytes, for people."""
-    return f"{size / 1e6:.1f} MB"
+def checked(checks: Sequence[Check]) -> None:
+    """What `verify` found."""
+    table = grid("", "", "", "")
+    for check in checks:
+        table.add_row("ok" if check.passed else "FAILED", check.check, check.found)
+    OUT.print(table)
 
 
-def milliseconds(seconds: float) -> str:
-    """Seconds, for people."""
-    return f"{1e3 * seconds:.2f} ms"
+def examined(findings: Sequence[Finding]) -> None:
+    """What `doctor` found."""
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "
+        text = f"{finding.found}. Try: {finding.remedy}" if finding.remedy else finding.found
+        for line in textwrap.wrap(
+            text, max(OUT.width, 60), initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False
+        ):
+            OUT.print(line, soft_wrap=True)

@@ -1,11 +1,13 @@
 """ONNX Runtime on the CPU."""
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.runtime import Compute, Runtime, Session
+from laconic.runtimes.onnx_file import Node, nodes
+from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.tensor import Array, Arrays
 
 # Its official builds report to Microsoft unless told otherwise before the import (Privacy.md, 1.31).
@@ -13,13 +15,19 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
+FLOAT = frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
+"""Operators with weights that compute in float, whatever their weights were before they were read."""
+INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
+"""How the names of the operators begin that multiply in INT8."""
+
 
 class OrtSession(Session):
     """A model loaded by ONNX Runtime."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        """session: may be shared, its `run` being safe to call from several threads."""
+    def __init__(self, session: ort.InferenceSession, model: Path) -> None:
+        """session: may be shared, its `run` being safe to call from several threads. model: the file that it is of."""
         self._session = session
+        self._model = model
         self._outputs = [output.name for output in session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
@@ -28,6 +36,23 @@ class OrtSession(Session):
         except Exception as error:
             raise RuntimeFailure(f"onnxruntime failed: {error}") from error
         return dict(zip(self._outputs, answers, strict=True))
+
+    def kernels(self) -> list[Kernel]:
+        # The engine tells by writing the graph that it made of the model; the weights go to a file that is not read.
+        options = self._session.get_session_options()
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "optimized.onnx"
+            again = ort.SessionOptions()
+            again.log_severity_level = 3
+            again.graph_optimization_level = options.graph_optimization_level
+            again.optimized_model_filepath = str(written)
+            again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+            try:
+                ort.InferenceSession(self._model, again, providers=["CPUExecutionProvider"])
+                found = nodes(written)
+            except Exception as error:  # the engine's exceptions share no base class
+                raise RuntimeFailure(f"onnxruntime does not tell what it runs: {error}") from error
+        return [Kernel(node.name, node.kind, arithmetic(node)) for node in found if arithmetic(node)]
 
     def close(self) -> None:
         del self._session
@@ -46,7 +71,7 @@ class OnnxRuntime(Runtime):
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32", optimize: bool = True) -> OrtSession:
         """optimize=False runs each node as written: the reference that engines are compared with."""
-        return OrtSession(self._load(model, threads, optimize=optimize))
+        return OrtSession(self._load(model, threads, optimize=optimize), model)
 
     def open_many(
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
@@ -56,7 +81,7 @@ class OnnxRuntime(Runtime):
         if threads > 1:
             return super().open_many(model, count, threads=threads, compute=compute)
         shared = self._load(model, threads)
-        return [OrtSession(shared) for _ in range(count)]
+        return [OrtSession(shared, model) for _ in range(count)]
 
     def _load(self, model: Path, threads: int, *, optimize: bool = True) -> ort.InferenceSession:
         try:
@@ -71,6 +96,17 @@ class OnnxRuntime(Runtime):
         options.log_severity_level = 3
         # Spinning threads starve the HTTP server that shares the cores with them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # It makes one Gemm of a MatMul and an Add before it looks for INT8, and then has no INT8 kernel for that.
+        options.add_session_config_entry("optimization.disable_specified_optimizers", "MatMulAddFusion")
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         return options
+
+
+def arithmetic(node: Node) -> str:
+    """What a node computes in; empty for one that no layer becomes."""
+    if node.kind.startswith(INTEGER):
+        return "int8"
+    if node.kind == "Gather":
+        return next(iter(node.weights), "")
+    return "float32" if node.kind in FLOAT else ""
