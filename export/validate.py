@@ -76,7 +76,7 @@ def drift(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed
             required["metric_change"] = -goal.max_drop
     return Comparison(
         subject="artifact",
-        against="original",
+        against="original, on made-up samples" if evidence.made_up else "original",
         samples=samples,
         figures=figures,
         intervals={name: (rounded(low), rounded(high)) for name, (low, high) in intervals.items()},

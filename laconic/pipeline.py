@@ -17,6 +17,7 @@ from laconic.artifact import Artifact, check_destination, make_runtime, publish
 from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
 from laconic.candidates import Candidate, climb, fastest, tightened
+from laconic.errors import UsageError
 from laconic.graph import Graph
 from laconic.hardware import cores, this_machine
 from laconic.measured import Measured, knee
@@ -75,8 +76,11 @@ def compress(
 @contextmanager
 def scratch(destination: Path) -> Iterator[Path]:
     """A folder beside the destination, on the same disk, that is gone afterwards, whatever happens."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise UsageError(f"cannot write to {destination.parent}: {error.strerror}. Choose another --output") from None
     try:
         yield folder
     finally:
@@ -243,6 +247,7 @@ class Run:
             plain=plain,
             alone=alone,
             together=together,
+            made_up=not self.samples.fingerprints,
         )
         find = registry.load("export.validate:validate")
         verdict: Verdict = find(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)

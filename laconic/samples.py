@@ -15,11 +15,14 @@ PROBE = 48
 JUDGE = 400
 """The most samples used to choose by, to measure one layer's harm, and to judge the result with."""
 
+MADE_UP = 100
+"""Samples that are made up where none are given."""
+
 
 @dataclass(frozen=True)
 class Samples:
     """calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for the verdict, and for
-    nothing else. fingerprints: of each file, by role."""
+    nothing else. fingerprints: of each file, by role; none where the samples are made up."""
 
     calibrate: Dataset
     choose: Dataset
@@ -29,12 +32,17 @@ class Samples:
 
 
 def gather(recipe: Recipe, task: Task) -> Samples:
-    """Read and part the samples that a recipe names. Raises DataError for too few, or for a row that does not fit."""
+    """Read and part the samples that a recipe names; where it changes nothing, made-up ones will do.
+
+    Raises DataError for too few, or for a row that does not fit.
+    """
     data = recipe.data
     if data.calibrate is None and data.evaluate is None:
-        raise DataError(
-            "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
-        )
+        if recipe.stages:
+            raise DataError(
+                "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
+            )
+        return made_up(task, recipe.seed)
     files = {
         role: read(path, task) for role, path in (("calibrate", data.calibrate), ("evaluate", data.evaluate)) if path
     }
@@ -58,3 +66,9 @@ def gather(recipe: Recipe, task: Task) -> Samples:
         judge=parts["judge"].take(min(JUDGE, limit), recipe.seed),
         fingerprints=fingerprints,
     )
+
+
+def made_up(task: Task, seed: int) -> Samples:
+    """What the task makes up: enough to compare answers with, nothing to decide by."""
+    parts = split(Dataset.of(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
+    return Samples(**parts, probe=parts["choose"].take(PROBE, seed), fingerprints={})

@@ -77,7 +77,8 @@ class Evidence:
     capture_error: the captured graph's largest error against the module, relative to the largest output; None where
     the source was a graph. original: the source's answers to the samples set aside for judging; artifact: the engine's
     to the same; labels: theirs, where there are any. For a few of the samples, plain: the answers of the artifact's
-    graph run node by node; alone: the engine's, one sample at a time; together: the engine's, in one batch.
+    graph run node by node; alone: the engine's, one sample at a time; together: the engine's, in one batch. made_up:
+    whether the samples are the task's own inventions, no samples having been given.
     """
 
     capture_error: float | None
@@ -87,3 +88,4 @@ class Evidence:
     plain: Arrays
     alone: Arrays
     together: Arrays
+    made_up: bool = False
