@@ -128,7 +128,7 @@ def _quiet() -> Iterator[None]:
 
     A failure reaches the caller as an exception; what is logged beside it is torch talking to its developers.
     """
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

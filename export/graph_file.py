@@ -29,9 +29,7 @@ def write_graph(
 
     The same model gives the same bytes.
     """
-    for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
-        value.name, value.shape = spec.name, ir.Shape(spec.shape)
-    layers = normalize(model)
+    layers = normalize(model, inputs, outputs)
     if model.opset_imports.get("", OPSET) <= 22:
         model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "laconic", __version__

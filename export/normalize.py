@@ -13,19 +13,25 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from laconic.graph import Layer
-from laconic.tensor import Array
+from laconic.tensor import Array, TensorSpec
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 MODULE = "laconic.module"
 """Where a node's module is noted while the passes run; not written to the file."""
 
 
-def normalize(model: ir.Model) -> tuple[Layer, ...]:
-    """Bring the model into the one form, in place. Returns its layers, in the order in which they run."""
+def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> tuple[Layer, ...]:
+    """Bring the model into the one form, in place, with the names and the free axes of these specs.
+
+    Returns its layers, in the order in which they run.
+    """
     _note_modules(model.graph)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.IdentityEliminationPass()(model)
+    _part_outputs(model.graph)
+    for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
+        value.name, value.shape = spec.name, ir.Shape(spec.shape)
     for value in model.graph.initializers.values():
         _own(value)
     for node in list(model.graph):
@@ -64,6 +70,18 @@ def _note_modules(graph: ir.Graph) -> None:
         weight = node.inputs[1] if scopes and node.op_type == "Conv" else None
         if weight is not None and str(weight.name).endswith(".weight"):
             node.metadata_props[MODULE] = str(weight.name).removesuffix(".weight")
+
+
+def _part_outputs(graph: ir.Graph) -> None:
+    """A node of its own for each output that is a constant, an input, or another output: ONNX has no other way."""
+    seen: set[int] = set()
+    for place, value in enumerate(graph.outputs):
+        if value.is_initializer() or value.is_graph_input() or id(value) in seen:
+            node = ir.node("Identity", [value])
+            node.outputs[0].type = value.type
+            graph.append(node)
+            graph.outputs[place] = node.outputs[0]
+        seen.add(id(value))
 
 
 def _own(value: ir.Value) -> None:

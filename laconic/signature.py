@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from laconic.errors import SourceError
 from laconic.tensor import BATCH, Array, Arrays, TensorSpec
 
-PROBES = (2, 3)
-"""Sizes of the free axes in the two runs that find out which axes of the outputs are free; each further axis takes the
-next sizes, so that no two axes are of one size by chance."""
+ROWS = (2, 5)
+"""Of the two runs that find out which axes of the outputs are free. Every other free axis takes sizes of its own, the
+second more than twice the first: after a stride, seven and eight are the same."""
 
 
 def specs_from_arrays(arrays: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
@@ -77,7 +77,7 @@ def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, le
     """
     (sizes, answers), (others, repeats) = (
         (sizes, run(probe_inputs(inputs, sizes)))
-        for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(PROBES)))
+        for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(ROWS)))
     )
     bounds = {name: limits for spec in inputs for name, limits in spec.bounds.items()}
     free = {(sizes[axis], others[axis]): axis for axis in reversed(sizes)}
@@ -130,6 +130,7 @@ def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) 
         for axis in spec.shape:
             if isinstance(axis, str) and axis not in sizes:
                 low, high = spec.bounds.get(axis, (1, np.iinfo(np.int64).max))
-                wanted = PROBES[number] if axis == BATCH else 4 * len(sizes) + least + number
-                sizes[axis] = min(low + number if low > wanted else wanted, high)
+                first = max(low, ROWS[0] if axis == BATCH else 4 * len(sizes) + least)
+                second = ROWS[1] + low - 1 if axis == BATCH else 2 * first + 1
+                sizes[axis] = min((first, second)[number], high)
     return sizes

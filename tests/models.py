@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -259,3 +260,28 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(self.layer(x), training=True)
+
+
+class Repeated(nn.Module):
+    """One tensor as two outputs, an input and a constant as outputs; an optional input is left out, one is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = tuple(TensorSpec(name=name, dtype="float32", shape=("batch", 4)) for name in ("x", "y", "unused"))
+
+    def forward(self, x: Tensor, z: Tensor | None = None, y: Tensor | None = None, unused: Tensor | None = None) -> Any:
+        total = x + (y if z is None else z)
+        return {"one": total, "two": total, "same": x, "constant": torch.ones(3), "nothing": None}
+
+
+class Strided(nn.Module):
+    """Convolutions in one dimension: the output is shorter than the input, by an axis of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 2, "length"), bounds={"length": (7, 99)}),)
+        self.first = nn.Conv1d(2, 4, 3, stride=2)
+        self.second = nn.Conv1d(4, 4, 3, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())

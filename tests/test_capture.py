@@ -172,16 +172,39 @@ def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captu
     assert (tmp_path / "graph" / "model.onnx").read_bytes() == graph.path.read_bytes()
 
 
-def test_inputs_of_one_shape_are_told_apart_and_names_do_not_clash(tmp_path):
-    module = models.Difference()
+def made_here(module):
+    """The checkpoint of a module without weights."""
     inputs = order(module, module.inputs)
-    assert [spec.name for spec in inputs] == ["b", "a"]
     outputs = probe_module(module, inputs)
-    made = Checkpoint.of(module, Tensors(inputs), outputs=outputs, source={"kind": "builder"}, size=0)
-    graph = capture(made, tmp_path / "graph")
+    return Checkpoint.of(module, Tensors(inputs), outputs=outputs, source={"kind": "builder"}, size=0)
+
+
+def test_inputs_of_one_shape_are_told_apart_and_names_do_not_clash(tmp_path):
+    checkpoint = made_here(models.Difference())
+    assert [spec.name for spec in checkpoint.inputs] == ["b", "a"]
     a, b = np.full((2, 4), 3, np.float32), np.ones((2, 4), np.float32)
-    with OnnxRuntime().open(graph.path) as session:
+    with OnnxRuntime().open(capture(checkpoint, tmp_path / "graph").path) as session:
         assert session.run({"a": a, "b": b})["relu"].tolist() == [[1.0] * 4] * 2
+
+
+def test_outputs_that_no_node_computes_for_them_alone_are_kept(tmp_path):
+    graph = capture(made_here(models.Repeated()), tmp_path / "graph")
+    onnx.checker.check_model(onnx.load(graph.path), full_check=True)
+    x = np.ones((2, 4), np.float32)
+    with OnnxRuntime().open(graph.path) as session:
+        found = session.run({"x": x, "y": 2 * x, "unused": x})
+    expected = {"one": 3 * x, "two": 3 * x, "same": x, "constant": np.ones(3, np.float32)}
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def test_an_axis_that_the_model_shortens_has_a_name_of_its_own(tmp_path):
+    graph = capture(made_here(models.randomize(models.Strided())), tmp_path / "graph")
+    assert graph.outputs[0].shape == ("batch", 4, "output_2")
+    assert [(layer.kind, layer.shape, layer.axis) for layer in graph.layers] == [
+        ("Conv", (4, 2, 3), 0),
+        ("Conv", (4, 2, 3), 0),
+    ]
 
 
 def test_what_torch_cannot_export_is_refused_with_its_reason(tmp_path):
