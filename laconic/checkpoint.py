@@ -132,14 +132,16 @@ class Checkpoint:
             raise SourceError(str(error)) from error
         if card.get("format") != FORMAT:
             raise SourceError(f"{folder} is a checkpoint of format {card.get('format')!r}; expected {FORMAT}")
-        check_trust(card, folder, trust)
         try:
+            check_trust(card, folder, trust)
             inputs = tuple(TensorSpec.model_validate(spec) for spec in card["inputs"])
             outputs = tuple(TensorSpec.model_validate(spec) for spec in card["outputs"])
             history = tuple(Record.model_validate(record) for record in card["history"])
-        except (KeyError, ValidationError) as error:
-            raise SourceError(f"{folder / CARD} does not fit its format: {error}") from error
-        module = rebuild(card["source"], history)
+            module = rebuild(card["source"], history)
+        except (KeyError, TypeError, ValidationError) as error:
+            raise SourceError(
+                f"{folder / CARD} does not fit its format: {error!r}. Save the checkpoint again"
+            ) from error
         fill(module, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
         tie(module, card["tied"])
         try:

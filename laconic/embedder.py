@@ -88,6 +88,7 @@ class SentenceTransformer(BaseModel):
     config: EmbedderConfig
     weights: tuple[Path, ...] = ()
     max_tokens: int | None = None
+    lower: bool = False
 
 
 def read_modules(folder: Path) -> SentenceTransformer:
@@ -123,10 +124,27 @@ def read_modules(folder: Path) -> SentenceTransformer:
             raise SourceError(f"{folder / MODULES} has a {kind} after Normalize; expected Normalize to be the last")
     if pooling is None:
         raise SourceError(f"{folder / MODULES} has no Pooling; expected Transformer and Pooling")
-    bert = encoder / "sentence_bert_config.json"
-    limit = read_json(bert).get("max_seq_length") if bert.is_file() else None
-    config = EmbedderConfig(pooling=pooling, normalize=normalize, projections=tuple(projections))
-    return SentenceTransformer(encoder=encoder, config=config, weights=tuple(weights), max_tokens=limit)
+    check_prompt(folder)
+    # The name depends on the encoder, and only one is there: sentence_bert_config.json, sentence_roberta_config.json.
+    settings: dict[str, Any] = next((read_json(path) for path in sorted(encoder.glob("sentence_*_config.json"))), {})
+    return SentenceTransformer(
+        encoder=encoder,
+        config=EmbedderConfig(pooling=pooling, normalize=normalize, projections=tuple(projections)),
+        weights=tuple(weights),
+        max_tokens=settings.get("max_seq_length"),
+        lower=bool(settings.get("do_lower_case")),
+    )
+
+
+def check_prompt(folder: Path) -> None:
+    """Raise SourceError for a model that puts words before every text: they are not part of the module."""
+    path = folder / "config_sentence_transformers.json"
+    prompt = read_json(path).get("default_prompt_name") if path.is_file() else None
+    if prompt:
+        raise SourceError(
+            f"{path} puts the prompt {prompt!r} before every text, which the tokenizer here does not. Put it into the "
+            f"texts yourself, and set default_prompt_name to null"
+        )
 
 
 def read_pooling(path: Path) -> Pooling:

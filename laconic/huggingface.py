@@ -137,7 +137,7 @@ def _load_text_model(
         {"embedder": embedder.model_dump(mode="json")} if task == "text-embedding" else {}
     )
     model, size = _from_pretrained(folder, source, trust)
-    tokenizer, pad_id, limit = read_tokenizer(folder, model.config)
+    tokenizer, pad_id, limit = read_tokenizer(folder, model.config, lower=sentence is not None and sentence.lower)
     limits = [limit, positions(model), sentence.max_tokens if sentence else None]
     max_tokens = min(value for value in limits if value is not None)
     names = ["input_ids", "attention_mask"]
@@ -188,7 +188,7 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     try:
         with _quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
             for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
-                (Path(folder) / name).write_text(content, encoding="utf-8")
+                (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
             trust = "code" in source  # whoever opens a checkpoint with code has been asked
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
             model = getattr(transformers, AUTO[task]).from_config(

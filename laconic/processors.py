@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from laconic.embedder import read_json
 from laconic.errors import SourceError
@@ -17,9 +17,10 @@ ENDLESS = 1_000_000
 """A model_max_length above this means that the tokenizer does not know."""
 
 
-def read_tokenizer(folder: Path, config: Any) -> tuple[Tokenizer, int, int | None]:
+def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[Tokenizer, int, int | None]:
     """The tokenizer, the id that pads, and the longest text in tokens where the tokenizer knows it.
 
+    lower: whether it is to see small letters only, whatever it does itself.
     Raises SourceError for a folder without one.
     """
     file = folder / "tokenizer.json"
@@ -30,6 +31,9 @@ def read_tokenizer(folder: Path, config: Any) -> tuple[Tokenizer, int, int | Non
         raise
     except Exception as error:
         raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
+    if lower:
+        steps = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])]
+        tokenizer.normalizer = normalizers.Sequence(steps)
     token = settings.get("pad_token")
     token = token.get("content") if isinstance(token, dict) else token
     pad_id = tokenizer.token_to_id(token) if token else None

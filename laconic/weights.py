@@ -17,6 +17,10 @@ from laconic.record import hash_of
 
 NESTS = ("state_dict", "model_state_dict", "model")
 """Where training scripts put the state dict in what they save."""
+WRAPPERS = ("module.", "_orig_mod.", "module.")
+"""What nn.DataParallel and torch.compile put before each name, in either order."""
+COUNTER = "num_batches_tracked"
+"""A counter of batch normalisation that means nothing after training, and that other frameworks do not save."""
 SHOWN = 3
 
 
@@ -103,9 +107,9 @@ def _nested(content: Any) -> Any:
         content = inner
     if isinstance(content, Mapping):
         tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-        prefix = "module."  # what nn.DataParallel puts before each name
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        for prefix in WRAPPERS:
+            if tensors and all(name.startswith(prefix) for name in tensors):
+                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
         return tensors
     return content
 
@@ -118,7 +122,11 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None
     own = module.state_dict(keep_vars=True)
     names = {id(value): name for name, value in own.items()}
     present = {names[id(value)] for name, value in own.items() if name in tensors}
-    missing = [name for name, value in own.items() if name not in tensors and names[id(value)] not in present]
+    missing = [
+        name
+        for name, value in own.items()
+        if name not in tensors and names[id(value)] not in present and not name.endswith(COUNTER)
+    ]
     extra = [name for name in tensors if name not in own]
     misfits = [
         f"{name} is {list(tensors[name].shape)}, expected {list(value.shape)}"

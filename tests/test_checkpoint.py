@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from laconic.artifact import seal, unseal
 from laconic.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.record import Record
@@ -95,6 +96,25 @@ def test_a_dense_module_is_loaded(tmp_path):
     pooled = checkpoint.module.encoder(**inputs).last_hidden_state[:, 0]
     expected = torch.tanh(pooled @ weights["linear.weight"].T + weights["linear.bias"])
     torch.testing.assert_close(checkpoint.module(**inputs), expected)
+
+
+def test_what_happens_before_the_tokenizer_is_kept_or_refused(tmp_path):
+    folder = models.save_embedder(tmp_path / "m")
+    tokenizer = models.tokenizer()
+    tokenizer.normalizer = None
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert load_source(folder).task.encode(["HELLO"])["input_ids"][0, 1] == 1
+    (folder / "sentence_bert_config.json").rename(folder / "sentence_roberta_config.json")
+    (folder / "sentence_roberta_config.json").write_text(json.dumps({"max_seq_length": 20, "do_lower_case": True}))
+    checkpoint = load_source(folder)
+    assert (
+        checkpoint.task.encode(["HELLO"])["input_ids"].tolist()
+        == checkpoint.task.encode(["hello"])["input_ids"].tolist()
+    )
+    assert checkpoint.task.max_tokens == 20
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"default_prompt_name": "query"}))
+    with pytest.raises(SourceError, match="query"):
+        load_source(folder)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +335,7 @@ def test_weights_are_loaded_into_what_the_builder_makes(tmp_path, name):
     [
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
+        lambda state: {f"module._orig_mod.{name}": value for name, value in state.items()},
         lambda state: {name: value.half() for name, value in state.items()},
     ],
 )
@@ -578,6 +599,34 @@ def test_saving_overwrites_a_checkpoint_and_nothing_else(tmp_path, embedder):
     checkpoint.save(tmp_path / "saved")
     checkpoint.save(tmp_path / "saved")
     assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": [{"name": "x"}]},
+        {"source": {"kind": "pickled module"}},
+        {"source": {"kind": "huggingface", "task": "text-embedding", "config": {"model_type": "nothing"}}},
+        {"source": 3},
+        {"format": 9},
+        {"history": None},
+        {"task": "os:system"},
+    ],
+)
+def test_a_card_of_another_form_is_refused(tmp_path, embedder, change):
+    load_source(embedder).save(tmp_path / "saved")
+    card = {name: value for name, value in unseal(tmp_path / "saved" / CARD).items() if name != "sha256"}
+    (tmp_path / "saved" / CARD).write_bytes(seal(card | change))
+    with pytest.raises(SourceError):
+        Checkpoint.load(tmp_path / "saved")
+
+
+def test_batch_normalisation_needs_no_counter(tmp_path):
+    state = models.randomize(models.ResidualNet()).state_dict()
+    counters = [name for name in state if name.endswith("num_batches_tracked")]
+    assert counters
+    save_file({name: value for name, value in state.items() if name not in counters}, tmp_path / "m.safetensors")
+    load_source(tmp_path / "m.safetensors", builder="models:ResidualNet")
 
 
 @pytest.mark.parametrize("name", [CARD, WEIGHTS, "tokenizer.json"])
