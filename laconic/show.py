@@ -45,8 +45,8 @@ def compressed(artifact: Artifact) -> None:
         table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
     OUT.print(table)
     if not manifest.data:
-        OUT.print("No samples were given: fidelity was found on made-up inputs. Give --data for a real comparison.\n")
-    OUT.print(f"Read {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
+        OUT.print("\nNo samples were given: fidelity was found on made-up inputs. Give --data for a real comparison.")
+    OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
 def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:

@@ -1,0 +1,246 @@
+"""The report: one page with everything inside it, the same for the same figures, and safe whatever names it shows."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from artifacts import PASSED, X, Y
+
+from laconic.artifact import FileDigest, Manifest
+from laconic.graph import Graph, Layer
+from laconic.hardware import Machine
+from laconic.measured import Measured, Timing
+from laconic.plan import Ladder, Plan
+from laconic.recipe import Recipe
+from laconic.record import Record
+from laconic.report import render
+from laconic.verdict import Comparison
+
+HOSTILE = "<script>alert('x')</script>&\"$\\frac{"
+MACHINE = Machine(processor="Some CPU", cores=2, features=("avx2",), memory=8_000_000_000, system="Linux")
+
+
+def timing(engine, batch, seconds, speedup=1.0):
+    return Timing(
+        engine=engine,
+        batch=batch,
+        length=128,
+        threads=1,
+        seconds=seconds,
+        quartiles=(0.9 * seconds, 1.2 * seconds),
+        speedup=speedup,
+        speedup_quartiles=(0.9 * speedup, 1.1 * speedup),
+    )
+
+
+def measured(batches=(1, 2, 4, 8), engine="openvino, float32"):
+    times = [timing("original", batch, 0.01 * batch) for batch in batches]
+    times += [timing(engine, batch, 0.003 * batch**0.9, 3.0) for batch in batches]
+    return Measured(
+        machine=MACHINE,
+        timings=tuple(times),
+        knee=4 if len(batches) > 1 else 1,
+        stages={"capture the graph": 8.2, "measure each layer's harm": 301.0},
+        peak_memory=2_000_000_000,
+        original_size=90_000_000,
+    )
+
+
+def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
+    """What `render` takes."""
+    nodes = [f"{names.format(number)}/MatMul" for number in range(layers)]
+    precisions = ("int8", "int8-weight", "float16-weight", "float32")
+    precision = {node: precisions[number % 4] for number, node in enumerate(nodes)}
+    graph = Graph(
+        path=Path("graph.onnx"),
+        inputs=(X,),
+        outputs=(Y,),
+        layers=tuple(
+            Layer(node, node.rpartition("/")[0], "MatMul", "a", "b", "c", (64, 32 * (number + 1)), 1)
+            for number, node in enumerate(nodes)
+        ),
+        key="k",
+    )
+    values = {
+        "task": "tensors",
+        "inputs": (X,),
+        "outputs": (Y,),
+        "target": "cpu",
+        "placement": "openvino",
+        "compute": "float32",
+        "precision": precision,
+        "source": {"kind": "builder"},
+        "history": (Record(stage="quantize.static", config={"method": "minmax"}, key="k"),),
+        "recipe": {},
+        "verdict": verdict,
+        "versions": {"laconic": "0.1.0", "openvino": "2026.4"},
+        "data": {"calibrate": "f" * 32},
+        "licence": "apache-2.0",
+        "files": {"model.onnx": FileDigest(sha256="a" * 64, size=23_000_000)},
+    }
+    harms = {node: 10.0 ** -(1 + number % 5) for number, node in enumerate(nodes)} if harm else {}
+    recipe = Recipe.parse({"source": "/somewhere/private/net.safetensors", "data": "/somewhere/private/data.npz"})
+    return {
+        "manifest": Manifest(**{**values, **changes}),
+        "measured": measured(),
+        "recipe": recipe,
+        "ladder": Ladder((Plan(precision),), harms),
+        "graph": graph,
+    }
+
+
+def page(**changes):
+    given = pieces(**changes)
+    return render(given.pop("manifest"), given.pop("measured"), **given)
+
+
+def tree(html):
+    """The page as XML: it is written to be well-formed as that too."""
+    return ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>").replace("&nbsp;", " "))
+
+
+def labelled_verdict():
+    figures = {
+        "fidelity": 0.9931,
+        "fidelity_worst": 0.98,
+        "agreement": 0.99,
+        "metric_original": 0.97,
+        "metric": 0.968,
+        "metric_change": -0.002,
+    }
+    drift = Comparison(
+        subject="artifact",
+        against="original",
+        samples=400,
+        figures=figures,
+        intervals={"fidelity": (0.992, 0.994), "metric_change": (-0.006, 0.002)},
+        required={"fidelity": 0.99, "fidelity_worst": 0.95, "metric_change": -0.01},
+    )
+    return PASSED.model_copy(update={"drift": (drift,)})
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3, 40])
+@pytest.mark.parametrize("harm", [True, False])
+def test_it_is_well_formed_for_few_layers_and_for_many(layers, harm):
+    html = page(layers=layers, harm=harm)
+    rows = tree(html).findall(".//table[@class='layers']/tbody/tr")
+    assert len(rows) == layers
+    assert ("Harm is the fidelity lost" in html) == (harm and layers > 0)
+
+
+def test_it_loads_nothing_from_anywhere_and_runs_nothing():
+    html = page(verdict=labelled_verdict(), layers=40)
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)|<script|<link|<img|<iframe|src=|javascript:", html)
+    assert not [link for link in re.findall(r'href="([^"]*)"', html) if not link.startswith("#")]
+    assert len(html) < 400_000
+
+
+def test_a_browser_finds_every_element_closed():
+    class Balance(HTMLParser):
+        def __init__(self):
+            super().__init__()
+            self.open = []
+
+        def handle_starttag(self, tag, attributes):
+            self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+        def handle_startendtag(self, tag, attributes):
+            pass
+
+    parser = Balance()
+    parser.feed(page(verdict=labelled_verdict()))
+    parser.close()
+    assert parser.open == []
+
+
+def test_hostile_names_are_shown_and_not_run():
+    html = page(
+        names="<script>alert(1)</script>.{}",
+        licence=HOSTILE,
+        versions={HOSTILE: HOSTILE},
+        history=(Record(stage=HOSTILE, config={HOSTILE: HOSTILE}, key="k"),),
+        placement=HOSTILE,
+    )
+    assert "<script" not in html
+    tree(html)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+
+
+def test_ids_are_unique_across_pictures():
+    ids = re.findall(r' id="([^"]*)"', page())
+    assert len(ids) == len(set(ids))
+    assert ids, "markers and clipping are shared by id"
+
+
+def test_the_same_figures_give_the_same_bytes():
+    assert page(verdict=labelled_verdict()) == page(verdict=labelled_verdict())
+
+
+def test_it_says_nothing_of_the_disk_that_it_ran_on():
+    html = page()
+    assert "/somewhere" not in html
+    assert "net.safetensors" in html
+    assert "data.npz" in html
+
+
+def test_the_figures_are_on_it():
+    html = page(verdict=labelled_verdict())
+    for text in (
+        "3.9 &#215;",
+        "3.0 &#215;",
+        "0.9931",
+        "-0.0020 (-0.0060 to +0.0020)",
+        "0.992 to 0.994",
+        "at least 0.95",
+    ):
+        assert text in html
+    for text in ("5 min 1 s", "quantize.static: method minmax", "apache-2.0", "Some CPU", "f" * 32, "a" * 64):
+        assert text in html
+
+
+def test_without_labels_there_is_no_metric():
+    assert "against labels" not in page()
+    assert "against labels" in page(verdict=labelled_verdict())
+
+
+def test_a_failed_verdict_is_the_headline():
+    verdict = labelled_verdict()
+    drift = verdict.drift[0].model_copy(update={"required": {"fidelity": 0.999}})
+    html = page(verdict=verdict.model_copy(update={"drift": (drift,)}))
+    assert "<strong>Failed.</strong>" in html
+    assert "fidelity is 0.9931, required 0.999" in html
+    assert "<strong>Passed.</strong>" in page(verdict=verdict)
+
+
+def test_made_up_samples_are_named_as_such():
+    assert "on made-up inputs" in page(data={})
+    assert "made-up" not in page()
+
+
+@pytest.mark.parametrize("batches", [(1,), (1, 32), (1, 2, 4, 8, 16, 32)])
+def test_pictures_are_drawn_for_one_batch_size_and_for_many(batches):
+    given = pieces()
+    given["measured"] = measured(batches)
+    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    assert len(tree(html).findall(".//figure/svg")) == 2
+
+
+def test_it_is_written_where_nothing_was_timed():
+    given = pieces()
+    given["measured"] = measured().model_copy(update={"timings": ()})
+    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    assert tree(html).findall(".//figure/svg") == []
+
+
+def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
+    given = pieces(layers=3)
+    nodes = list(given["ladder"].harm)
+    given["ladder"] = Ladder(given["ladder"].plans, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
+    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
+    assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
