@@ -107,8 +107,8 @@ def render_tensor(tensor: dict[str, object]) -> str:
 def render_field(model: Model) -> str:
     """What the form asks for: an image, or JSON with an example in it."""
     if model.task.field == "image":
-        return '<label for="image">Image</label><input type="file" name="image" id="image" accept="image/*" required>'
-    sample = to_json({model.task.field: model.task.examples(1)[0]}).decode()
+        return '<label>Image<br><input type="file" name="image" accept="image/*" required></label>'
+    sample = to_json(model.example()).decode()
     if len(sample) > LONGEST_SAMPLE:
         sample = f'{{"{model.task.field}": ...}}'
     return f'<label>Sample<textarea name="body" spellcheck="false">{escape(sample)}</textarea></label>'

@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,9 @@ def serve(
     Raises UsageError for a port that cannot be had, and what opening the artifacts raises.
     """
     settings = Settings(**options)
+    if threading.current_thread() is threading.main_thread():
+        # As a container's first process it would otherwise not hear the signal while it loads.
+        signal.signal(signal.SIGTERM, leave)
     with bind(host, port) as listener:
         app = create_app(artifacts, settings)
         listen(listener, host, port)
@@ -95,6 +99,11 @@ def serve(
             (announce or write_line)(welcome(app, host, port))
 
         Server(app, settings, on_ready).run(sockets=[listener])
+
+
+def leave(sig: int, frame: FrameType | None) -> None:
+    """End the process before it serves, or when it no longer does."""
+    raise SystemExit(0)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -143,13 +152,9 @@ def welcome(app: App, host: str, port: int) -> str:
 def example(model: Model, url: str) -> str:
     """A request as a shell command."""
     address = f"{url}/v1/models/{model.name}/predict"
-    field = model.task.field
-    if field == "image":
+    if model.task.field == "image":
         return f"curl {address} -F image=@picture.jpg"
-    sample: Any = "Hello there."
-    if field != "text":
-        sample = {name: array.round(2) for name, array in model.task.examples(1)[0].items()}
-    body = to_json({field: sample}).decode()
+    body = to_json(model.example()).decode()
     if len(body) > LONGEST_EXAMPLE:
         return f"curl {url}/v2/models/{model.name}"
     return f"curl {address} -d {shlex.quote(body)}"

@@ -133,3 +133,14 @@ def test_ipv6_is_served() -> None:
         pytest.skip("no IPv6 here")
     with bind("::1", 0) as listener:
         assert listener.family == socket.AF_INET6
+
+
+def test_sigterm_while_a_model_loads_ends_the_server_with_0(tmp_path: Path) -> None:
+    path = write_artifact(tmp_path / "slow.laconic", seconds=30.0)
+    command = [sys.executable, "-c", f"print('up', flush=True)\n{SERVE}", str(path), "{}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout
+        assert started.stdout.readline() == "up\n"
+        time.sleep(1.5)
+        started.terminate()
+        assert started.wait(5) == 0
