@@ -44,6 +44,8 @@ def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Tas
             onnx.save(free_batch(proto), whole)
         with OnnxRuntime().open(whole, optimize=False) as original:
             model = ir.from_proto(proto)
+            for node in model.graph.all_nodes():
+                node.name = node.name or node.op_type  # before the optimizer calls it "node"
             optimizer.optimize_ir(model)
             rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
             common.RemoveInitializersFromInputsPass()(model)

@@ -77,6 +77,26 @@ def test_any_gemm_is_split_exactly(tmp_path, sizes, alpha, beta, turned, bias):
     assert graph.layers[0].shape == (inner, out)
 
 
+@pytest.mark.parametrize("shared", ["nothing", "weight", "bias", "product", "sum"])
+@pytest.mark.parametrize("factor", [0.5, [0.25], [[3.0]]])
+def test_a_scale_behind_a_linear_layer_changes_no_other_answer(tmp_path, shared, factor):
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "b"], ["s"]),
+        helper.make_node("Mul", ["s", "f"], ["m"]),
+        helper.make_node("MatMul", ["x", "w" if shared == "weight" else "v"], ["q"]),
+        helper.make_node("Add", ["q", "b" if shared == "bias" else "c"], ["r"]),
+        helper.make_node("Sum", ["m", "r", *{"product": ["p"], "sum": ["s"]}.get(shared, [])], ["y"]),
+    ]
+    constants = [tensor("w", 4, 3), tensor("v", 4, 3), tensor("b", 3), tensor("c", 3)]
+    constants.append(numpy_helper.from_array(np.array(factor, np.float32), "f"))
+    path = save(tmp_path / "m.onnx", nodes, constants)
+    graph, _ = adopt(path, tmp_path / "graph")
+    before, after = answers(path, graph, RNG.standard_normal((5, 4)).astype(np.float32))
+    np.testing.assert_allclose(after, before, atol=1e-5)
+    assert graph.layers[0].node == "MatMul"
+
+
 def test_batch_normalisation_is_folded_into_the_convolution(tmp_path):
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
