@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch.export import Dim
 
+from export.attention import plain_attention
 from export.graph_file import OPSET, write_graph
 from export.parity import PARITY, compare
 from laconic.checkpoint import Checkpoint
@@ -52,7 +53,7 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     shapes = dynamic_shapes(checkpoint.inputs)
     named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad(), plain_attention(checkpoint.module):
             program = torch.onnx.export(
                 checkpoint.module,
                 args,

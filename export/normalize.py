@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from export.fold import fold_scales, split_key_transposes
 from laconic.graph import Layer
 from laconic.tensor import Array, TensorSpec
 
@@ -40,6 +41,8 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
     for node in list(model.graph):
         if node.op_type == "Transpose" and node.domain == "":
             _fold_transpose(model.graph, node)
+    fold_scales(model.graph)
+    split_key_transposes(model.graph)
     common.RemoveUnusedNodesPass()(model)
     common.DeduplicateHashedInitializersPass(size_limit=1 << 40)(model)
     common.RemoveUnusedOpsetsPass()(model)

@@ -16,6 +16,7 @@ class Rewrite:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
         self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._added: dict[str, TensorProto] = {}
         self._before: dict[str, list[NodeProto]] = {}
         self._after: dict[str, list[NodeProto]] = {}
         self.nodes: dict[str, NodeProto] = {node.name: node for node in model.graph.node}
@@ -39,7 +40,7 @@ class Rewrite:
 
     def set_initializer(self, name: str, array: Array) -> str:
         """Add an initializer, or exchange its values; gives its name."""
-        self._initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        self._added[name] = self._initializers[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         return name
 
     def quantize_activation(self, tensor: str, limits: Range, readers: list[str], *, symmetric: bool) -> None:
@@ -81,12 +82,12 @@ class Rewrite:
             self._after.setdefault(layer.node, []).append(cast)
             return
         wide = f"{layer.node}/weight"
-        self._put(layer, helper.make_node("Cast", [half], [wide], f"{layer.node}/widen", to=TensorProto.FLOAT), wide)
+        self._put(layer, helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT), wide)
 
     def _dequantized(self, layer: Layer) -> None:
         weight, scale = self._int8(layer)
         result = f"{layer.node}/weight"
-        node = helper.make_node("DequantizeLinear", [weight, scale], [result], f"{layer.node}/DQ", axis=layer.axis)
+        node = helper.make_node("DequantizeLinear", [weight, scale], [result], f"{result}/DQ", axis=layer.axis)
         self._put(layer, node, result)
 
     def _embedding(self, layer: Layer) -> None:
@@ -150,11 +151,12 @@ class Rewrite:
                 copy.CopyFrom(each)
                 nodes.append(copy)
         read = {tensor for node in nodes for tensor in node.input} | self.outputs
-        kept = [tensor for name, tensor in self._initializers.items() if name in read]
-        copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
-        del graph.node[:], graph.initializer[:]
+        for index in reversed(range(len(graph.initializer))):
+            if graph.initializer[index].name not in read or graph.initializer[index].name in self._added:
+                del graph.initializer[index]
+        graph.initializer.extend(tensor for name, tensor in self._added.items() if name in read)
+        del graph.node[:]
         graph.node.extend(nodes)
-        graph.initializer.extend(copies)
         return self._model
 
 

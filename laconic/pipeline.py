@@ -32,7 +32,7 @@ from laconic.source import Source, capture, capture_error, open_source
 from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchStage, describe
 from laconic.tasks.task import Task, Tolerance
 from laconic.tensor import Arrays
-from laconic.trial import Bench, Option, options
+from laconic.trial import PROBE_OPTION, Bench, Option, options
 from laconic.verdict import Evidence, Verdict
 
 GOLDEN_BATCHES = (1, 4)
@@ -122,7 +122,7 @@ class Run:
             step.note = f"{len(graph.layers)} layers, error {capture_error(source, graph, self.cache) or 0:.1g}"
         bench = Bench(graph, self.task, self.cache, self.folder, self.references())
         found = options(self.recipe.engines)
-        ladder = self.planned([stage for stage in stages if isinstance(stage, PlanStage)], graph, bench, found)
+        ladder = self.planned([stage for stage in stages if isinstance(stage, PlanStage)], graph, bench)
         candidates = self.candidates(ladder, bench, found)
         chosen = self.chosen(candidates)
         with self.steps.step("validate") as step:
@@ -166,13 +166,13 @@ class Run:
                 found[dataset.fingerprint] = self.cache.arrays(f"answers-{key}", compute)
         return found
 
-    def planned(self, stages: Sequence[PlanStage], graph: Graph, bench: Bench, found: list[Option]) -> Ladder:
+    def planned(self, stages: Sequence[PlanStage], graph: Graph, bench: Bench) -> Ladder:
         """What quantization proposes; without it, the graph as it is."""
         if not stages:
             return Ladder((Plan({layer.node: "float32" for layer in graph.layers}),))
         (stage,) = stages
         base = self.context(stage)
-        context = PlanContext(**vars(base), trial=lambda plan: bench.fidelity(plan, found[0], self.samples.probe))
+        context = PlanContext(**vars(base), trial=partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe))
         ladder = stage.plan(graph, context)
         name = next(
             step.name for step, each in zip(self.recipe.stages, self.recipe.build(), strict=True) if each == stage

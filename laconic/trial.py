@@ -41,6 +41,10 @@ class Option:
         return make_runtime(self.runtime).open(path, threads=threads, compute=self.compute)
 
 
+PROBE_OPTION = Option("onnxruntime", "float32")
+"""Where a layer's harm is measured: it is the grid's, not the engine's, and this one opens a graph fastest."""
+
+
 def options(engines: tuple[str, ...]) -> list[Option]:
     """Every way to run on this machine, the preferred first. Raises MissingPackage where no engine is installed."""
     found: list[Option] = []

@@ -39,9 +39,12 @@ class OvSession(Session):
         kernels = []
         for node in self._compiled.get_runtime_model().get_ops():
             info = node.get_rt_info()
-            kind, precision = str(info["primitiveType"].astype(str)), str(info["runtimePrecision"].astype(str))
+            kind = str(info["primitiveType"].astype(str))
+            # The kernel's own name tells the arithmetic; for compressed weights `runtimePrecision` says i8 of a
+            # kernel that multiplies in BF16 or FP32.
+            precision = kind.rpartition("_")[2].lower()
             for name in info["originalLayersNames"].astype(str).split(","):
-                kernels.append(Kernel(name, kind, PRECISIONS.get(precision.lower(), precision.lower())))
+                kernels.append(Kernel(name, kind, PRECISIONS.get(precision, precision)))
         return kernels
 
     def close(self) -> None:

@@ -1,0 +1,66 @@
+"""Attention as engines like it: two products and a softmax between them, and a mask that is added.
+
+The exporter's own form of `scaled_dot_product_attention` guards against rows that attend to nothing, and scales queries
+and keys apart; OpenVINO then does not merge it into one kernel. Captured in this form, MiniLM in BF16 went from 2.14 to
+2.23 times torch.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import bidirectional_mask_function, eager_mask
+
+NAME = "laconic"
+MASKED = -1e4
+"""Added to what must not be attended to: its exponential is 0 in FP32, and it is finite in every float type."""
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """query, key, value: [batch, heads, seq, width]; the mask is added. Returns [batch, seq, heads, width], weights."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(dim=-1)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def mask(
+    *args: Any, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **kwargs: Any
+) -> Tensor | None:
+    """What is added to the scores: [batch, 1, 1, seq] where all may attend to all, else transformers' own."""
+    if mask_function is not bidirectional_mask_function:
+        return eager_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **kwargs)
+    if attention_mask is None:
+        return None
+    return (1 - attention_mask.to(torch.float32))[:, None, None, :] * MASKED
+
+
+@contextmanager
+def plain_attention(module: nn.Module) -> Iterator[None]:
+    """While it lasts, the models of transformers inside the module compute attention so."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+    models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
+    before = [each.config._attn_implementation for each in models]
+    for each in models:
+        each.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        for each, name in zip(models, before, strict=True):
+            each.config._attn_implementation = name

@@ -1,0 +1,53 @@
+"""Whether what was asked for is what runs: the engine's kernels, layer by layer."""
+
+from collections.abc import Sequence
+
+from laconic.errors import UnsupportedPrecision
+from laconic.graph import Graph
+from laconic.plan import Plan
+from laconic.runtimes.runtime import Kernel
+
+INTEGER = frozenset({"int8", "int8-dynamic"})
+CONSTANT = "unknown"
+"""What OpenVINO calls the kernel of a constant."""
+
+
+def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> dict[str, float]:
+    """The share of the weights that each arithmetic works on, by its name.
+
+    kernels: of a session that has run. Raises UnsupportedPrecision, naming the layers, where INT8 was asked for and
+    something else runs; an engine that does not tell what it runs is believed, and the shares are empty.
+    """
+    if not kernels:
+        return {}
+    layers = [layer for layer in graph.layers if layer.kind != "Gather"]
+    run = {layer.node: kernel for layer in layers for kernel in [multiplying(layer.node, kernels)] if kernel}
+    fallen = [
+        f"{layer.module} (runs as {run[layer.node].precision}, {run[layer.node].kind})"
+        for layer in layers
+        if plan.precision[layer.node] in INTEGER and layer.node in run and run[layer.node].precision != "int8"
+    ]
+    if fallen:
+        raise UnsupportedPrecision(
+            f"{len(fallen)} of {len(layers)} layers were to run in INT8, and {engine} does not do so: "
+            f"{'; '.join(fallen[:3])}. Try another engine (runtimes), or keep these layers in float (quantize.static: keep)"
+        )
+    total = sum(layer.parameters for layer in layers)
+    shares: dict[str, float] = {}
+    for layer in layers:
+        precision = run[layer.node].precision if layer.node in run else "not told"
+        shares[precision] = shares.get(precision, 0.0) + layer.parameters / total
+    return dict(sorted(shares.items()))
+
+
+def multiplying(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
+    """The kernel that does a layer's multiplications: engines split a layer into several, and merge it with others,
+    and call the parts by its name and a suffix. Where one of them works in INT8, that is the one; the others add a bias
+    or rescale."""
+    own = [
+        kernel
+        for kernel in kernels
+        if (kernel.node == node or kernel.node.startswith((f"{node}/", f"{node}_token_")))
+        and not kernel.kind.startswith(CONSTANT)
+    ]
+    return next((kernel for kernel in own if kernel.precision == "int8"), own[0] if own else None)

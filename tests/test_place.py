@@ -1,0 +1,137 @@
+"""A plan written into a graph: for each engine, architecture and precision the answers stay, and INT8 is what runs."""
+
+from itertools import product
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from test_capture import BUILT, SAVED, built
+
+from compress.quantize.calibrate import observe
+from compress.quantize.ranges import minmax
+from export.audit import audit
+from export.capture import capture, example
+from export.place import place
+from export.weights import quantize_weight
+from laconic import registry
+from laconic.artifact import make_runtime
+from laconic.checkpoint import load_source
+from laconic.errors import CaptureError, UnsupportedPrecision
+from laconic.metrics import cosine
+from laconic.plan import Plan
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.runtime import Kernel
+from laconic.tensor import BATCH
+
+ENGINES = ("onnxruntime", "openvino")
+MODELS = ("residual", "mobilenet", "bert", "distilbert", "embedder", "vit", "lstm", "tied")
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    """Checkpoint, graph and calibrated ranges of a model, made once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            checkpoint = load_source(SAVED[name](folder / "source")) if name in SAVED else built(folder, BUILT[name])
+            graph = capture(checkpoint, folder)
+            batches = [inputs(checkpoint, 2, 4 + number, number) for number in range(8)]
+            histograms = observe(graph, batches, OnnxRuntime(), folder)
+            ranges = {name: minmax(histogram) for name, histogram in histograms.items()}
+            made[name] = (checkpoint, graph, ranges)
+        return made[name]
+
+    return get
+
+
+def inputs(checkpoint, batch, length, seed=0):
+    sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)}
+    bounds = {axis: limits for spec in checkpoint.inputs for axis, limits in spec.bounds.items()}
+    sizes = {axis: int(np.clip(size, *bounds.get(axis, (1, 10**6)))) for axis, size in sizes.items()} | {BATCH: batch}
+    arrays = example(checkpoint, sizes, seed)
+    return {name: np.abs(array) % 20 if array.dtype == np.int64 else array for name, array in arrays.items()}
+
+
+def plan_of(graph, ranges, precision):
+    lowest = {layer.node: "int8-weight" if layer.kind == "Gather" else precision for layer in graph.layers}
+    if precision == "int8-dynamic":
+        lowest |= {layer.node: "int8-weight" for layer in graph.layers if layer.kind == "Conv"}
+    return Plan(lowest, ranges)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "precision"),
+    list(product(MODELS, ENGINES, ("int8", "int8-dynamic", "int8-weight", "float16-weight"))),
+)
+def test_a_placed_plan_answers_nearly_as_the_graph(zoo, tmp_path, name, engine, precision):
+    checkpoint, graph, ranges = zoo(name)
+    path = tmp_path / "model.onnx"
+    place(graph, plan_of(graph, ranges, precision), registry.resolve("placement", engine), path)
+    onnx.checker.check_model(path)
+    batch = inputs(checkpoint, 3, 9, seed=99)
+    with OnnxRuntime().open(graph.path) as float_session, make_runtime(engine).open(path) as session:
+        expected, found = float_session.run(batch), session.run(batch)
+    for output, array in expected.items():
+        assert cosine(array, found[output]).min() > (0.97 if precision.startswith("int8") else 0.9999), output
+
+
+@pytest.mark.parametrize(("name", "engine"), list(product(("residual", "mobilenet", "bert", "vit"), ENGINES)))
+def test_what_was_asked_to_run_in_int8_does(zoo, tmp_path, name, engine):
+    checkpoint, graph, ranges = zoo(name)
+    plan = plan_of(graph, ranges, "int8")
+    path = tmp_path / "model.onnx"
+    place(graph, plan, registry.resolve("placement", engine), path)
+    with make_runtime(engine).open(path) as session:
+        session.run(inputs(checkpoint, 2, 8))
+        shares = audit(graph, plan, session.kernels(), engine)
+    assert shares.get("int8", 0) > 0.99, shares
+
+
+def test_a_layer_that_does_not_run_in_int8_is_named(zoo):
+    _, graph, ranges = zoo("bert")
+    plan = plan_of(graph, ranges, "int8")
+    layer = next(layer for layer in graph.layers if layer.kind == "MatMul")
+    with pytest.raises(UnsupportedPrecision, match=layer.module.replace(".", r"\.")):
+        audit(graph, plan, [Kernel(layer.node, "gemm_f32", "float32")], "engine")
+
+
+def test_a_tensor_without_a_range_is_named(zoo, tmp_path):
+    _, graph, ranges = zoo("bert")
+    with pytest.raises(CaptureError, match="has no range"):
+        place(graph, plan_of(graph, {}, "int8"), registry.resolve("placement", "openvino"), tmp_path / "model.onnx")
+
+
+def test_weights_are_stored_in_eight_bits_only(zoo, tmp_path):
+    _, graph, ranges = zoo("embedder")
+    path = tmp_path / "model.onnx"
+    place(graph, plan_of(graph, ranges, "int8"), registry.resolve("placement", "openvino"), path)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    floats = [name for name, array in stored.items() if array.dtype == np.float32 and array.ndim == 2 and array.shape[1] > 1]
+    assert not floats
+    assert {layer.weight for layer in graph.layers}.isdisjoint(stored)
+
+
+def test_the_same_plan_gives_the_same_bytes(zoo, tmp_path):
+    _, graph, ranges = zoo("residual")
+    for name in ("a", "b"):
+        place(graph, plan_of(graph, ranges, "int8"), registry.resolve("placement", "onnxruntime"), tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 7), 1), ((8, 3, 3, 3), 0), ((6, 4), 0)])
+def test_quantized_weights_are_within_half_a_step(shape, axis):
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    integers, scale = quantize_weight(weight, axis)
+    steps = scale.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+    assert integers.dtype == np.int8
+    assert np.abs(integers).max() <= 127
+    assert (np.abs(integers * steps - weight) <= steps * 0.5001).all()
+
+
+def test_a_weight_of_zeros_stays_zero():
+    integers, scale = quantize_weight(np.zeros((3, 2), np.float32), 1)
+    assert not integers.any()
+    assert np.isfinite(scale).all()
