@@ -23,8 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slow(folder: Path) -> Iterator[Running]:
-    """A model of 0.1 s per batch of up to 8 rows, one batch at a time, and a queue of 20 rows; 666 is poison."""
-    path = write_artifact(folder / "slow.laconic", seconds=0.1, poison=666.0)
+    """A model of 0.3 s per batch of up to 8 rows, one batch at a time, and a queue of 20 rows; 666 is poison."""
+    path = write_artifact(folder / "slow.laconic", seconds=0.3, poison=666.0)
     with running(change_artifact(path, knee=8), threads=1, queue=20) as server:
         yield server
 
@@ -117,7 +117,7 @@ def test_a_full_queue_answers_429_at_once_and_recovers(slow: Running) -> None:
     assert refused
     assert all(answer.status_code in (200, 429) for answer in answers)
     assert all(answer.headers["retry-after"] == "1" and "queue is full" in answer.json()["error"] for answer in refused)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     with slow.client() as http:
         assert data(http.post("/v2/models/slow/infer", json=request_of([[1, 2, 3]]))) == [2, 4, 6]
 
@@ -156,12 +156,12 @@ def test_what_a_client_that_hung_up_left_in_the_queue_is_never_run(slow: Running
         sockets = [socket.create_connection(("127.0.0.1", slow.port)) for _ in range(12)]
         for each in sockets:
             each.sendall(head.encode() + body)
-        assert eventually(lambda: model.batcher.pending == 12, 0.09)
+        assert eventually(lambda: model.batcher.pending == 12, 0.29)
         for each in sockets:
             each.close()
         assert running_one.result().status_code == 200
     assert eventually(lambda: model.batcher.pending == 0)
-    time.sleep(0.15)
+    time.sleep(0.4)
     assert sum(slow.batches("slow")) == before + 8
 
 

@@ -80,7 +80,7 @@ def test_sigterm_says_not_ready_first_answers_what_is_under_way_and_exits_with_0
     def post(client: httpx.Client) -> None:
         statuses.append(client.post("/v2/models/slow/infer", json=request_of([[1, 2, 3]])).status_code)
 
-    with process(path, drain=0.6, threads=1) as (started, url), httpx.Client(base_url=url, timeout=20) as client:
+    with process(path, drain=2.0, threads=1) as (started, url), httpx.Client(base_url=url, timeout=20) as client:
         assert client.get("/v2/health/ready").status_code == 200
         requests = [threading.Thread(target=post, args=(client,)) for _ in range(8)]
         for request in requests:
