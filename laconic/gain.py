@@ -30,8 +30,9 @@ def gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[Gain]
     pair = at_batch(measured.timings, measured.knee)
     if pair:
         old, new = (f"{time.rows_per_second:.0f} rows/s" for time in pair)
-        threads = "one thread" if pair[1].threads == 1 else f"{pair[1].threads} threads"
-        yield Gain(f"throughput, {threads}", old, new, f"at batch {measured.knee}, length {pair[1].length}")
+        threads = "1 thread" if pair[1].threads == 1 else f"{pair[1].threads} threads"
+        length = f", length {pair[1].length}" if pair[1].length else ""
+        yield Gain("throughput", old, new, f"batch {measured.knee}{length}, {threads}")
     for comparison in manifest.verdict.drift if manifest.verdict else ():
         yield from faithfulness(comparison, metric, "unseen" if manifest.data else "made-up")
 

@@ -11,9 +11,9 @@ ORIGINAL = "original"
 class Timing(BaseModel):
     """One model at one batch size, in one interleaved run with the others.
 
-    engine: the engine and its arithmetic, or "original". batch in rows, length of the free axes in their
-    own unit (tokens, pixels), seconds per run: median, and the quartiles. speedup: the median over rounds of the
-    original's time divided by this one's, with the quartiles of that ratio.
+    engine: the engine and its arithmetic, or "original". batch in rows, length of the longest free axis in its own unit
+    (tokens, pixels; 0 where there is none), seconds per run: median, and the quartiles. speedup: the median over rounds
+    of the original's time divided by this one's, with the quartiles of that ratio.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -8,6 +8,7 @@ from laconic.measured import Timing
 from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
+from laconic.tensor import Array
 
 LENGTH = 128
 """Of the free axes: tokens of a text."""
@@ -36,11 +37,23 @@ def race(
     found: list[Timing] = []
     for batch in batches:
         inputs = task.typical(batch, length)
-        actual = max((size for array in inputs.values() for size in array.shape[1:2]), default=1)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
         seconds = interleave(runs, rounds=rounds)
-        found += timings(seconds, baseline, batch=batch, length=actual, threads=threads)
+        found += timings(seconds, baseline, batch=batch, length=free(inputs, task), threads=threads)
         step.advance()
         if sum(map(sum, seconds.values())) * 2 > patience:
             break
     return found
+
+
+def free(inputs: Mapping[str, Array], task: Task) -> int:
+    """The longest free axis behind the batch, as tokens of a text; 0 where there is none."""
+    return max(
+        (
+            size
+            for spec in task.inputs
+            for axis, size in zip(spec.shape[1:], inputs[spec.name].shape[1:], strict=True)
+            if isinstance(axis, str)
+        ),
+        default=0,
+    )

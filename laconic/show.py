@@ -103,8 +103,8 @@ def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
 def timing_table(timings: Sequence[Timing], title: str) -> Table:
     """Latency, throughput and speed-up, with their spread."""
     threads = sorted({time.threads for time in timings})
-    lengths = sorted({time.length for time in timings})
-    title = f"{title}; {one_of(threads, 'thread')}, length {', '.join(map(str, lengths))}"
+    lengths = sorted({time.length for time in timings} - {0})
+    title = f"{title}; {one_of(threads, 'thread')}" + (f", length {', '.join(map(str, lengths))}" if lengths else "")
     table = grid(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
     order = list(dict.fromkeys(time.engine for time in timings))
     for time in sorted(timings, key=lambda time: (time.batch, order.index(time.engine))):

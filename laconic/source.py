@@ -13,6 +13,7 @@ from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint, is_onnx, load_source
 from laconic.errors import SourceError
 from laconic.graph import Graph
+from laconic.processors import plain_task
 from laconic.recipe import Recipe
 from laconic.record import code_version, hash_of
 from laconic.runtimes.runtime import Session
@@ -86,13 +87,14 @@ def adopt(path: Path, task: str | None, cache: Cache) -> Source:
     """An ONNX file as a source."""
     file = digest(path)
     key = hash_of("onnx", file.sha256, task, code_version())
-    graph = read_graph(
-        cache.directory(
-            f"graph-{key}", lambda folder: write_graph(registry.load("export.onnx_source:adopt")(path, folder), folder)
-        )
-    )
+
+    def fill(folder: Path) -> None:
+        graph, _ = registry.load("export.onnx_source:adopt")(path, folder, task)
+        write_graph(graph, folder)
+
+    graph = read_graph(cache.directory(f"graph-{key}", fill))
     return Source(
-        task=registry.resolve("task", task or "tensors")(graph.inputs),
+        task=plain_task(task or "tensors", graph.inputs, path),
         checkpoint=None,
         graph=graph,
         key=key,

@@ -1,6 +1,7 @@
 """ONNX Runtime on the CPU."""
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ FLOAT = frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedC
 """Operators with weights that compute in float, whatever their weights were before they were read."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 """How the names of the operators begin that multiply in INT8."""
+RENAMED = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
+"""What the engine hangs on to the name of a node that it rewrites."""
 
 
 class OrtSession(Session):
@@ -52,7 +55,7 @@ class OrtSession(Session):
                 found = nodes(written)
             except Exception as error:  # the engine's exceptions share no base class
                 raise RuntimeFailure(f"onnxruntime does not tell what it runs: {error}") from error
-        return [Kernel(node.name, node.kind, arithmetic(node)) for node in found if arithmetic(node)]
+        return [Kernel(RENAMED.sub("", node.name), node.kind, arithmetic(node)) for node in found if arithmetic(node)]
 
     def close(self) -> None:
         del self._session

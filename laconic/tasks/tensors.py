@@ -22,7 +22,7 @@ class Tensors(Task):
     name = "tensors"
     tolerance = Tolerance(mean=0.99, worst=0.95)
     field = "inputs"
-    metric = "accuracy, or minus the mean squared error"
+    metric = "accuracy, or -MSE"
 
     def __init__(self, inputs: tuple[TensorSpec, ...]) -> None:
         self.inputs = inputs
