@@ -44,7 +44,8 @@ def mask(
 ) -> Tensor | None:
     """What is added to the scores: [batch, 1, 1, seq] where all may attend to all, else transformers' own."""
     if mask_function is not bidirectional_mask_function:
-        return eager_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **kwargs)
+        own: Tensor = eager_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **kwargs)
+        return own
     if attention_mask is None:
         return None
     return (1 - attention_mask.to(torch.float32))[:, None, None, :] * MASKED

@@ -30,7 +30,7 @@ def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> d
     if fallen:
         raise UnsupportedPrecision(
             f"{len(fallen)} of {len(layers)} layers were to run in INT8, and {engine} does not do so: "
-            f"{'; '.join(fallen[:3])}. Try another engine (runtimes), or keep these layers in float (quantize.static: keep)"
+            f"{'; '.join(fallen[:3])}. Try another engine (runtimes), or keep them in float (quantize.static: keep)"
         )
     total = sum(layer.parameters for layer in layers)
     shares: dict[str, float] = {}

@@ -22,17 +22,24 @@ def _fold(graph: ir.Graph, product: ir.Node) -> None:
     answer = product.outputs[0]
     if factor is None or source is None or answer.is_graph_output():
         return
-    value = source
-    while value.producer() is not None and value.producer().op_type in MOVES and _lone(value):
-        value = value.producer().inputs[0]
-    weights = _linear(value)
+    weights = _linear(_unmoved(source))
     if weights is None:
         return
     scale = _scalar(factor)
     for weight in weights:
+        assert weight.const_value is not None
         array = weight.const_value.numpy()
         weight.const_value = ir.tensor(np.asarray(array * scale, array.dtype), name=weight.name)
     ir.convenience.replace_nodes_and_values(graph, product, [product], [], [answer], [source])
+
+
+def _unmoved(value: ir.Value) -> ir.Value:
+    """What a value was before its numbers were moved about, where nothing else reads the steps between."""
+    node = value.producer()
+    while node is not None and node.op_type in MOVES and _lone(value) and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
 
 
 def _linear(value: ir.Value) -> list[ir.Value] | None:
@@ -81,5 +88,7 @@ def split_key_transposes(graph: ir.Graph) -> None:
         if answer.is_graph_output() or any(user.op_type != "MatMul" for user, _ in answer.uses()):
             continue
         heads = ir.node("Transpose", [node.inputs[0]], {"perm": [0, 2, 1, 3]}, metadata_props=dict(node.metadata_props))
-        keys = ir.node("Transpose", [heads.outputs[0]], {"perm": [0, 1, 3, 2]}, metadata_props=dict(node.metadata_props))
+        keys = ir.node(
+            "Transpose", [heads.outputs[0]], {"perm": [0, 1, 3, 2]}, metadata_props=dict(node.metadata_props)
+        )
         ir.convenience.replace_nodes_and_values(graph, node, [node], [heads, keys], [answer], [keys.outputs[0]])

@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from export.weights import quantize_weight
 from laconic.graph import Layer
+from laconic.grid import activation_grid, quantize_weight
 from laconic.plan import Precision, Range
 from laconic.tensor import Array
 
@@ -22,6 +22,8 @@ class Rewrite:
         self.nodes: dict[str, NodeProto] = {node.name: node for node in model.graph.node}
         self.outputs = {value.name for value in model.graph.output}
         self._readers: dict[str, list[str]] = {}
+        self._makers = {tensor: node for node in self.nodes.values() for tensor in node.output}
+        self._place = {name: place for place, name in enumerate(self.nodes)}
         for name, node in self.nodes.items():
             for tensor in node.input:
                 self._readers.setdefault(tensor, []).append(name)
@@ -29,6 +31,10 @@ class Rewrite:
     def readers(self, tensor: str) -> list[str]:
         """The nodes of the graph, as it was, that read a tensor."""
         return self._readers.get(tensor, [])
+
+    def maker(self, tensor: str) -> NodeProto | None:
+        """The node that makes a tensor; None for inputs and initializers."""
+        return self._makers.get(tensor)
 
     def is_initializer(self, tensor: str) -> bool:
         """Whether the tensor is a constant of the graph."""
@@ -43,24 +49,49 @@ class Rewrite:
         self._added[name] = self._initializers[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         return name
 
-    def quantize_activation(self, tensor: str, limits: Range, readers: list[str], *, symmetric: bool) -> None:
+    def smooth(self, tensor: str, factors: Array, readers: list[str], *, normalization: bool) -> str:
+        """Let the readers see `tensor` divided by factors [channels]; gives the name of the quotient.
+
+        normalization: where a LayerNormalization makes the tensor, make the quotient by a second one.
+        """
+        result = f"{tensor}/smooth"
+        maker = self.maker(tensor)
+        if normalization and maker is not None and maker.op_type == "LayerNormalization":
+            node = NodeProto()
+            node.CopyFrom(maker)
+            node.name, node.output[0] = f"{result}/normalize", result
+            for slot, name in enumerate(maker.input[1:], 1):
+                node.input[slot] = self.set_initializer(f"{result}/{slot}", self.array(name) / factors)
+        else:
+            inverse = self.set_initializer(f"{result}/factors", (1 / factors).astype(np.float32))
+            node = helper.make_node("Mul", [tensor, inverse], [result], f"{result}/multiply")
+        self._before.setdefault(min(readers, key=self._place.__getitem__), []).append(node)
+        for reader in readers:
+            self._redirect(self.nodes[reader], tensor, result)
+        return result
+
+    def quantize_activation(self, tensor: str, limits: Range, readers: list[str], *, symmetric: bool = False) -> None:
         """Let the readers see `tensor` through a Q/DQ pair; they share one."""
-        scale, zero = grid(limits, symmetric=symmetric)
-        scale_name = self.set_initializer(f"{tensor}/scale", np.array(scale, np.float32))
-        zero_name = self.set_initializer(f"{tensor}/zero", np.array(zero, np.int8 if symmetric else np.uint8))
-        integers, result = f"{tensor}/quantized", f"{tensor}/dequantized"
-        first = min(readers, key=list(self.nodes).index)
-        self._before.setdefault(first, []).extend(
+        scale, zero = activation_grid(limits, symmetric=symmetric)
+        stem = f"{tensor}/int8" if symmetric else f"{tensor}/uint8"
+        scale_name = self.set_initializer(f"{stem}/scale", np.array(scale, np.float32))
+        zero_name = self.set_initializer(f"{stem}/zero", np.array(zero, np.int8 if symmetric else np.uint8))
+        self._before.setdefault(min(readers, key=self._place.__getitem__), []).extend(
             [
-                helper.make_node("QuantizeLinear", [tensor, scale_name, zero_name], [integers], f"{tensor}/Q"),
-                helper.make_node("DequantizeLinear", [integers, scale_name, zero_name], [result], f"{tensor}/DQ"),
+                helper.make_node("QuantizeLinear", [tensor, scale_name, zero_name], [stem], f"{stem}/Q"),
+                helper.make_node("DequantizeLinear", [stem, scale_name, zero_name], [f"{stem}/float"], f"{stem}/DQ"),
             ]
         )
         for reader in readers:
-            self._redirect(self.nodes[reader], tensor, result)
+            self._redirect(self.nodes[reader], tensor, f"{stem}/float")
 
-    def write_weight(self, layer: Layer, precision: Precision) -> None:
-        """Keep a layer's weight as `precision` says."""
+    def write_weight(
+        self, layer: Layer, precision: Precision, *, form: str = "dequantize", factors: Array | None = None
+    ) -> None:
+        """Keep a layer's weight as `precision` says.
+
+        form: how 8 bits are widened for float arithmetic. factors [in]: what its smoothed input was divided by.
+        """
         if precision == "float32":
             return
         if precision == "float16-weight":
@@ -69,8 +100,10 @@ class Rewrite:
             self._dynamic(layer)
         elif layer.kind == "Gather":
             self._embedding(layer)
+        elif precision == "int8-weight" and form == "cast" and layer.kind == "MatMul":
+            self._cast(layer)
         else:
-            self._dequantized(layer)
+            self._dequantized(layer, factors)
 
     def _half(self, layer: Layer) -> None:
         half = self.set_initializer(f"{layer.weight}/half", self.array(layer.weight).astype(np.float16))
@@ -84,8 +117,21 @@ class Rewrite:
         wide = f"{layer.node}/weight"
         self._put(layer, helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT), wide)
 
-    def _dequantized(self, layer: Layer) -> None:
+    def _cast(self, layer: Layer) -> None:
+        """By way of INT32: OpenVINO computes this once, and multiplies in BF16; from INT8 straight it would not."""
         weight, scale = self._int8(layer)
+        stem = f"{layer.node}/weight"
+        self._before.setdefault(layer.node, []).extend(
+            [
+                helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
+                helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
+                helper.make_node("Mul", [f"{stem}/floats", scale], [stem], f"{stem}/scale"),
+            ]
+        )
+        self._redirect(self.nodes[layer.node], layer.weight, stem)
+
+    def _dequantized(self, layer: Layer, factors: Array | None) -> None:
+        weight, scale = self._int8(layer, factors=factors)
         result = f"{layer.node}/weight"
         node = helper.make_node("DequantizeLinear", [weight, scale], [result], f"{result}/DQ", axis=layer.axis)
         self._put(layer, node, result)
@@ -124,11 +170,15 @@ class Rewrite:
         self._before.setdefault(name, []).extend(steps)
         node.CopyFrom(helper.make_node("Mul", [f"{name}/floats", f"{name}/scales"], [layer.output], name))
 
-    def _int8(self, layer: Layer, *, column: bool = False) -> tuple[str, str]:
-        integers, scale = quantize_weight(self.array(layer.weight), layer.axis)
+    def _int8(self, layer: Layer, *, column: bool = False, factors: Array | None = None) -> tuple[str, str]:
+        weight = self.array(layer.weight)
+        stem = layer.weight
+        if factors is not None:
+            weight, stem = weight * factors[:, None], f"{layer.weight}/smooth"
+        integers, scale = quantize_weight(weight, layer.axis)
         return (
-            self.set_initializer(f"{layer.weight}/int8", integers),
-            self.set_initializer(f"{layer.weight}/scale", scale[:, None] if column else scale),
+            self.set_initializer(f"{stem}/int8", integers),
+            self.set_initializer(f"{stem}/scale", scale[:, None] if column else scale),
         )
 
     def _put(self, layer: Layer, node: NodeProto, result: str) -> None:
@@ -158,12 +208,3 @@ class Rewrite:
         del graph.node[:]
         graph.node.extend(nodes)
         return self._model
-
-
-def grid(limits: Range, *, symmetric: bool) -> tuple[float, int]:
-    """Scale and zero point of the 8-bit grid over a range; zero is always on the grid, since padding is zero."""
-    low, high = min(limits.low, 0.0), max(limits.high, 0.0)
-    if symmetric:
-        return max(-low, high, 1e-30) / 127, 0
-    scale = max(high - low, 1e-30) / 255
-    return scale, int(np.clip(np.rint(-low / scale), 0, 255))

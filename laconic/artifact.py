@@ -126,6 +126,11 @@ class Artifact:
 
     def task(self) -> Task:
         """The task, with what it needs to make tensors from raw data."""
+        if self.manifest.task not in registry.TASKS:  # an address would import whatever the artifact names
+            raise ArtifactError(
+                f"{self.path} is for task {self.manifest.task!r}, which this version of Laconic does not know. "
+                f"{registry.did_you_mean(self.manifest.task, registry.TASKS)}"
+            )
         kind = registry.resolve("task", self.manifest.task)
         task: Task = kind.from_assets(self.path, self.manifest.inputs)
         return task

@@ -23,7 +23,7 @@ artifact should not."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, built for an engine. fidelity: per sample of those that it is chosen by. met: whether it meets the goal."""
+    """A plan, built for an engine. fidelity: per sample of those it is chosen by. met: whether it meets the goal."""
 
     option: Option
     plan: Plan
@@ -33,26 +33,32 @@ class Candidate:
 
 
 def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
-    """The lowest rung that meets the goal, its fidelity, and whether one does; else the most faithful rung.
+    """The first plan that meets the goal, its fidelity, and whether one does; else the most faithful that was tried.
 
-    Bisects: fidelity grows with the rungs, but for small steps down, which may cost a rung and never the goal.
+    Bisects each flight: fidelity grows along it, but for small steps down, which may cost a step and never the goal.
     """
-    low, high = 0, len(ladder.plans) - 1
-    seen: dict[int, Array] = {}
+    tried: list[tuple[Plan, Array]] = []
 
-    def met(rung: int) -> bool:
-        if rung not in seen:
-            seen[rung] = trial(ladder.plans[rung])
-        return goal.met_by(seen[rung])
+    def met(plan: Plan) -> bool:
+        tried.append((plan, trial(plan)))
+        return goal.met_by(tried[-1][1])
 
-    if not met(low):
+    for flight in ladder.flights:
+        if met(flight[0]):
+            return *tried[-1], True
+        if len(flight) == 1 or not met(flight[-1]):
+            continue
+        found = tried[-1]
+        low, high = 0, len(flight) - 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if met(middle) else (middle, high)
-        low = high
-    ok = met(low)
-    best = low if ok else max(seen, key=lambda rung: float(seen[rung].mean()))
-    return ladder.plans[best], seen[best], ok
+            if met(flight[middle]):
+                found, high = tried[-1], middle
+            else:
+                low = middle
+        return *found, True
+    plan, fidelity = max(tried, key=lambda each: float(each[1].mean()))
+    return plan, fidelity, False
 
 
 def tightened(goal: Tolerance, margin: float = MARGIN) -> Tolerance:

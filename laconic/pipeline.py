@@ -169,10 +169,12 @@ class Run:
     def planned(self, stages: Sequence[PlanStage], graph: Graph, bench: Bench) -> Ladder:
         """What quantization proposes; without it, the graph as it is."""
         if not stages:
-            return Ladder((Plan({layer.node: "float32" for layer in graph.layers}),))
+            return Ladder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         (stage,) = stages
         base = self.context(stage)
-        context = PlanContext(**vars(base), trial=partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe))
+        context = PlanContext(
+            **vars(base), trial=partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe)
+        )
         ladder = stage.plan(graph, context)
         name = next(
             step.name for step, each in zip(self.recipe.stages, self.recipe.build(), strict=True) if each == stage

@@ -32,21 +32,38 @@ class Range:
     high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Smoothing:
+    """Factors [channels] float32 that a tensor is divided by before it is quantized, and the weights behind it
+    multiplied with; and the range of what they leave."""
+
+    factors: Array
+    limits: Range
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """precision: by layer (node name). ranges: by tensor. weights: the initializers that quantization adjusted."""
+    """precision: by layer (node name). ranges: by tensor. smoothing: by tensor, for the INT8 layers that read it.
+    weights: the initializers that quantization adjusted."""
 
     precision: Mapping[str, Precision]
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    smoothing: Mapping[str, Smoothing] = field(default_factory=dict)
     weights: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Plans from the smallest and fastest to the most faithful; the goal decides how far up to go.
+    """Flights of plans, the smallest first; the plans of a flight go from the fastest to the most faithful.
 
+    The goal decides how far up to go: the first flight whose last plan meets it, and in that the first plan that does.
     harm: by layer, the infidelity (1 - fidelity, mean over samples) that quantizing this layer alone causes.
     """
 
-    plans: tuple[Plan, ...]
+    flights: tuple[tuple[Plan, ...], ...]
     harm: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Ladder":
+        """One plan, and no choice."""
+        return cls(((plan,),))

@@ -1,5 +1,7 @@
 """Build a plan for an engine, and see how faithful its answers are."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,8 @@ class Option:
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the plan into the graph for this engine."""
-        registry.load("export.place:place")(graph, plan, registry.resolve("placement", self.runtime), path)
+        rules = registry.resolve("placement", self.runtime)[self.compute]
+        registry.load("export.place:place")(graph, plan, rules, path)
 
     def open(self, path: Path, threads: int) -> Session:
         """Load a graph that was built for this engine."""
@@ -76,7 +79,8 @@ class Bench:
             self.graph.key,
             sorted(plan.precision.items()),
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
-            sorted((name, hash_of(array.tobytes().hex())) for name, array in plan.weights.items()),
+            digests({name: each.factors for name, each in plan.smoothing.items()}),
+            digests(plan.weights),
             option.name,
             make_runtime(option.runtime).version(),
             this_machine().features,
@@ -92,3 +96,8 @@ class Bench:
             return {"fidelity": self.task.fidelity(self.reference[dataset.fingerprint], found)}
 
         return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])
+
+
+def digests(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
+    """The digest of each array, by name."""
+    return sorted((name, hashlib.sha256(array.tobytes()).hexdigest()) for name, array in arrays.items())

@@ -13,11 +13,11 @@ from compress.quantize.ranges import minmax
 from export.audit import audit
 from export.capture import capture, example
 from export.place import place
-from export.weights import quantize_weight
 from laconic import registry
 from laconic.artifact import make_runtime
 from laconic.checkpoint import load_source
 from laconic.errors import CaptureError, UnsupportedPrecision
+from laconic.grid import quantize_weight
 from laconic.metrics import cosine
 from laconic.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
@@ -39,8 +39,8 @@ def zoo(tmp_path_factory):
             checkpoint = load_source(SAVED[name](folder / "source")) if name in SAVED else built(folder, BUILT[name])
             graph = capture(checkpoint, folder)
             batches = [inputs(checkpoint, 2, 4 + number, number) for number in range(8)]
-            histograms = observe(graph, batches, OnnxRuntime(), folder)
-            ranges = {name: minmax(histogram) for name, histogram in histograms.items()}
+            seen = observe(graph, batches, OnnxRuntime(), folder)
+            ranges = {name: minmax(histogram) for name, histogram in seen.histograms.items()}
             made[name] = (checkpoint, graph, ranges)
         return made[name]
 
@@ -69,7 +69,7 @@ def plan_of(graph, ranges, precision):
 def test_a_placed_plan_answers_nearly_as_the_graph(zoo, tmp_path, name, engine, precision):
     checkpoint, graph, ranges = zoo(name)
     path = tmp_path / "model.onnx"
-    place(graph, plan_of(graph, ranges, precision), registry.resolve("placement", engine), path)
+    place(graph, plan_of(graph, ranges, precision), registry.resolve("placement", engine)["float32"], path)
     onnx.checker.check_model(path)
     batch = inputs(checkpoint, 3, 9, seed=99)
     with OnnxRuntime().open(graph.path) as float_session, make_runtime(engine).open(path) as session:
@@ -83,7 +83,7 @@ def test_what_was_asked_to_run_in_int8_does(zoo, tmp_path, name, engine):
     checkpoint, graph, ranges = zoo(name)
     plan = plan_of(graph, ranges, "int8")
     path = tmp_path / "model.onnx"
-    place(graph, plan, registry.resolve("placement", engine), path)
+    place(graph, plan, registry.resolve("placement", engine)["float32"], path)
     with make_runtime(engine).open(path) as session:
         session.run(inputs(checkpoint, 2, 8))
         shares = audit(graph, plan, session.kernels(), engine)
@@ -99,17 +99,24 @@ def test_a_layer_that_does_not_run_in_int8_is_named(zoo):
 
 
 def test_a_tensor_without_a_range_is_named(zoo, tmp_path):
-    _, graph, ranges = zoo("bert")
+    _, graph, _ = zoo("bert")
     with pytest.raises(CaptureError, match="has no range"):
-        place(graph, plan_of(graph, {}, "int8"), registry.resolve("placement", "openvino"), tmp_path / "model.onnx")
+        place(
+            graph,
+            plan_of(graph, {}, "int8"),
+            registry.resolve("placement", "openvino")["float32"],
+            tmp_path / "model.onnx",
+        )
 
 
 def test_weights_are_stored_in_eight_bits_only(zoo, tmp_path):
     _, graph, ranges = zoo("embedder")
     path = tmp_path / "model.onnx"
-    place(graph, plan_of(graph, ranges, "int8"), registry.resolve("placement", "openvino"), path)
+    place(graph, plan_of(graph, ranges, "int8"), registry.resolve("placement", "openvino")["float32"], path)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
-    floats = [name for name, array in stored.items() if array.dtype == np.float32 and array.ndim == 2 and array.shape[1] > 1]
+    floats = [
+        name for name, array in stored.items() if array.dtype == np.float32 and array.ndim == 2 and array.shape[1] > 1
+    ]
     assert not floats
     assert {layer.weight for layer in graph.layers}.isdisjoint(stored)
 
@@ -117,7 +124,12 @@ def test_weights_are_stored_in_eight_bits_only(zoo, tmp_path):
 def test_the_same_plan_gives_the_same_bytes(zoo, tmp_path):
     _, graph, ranges = zoo("residual")
     for name in ("a", "b"):
-        place(graph, plan_of(graph, ranges, "int8"), registry.resolve("placement", "onnxruntime"), tmp_path / name)
+        place(
+            graph,
+            plan_of(graph, ranges, "int8"),
+            registry.resolve("placement", "onnxruntime")["float32"],
+            tmp_path / name,
+        )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 

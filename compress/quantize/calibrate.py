@@ -4,11 +4,13 @@ The samples stream through: memory is one histogram a tensor plus one sample, wh
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from compress.quantize.channels import Channels
 from compress.quantize.histogram import Histogram
 from laconic.errors import DataError
 from laconic.graph import Graph
@@ -37,24 +39,35 @@ QUANTIZABLE = frozenset(
 """The operators that some engine runs in INT8, or whose result such an operator takes."""
 
 
-def observe(graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path) -> dict[str, Histogram]:
-    """Run the batches and count what flows through each quantizable tensor.
+@dataclass(frozen=True)
+class Observation:
+    """histograms: of every quantizable tensor. channels: of what goes into the linear layers."""
+
+    histograms: dict[str, Histogram]
+    channels: dict[str, Channels]
+
+
+def observe(graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path, seed: int = 0) -> Observation:
+    """Run the batches and look at what flows through each quantizable tensor.
 
     batches: inputs by name; best one sample each, so that no padding is counted. runtime: opens the graph with more
     outputs. folder: where that graph is written. Raises DataError where no batch comes.
     """
     names, model = expose(graph)
     histograms = {name: Histogram() for name in names}
+    channels = {layer.input: Channels(seed) for layer in graph.layers if layer.kind == "MatMul"}
     ran = False
     with runtime.open(model_file(model, folder)) as session:
         for batch in batches:
             outputs = session.run(batch)
             for name, histogram in histograms.items():
                 histogram.add(outputs[name])
+            for name, each in channels.items():
+                each.add(outputs[name])
             ran = True
     if not ran:
         raise DataError("there is no sample to calibrate with. Give --data a file with at least one")
-    return histograms
+    return Observation(histograms, channels)
 
 
 def expose(graph: Graph) -> tuple[list[str], onnx.ModelProto]:

@@ -21,4 +21,4 @@ class Dynamic(PlanStage):
         for layer in graph.layers:
             dynamic: Precision = "int8-dynamic" if layer.kind in {"MatMul", "Gemm"} else "int8-weight"
             precision[layer.node] = "float32" if layer.node in kept else dynamic
-        return Ladder((Plan(precision),))
+        return Ladder.of(Plan(precision))

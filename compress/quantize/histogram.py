@@ -7,6 +7,9 @@ from laconic.tensor import Array
 BINS = 8192
 """32 bins for each of the 256 levels when the range is used in full."""
 
+SMALLEST = 1e-30
+"""Smaller values are counted as zero: the width of a bin could not be told."""
+
 
 class Histogram:
     """Counts over [-reach, reach]. When a value falls outside, the reach is doubled and neighbouring bins merged, so
@@ -37,7 +40,7 @@ class Histogram:
 
     def _grow(self, reach: float) -> None:
         if self.reach == 0.0:
-            self.reach = float(2.0 ** np.ceil(np.log2(reach))) if reach > 0 else 0.0
+            self.reach = float(2.0 ** np.ceil(np.log2(reach))) if reach > SMALLEST else 0.0
             return
         while reach > self.reach:
             merged = self.counts.reshape(-1, 2).sum(axis=1)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from compress.quantize.histogram import Histogram
+from laconic.grid import rounded_activation
 from laconic.plan import Range
 from laconic.tensor import Array
 
@@ -27,7 +28,7 @@ def mse(histogram: Histogram) -> Range:
     """The range whose 8-bit grid has the least squared error, clipping counted in; each end is searched in turn."""
 
     def error(values: Array, counts: Array, low: float, high: float) -> float:
-        return float((counts * (values - quantized(values, low, high)) ** 2).sum())
+        return float((counts * (values - rounded_activation(values, Range(low, high))) ** 2).sum())
 
     return search(histogram, error)
 
@@ -55,13 +56,6 @@ def entropy(histogram: Histogram) -> Range:
         return float((clipped[used] * np.log(clipped[used] / q[used])).sum())
 
     return search(histogram, divergence)
-
-
-def quantized(values: Array, low: float, high: float) -> Array:
-    """Values as the 8-bit grid over [low, high] gives them back."""
-    scale = max(high - low, 1e-30) / (LEVELS - 1)
-    zero = np.rint(-low / scale)
-    return np.asarray((np.clip(np.rint(values / scale) + zero, 0, LEVELS - 1) - zero) * scale)
 
 
 def search(histogram: Histogram, loss: Callable[[Array, Array, float, float], float]) -> Range:

@@ -1,65 +1,112 @@
 """INT8 weights and activations, ranges calibrated; the layers that this harms most are kept in more bits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from compress.quantize.calibrate import observe
 from compress.quantize.layers import chosen
 from compress.quantize.ranges import METHODS
-from compress.quantize.sensitivity import harms, rungs
+from compress.quantize.sensitivity import flights, harms
+from compress.quantize.smooth import smooth_all
 from laconic.artifact import make_runtime
-from laconic.data import Dataset, batches
-from laconic.graph import Graph
-from laconic.plan import Ladder, Plan, Precision, Range
+from laconic.data import batches
+from laconic.graph import Graph, Layer
+from laconic.plan import Ladder, Plan, Precision, Range, Smoothing
 from laconic.record import code_version, hash_of
 from laconic.stage import PlanContext, PlanStage
-from laconic.tensor import Arrays
+from laconic.tensor import Array, Arrays
 
 
 class Static(PlanStage):
     """INT8 weights and activations, ranges calibrated.
 
-    method: how a range is found. samples: how many to calibrate with. keep: layers, by name or pattern, that stay in
-    float. mixed: measure each layer's harm once, and lift the worst ones to more bits until the goal is met.
+    method: how a range is found; what outliers carry is lost by all but minmax. samples: how many to calibrate with.
+    smooth: move the spread of the channels of activations into the weights, where that pays; such a tensor keeps
+    everything that was seen, whatever the method. keep: layers, by name or pattern, that stay in float. mixed: measure
+    each layer's harm once, and lift the worst ones to more bits until the goal is met.
     """
 
     method: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
     samples: int = 256
+    smooth: bool = True
     keep: tuple[str, ...] = ()
     mixed: bool = True
 
     def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         kept = chosen(graph.layers, self.keep)
-        dataset = context.calibrate.take(self.samples, context.seed)
-        ranges = calibrated(graph, dataset, self.method, context)
         lowest: dict[str, Precision] = {}
         for layer in graph.layers:
-            lowest[layer.node] = (
-                "float32" if layer.node in kept else "int8-weight" if layer.kind == "Gather" else "int8"
-            )
+            arithmetic: Precision = "int8-weight" if layer.kind == "Gather" else "int8"
+            lowest[layer.node] = "float32" if layer.node in kept else arithmetic
+        quantized = [layer for layer in graph.layers if lowest[layer.node] == "int8"]
+        ranges, smoothing = self.calibrated(graph, quantized, context)
+        plan = Plan(lowest, ranges, smoothing)
         if not self.mixed:
-            return Ladder((Plan(lowest, ranges),))
-        harm = harms(graph, lowest, ranges, context)
-        return Ladder(tuple(Plan(rung, ranges) for rung in rungs(graph.layers, lowest, harm)), harm)
+            return Ladder.of(plan)
+        harm = harms(graph, plan, context)
+        return Ladder(flights(graph.layers, plan, harm), harm)
+
+    def calibrated(
+        self, graph: Graph, quantized: Sequence[Layer], context: PlanContext
+    ) -> tuple[dict[str, Range], dict[str, Smoothing]]:
+        """The range of every quantizable tensor, and the smoothing of those in front of linear layers."""
+        dataset = context.calibrate.take(self.samples, context.seed)
+        names = [layer.node for layer in quantized]
+        key = hash_of("calibrate", graph.key, dataset.fingerprint, self.method, self.smooth, names, code_version())
+
+        def compute() -> Arrays:
+            with context.steps.step(f"calibrate ({self.method})", len(dataset)) as step:
+
+                def singles() -> Iterator[Arrays]:
+                    # One sample a run: no padding is counted, and lengths may vary.
+                    for _, batch in batches(dataset, context.task, 1):
+                        yield batch
+                        step.advance()
+
+                seen = observe(graph, singles(), make_runtime("onnxruntime"), context.folder, context.seed)
+                ranges = {
+                    name: METHODS[self.method](each) for name, each in seen.histograms.items() if each.counts.any()
+                }
+                readers = weights_by_input(graph, quantized) if self.smooth else {}
+                smoothing = smooth_all(seen.channels, readers)
+                step.note = f"{len(dataset)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
+            return packed(ranges, smoothing)
+
+        return unpacked(context.cache.arrays(f"calibrated-{key}", compute))
 
 
-def calibrated(graph: Graph, dataset: Dataset, method: str, context: PlanContext) -> dict[str, Range]:
-    """The range of every quantizable tensor. One sample a run: padding is not counted, and lengths may vary."""
+def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Array]]:
+    """The weights [in, out] that each tensor is multiplied with."""
+    initializers = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
+    readers: dict[str, list[Array]] = {}
+    for layer in layers:
+        if layer.kind == "MatMul":
+            readers.setdefault(layer.input, []).append(numpy_helper.to_array(initializers[layer.weight]))
+    return readers
 
-    def compute() -> dict[str, tuple[float, float]]:
-        with context.steps.step(f"calibrate ({method})", len(dataset)) as step:
 
-            def singles() -> Iterator[Arrays]:
-                for _, batch in batches(dataset, context.task, 1):
-                    yield batch
-                    step.advance()
+def packed(ranges: dict[str, Range], smoothing: dict[str, Smoothing]) -> Arrays:
+    """As arrays, for the cache."""
+    arrays = {f"range:{name}": np.array([each.low, each.high]) for name, each in ranges.items()}
+    for name, each in smoothing.items():
+        arrays[f"factors:{name}"] = each.factors
+        arrays[f"limits:{name}"] = np.array([each.limits.low, each.limits.high])
+    return arrays
 
-            histograms = observe(graph, singles(), make_runtime("onnxruntime"), context.folder)
-            found = {name: METHODS[method](histogram) for name, histogram in histograms.items()}
-            step.note = f"{len(dataset)} samples, {len(found)} tensors"
-        return {name: (limits.low, limits.high) for name, limits in found.items() if np.isfinite(limits.low)}
 
-    key = hash_of("calibrate", graph.key, dataset.fingerprint, method, code_version())
-    return {name: Range(*limits) for name, limits in context.cache.json(key, compute).items()}
+def unpacked(arrays: Arrays) -> tuple[dict[str, Range], dict[str, Smoothing]]:
+    """What `packed` was given."""
+    ranges: dict[str, Range] = {}
+    smoothing: dict[str, Smoothing] = {}
+    for key, array in arrays.items():
+        kind, _, name = key.partition(":")
+        if kind == "range":
+            ranges[name] = Range(float(array[0]), float(array[1]))
+        elif kind == "factors":
+            low, high = arrays[f"limits:{name}"]
+            smoothing[name] = Smoothing(array, Range(float(low), float(high)))
+    return ranges, smoothing

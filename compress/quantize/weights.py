@@ -20,4 +20,4 @@ class Weights(PlanStage):
     def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         kept = chosen(graph.layers, self.keep)
         precision: Precision = "int8-weight" if self.bits == 8 else "float16-weight"
-        return Ladder((Plan({x.node: "float32" if x.node in kept else precision for x in graph.layers}),))
+        return Ladder.of(Plan({x.node: "float32" if x.node in kept else precision for x in graph.layers}))

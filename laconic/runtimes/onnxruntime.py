@@ -18,6 +18,8 @@ import onnxruntime as ort
 
 FLOAT = frozenset({"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
 """Operators with weights that compute in float, whatever their weights were before they were read."""
+WITHOUT_GEMM = ("optimization.disable_specified_optimizers", "MatMulAddFusion")
+"""It makes one Gemm of a MatMul and an Add before it looks for INT8, and then has no INT8 kernel for that."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 """How the names of the operators begin that multiply in INT8."""
 RENAMED = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
@@ -47,6 +49,7 @@ class OrtSession(Session):
             written = Path(folder) / "optimized.onnx"
             again = ort.SessionOptions()
             again.log_severity_level = 3
+            again.add_session_config_entry(*WITHOUT_GEMM)
             again.graph_optimization_level = options.graph_optimization_level
             again.optimized_model_filepath = str(written)
             again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
@@ -99,8 +102,7 @@ class OnnxRuntime(Runtime):
         options.log_severity_level = 3
         # Spinning threads starve the HTTP server that shares the cores with them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # It makes one Gemm of a MatMul and an Add before it looks for INT8, and then has no INT8 kernel for that.
-        options.add_session_config_entry("optimization.disable_specified_optimizers", "MatMulAddFusion")
+        options.add_session_config_entry(*WITHOUT_GEMM)
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         return options
