@@ -1,0 +1,270 @@
+"""From a source to an artifact, for real: small models, every engine, nothing replaced."""
+
+import contextlib
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import digits
+import models
+import numpy as np
+import pytest
+import torch
+
+from laconic.artifact import MEASURED, MODEL, REPORT, Artifact
+from laconic.cache import Cache
+from laconic.errors import DataError, UsageError
+from laconic.inspection import kernels, verify
+from laconic.pipeline import compress
+from laconic.progress import Steps
+from laconic.recipe import Recipe
+
+ENGINES = ("openvino", "onnxruntime")
+STEPS = (
+    "load the source and the samples",
+    "capture the graph",
+    "ask the original",
+    "calibrate",
+    "measure each layer's harm",
+    "find what meets the goal",
+    "race the candidates",
+    "validate",
+    "measure the speed",
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Weights and labelled samples of the digits network."""
+    torch.set_num_threads(1)
+    return digits.write(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """What the runs of this file share, as those of one user do."""
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def reads_digits(trained, cache, tmp_path_factory):
+    """The artifact of the digits network."""
+    return run(trained, tmp_path_factory.mktemp("digits") / "digits.laconic", cache).artifact
+
+
+def recipe(trained, **changes):
+    weights, data = trained
+    return Recipe.parse({"source": str(weights), "builder": "digits:DigitsNet", "data": str(data), **changes})
+
+
+def run(trained, path, cache, steps=None, **changes):
+    return compress(recipe(trained, **changes), path, cache=cache, steps=steps or Steps(quiet=True))
+
+
+def content(path):
+    """What must be the same from run to run."""
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name not in (MEASURED, REPORT)}
+
+
+def left_over(path):
+    """What lies beside an artifact that should not."""
+    return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
+
+
+def test_a_network_in_int8_reads_digits_as_well_as_before(reads_digits):
+    (drift,) = reads_digits.manifest.verdict.drift
+    assert reads_digits.manifest.verdict.passed
+    assert drift.figures["metric_original"] > 0.9
+    assert abs(drift.figures["metric_change"]) <= 0.005
+    assert "int8" in set(reads_digits.manifest.precision.values())
+    assert reads_digits.size < 0.75 * reads_digits.measured.original_size
+
+
+def test_its_figures_are_what_a_run_over_the_samples_finds(trained, reads_digits):
+    images, labels = digits.samples()
+    with reads_digits.open() as session:
+        found = next(iter(session.run({"image": images[1000:]}).values())).argmax(axis=1)
+    (drift,) = reads_digits.manifest.verdict.drift
+    assert (found == labels[1000:]).mean() == pytest.approx(drift.figures["metric"], abs=0.03)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_gives_its_golden_answers(reads_digits, engine):
+    with reads_digits.open(engine) as session:
+        assert reads_digits.golden_fidelity(session) > 0.99
+
+
+def test_it_passes_every_check(reads_digits):
+    assert [check for check in verify(reads_digits.path) if not check.passed] == []
+
+
+def test_its_own_engine_runs_in_int8_what_is_said_to(reads_digits):
+    found = kernels(reads_digits)
+    assert found["engine"].startswith(reads_digits.manifest.placement)
+    assert set(found["layers"]["int8"]) == {"int8"}
+    assert "float32" not in found["layers"] or set(found["layers"]["float32"]) <= {"float32", "bfloat16", "not told"}
+
+
+def test_the_steps_are_known(reads_digits):
+    assert len(reads_digits.measured.stages) == len(STEPS)
+    assert all(title.startswith(STEPS) for title in reads_digits.measured.stages)
+
+
+def test_the_report_shows_its_layers_and_its_figures(reads_digits):
+    page = (reads_digits.path / REPORT).read_text(encoding="utf-8")
+    for text in ("stem.<wbr/>0", "head", "digits.npz", "Passed.", "Conv", "measure each layer&#39;s harm"):
+        assert text in page
+    assert str(reads_digits.path.parent) not in page
+
+
+def test_the_artifact_tells_nothing_of_the_disk_that_it_was_made_on(trained, reads_digits):
+    for name, data in content(reads_digits.path).items():
+        assert str(trained[0].parent).encode() not in data, name
+        assert str(Path.cwd()).encode() not in data, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_recipe_restricts_the_engines_and_a_second_run_gives_the_same_bytes(trained, engine, tmp_path):
+    # One arithmetic alone, since which of several is fastest is for the clock to say.
+    given = {"runtimes": [engine], "stages": [{"quantize.static": {"mixed": False}}]}
+    if engine == "openvino":
+        given["stages"] = [{"quantize.weights": {}}]
+    first = run(trained, tmp_path / "first.laconic", Cache(tmp_path / "one"), **given).artifact
+    assert first.manifest.placement == engine
+    shared = Cache(tmp_path / "two")
+    shutil.copytree(tmp_path / "one", shared.folder, ignore=ignore_all_but("chosen"))
+    second = run(trained, tmp_path / "second.laconic", shared, **given).artifact
+    assert content(second.path) == content(first.path)
+
+
+def ignore_all_but(prefix):
+    """The one decision that is the clock's is kept; everything else is done again."""
+    return lambda folder, names: [name for name in names if not name.startswith(prefix)]
+
+
+class Interrupted(Steps):
+    """Ctrl-C while a step is under way."""
+
+    def __init__(self, title):
+        super().__init__(quiet=True)
+        self.title = title
+
+    @contextlib.contextmanager
+    def step(self, title, total=None):
+        with super().step(title, total) as step:
+            if title.startswith(self.title):
+                signal.raise_signal(signal.SIGINT)
+            yield step
+
+
+def test_a_run_interrupted_in_any_step_leaves_nothing_and_goes_on_from_there(trained, tmp_path):
+    cache = Cache(tmp_path / "cache")
+    path = tmp_path / "out" / "digits.laconic"
+    path.parent.mkdir()
+    for title in STEPS:
+        with pytest.raises(KeyboardInterrupt):
+            run(trained, path, cache, Interrupted(title))
+        assert not path.exists()
+        assert left_over(path) == []
+        assert not [entry for entry in cache.folder.rglob("*") if "partial" in entry.name]
+    steps = Steps(quiet=True)
+    made = run(trained, path, cache, steps).artifact
+    assert made.manifest.verdict.passed
+    assert left_over(path) == []
+    # What is decided once is looked up, not done again.
+    assert not {title for title in steps.seconds if title.startswith(("calibrate", "race"))}
+
+
+def test_a_missed_goal_is_said_and_the_best_result_is_kept(trained, cache, tmp_path):
+    goal = {"max_size": "1 kB", "max_latency": "1 ns"}
+    result = run(trained, tmp_path / "small.laconic", cache, goal=goal)
+    assert ["size" in each or "latency" in each for each in result.missed] == [True, True]
+    assert Artifact.load(tmp_path / "small.laconic").manifest.verdict.passed
+
+
+def test_a_fidelity_that_int8_cannot_reach_gives_bits_back(trained, cache, tmp_path, reads_digits):
+    (drift,) = reads_digits.manifest.verdict.drift
+    wanted = 1 - (1 - drift.figures["fidelity"]) / 50
+    result = run(trained, tmp_path / "exact.laconic", cache, goal={"fidelity": wanted}, runtimes=["onnxruntime"])
+    assert result.missed == ()
+    assert "int8" not in set(result.artifact.manifest.precision.values())
+    assert result.artifact.size > reads_digits.size
+
+
+def test_an_earlier_artifact_is_replaced_whole(trained, cache, tmp_path, reads_digits):
+    path = tmp_path / "digits.laconic"
+    shutil.copytree(reads_digits.path, path)
+    (path / "stale.json").write_text("{}")
+    run(trained, path, cache, stages=[])
+    assert not (path / "stale.json").exists()
+    assert set(Artifact.load(path).manifest.precision.values()) == {"float32"}
+    assert left_over(path) == []
+
+
+def test_a_folder_that_is_no_artifact_is_left_alone(trained, cache, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="not be overwritten"):
+        run(trained, tmp_path / "thesis", cache)
+    assert [entry.name for entry in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
+
+
+def test_without_samples_a_full_precision_artifact_says_that_they_were_made_up(trained, cache, tmp_path):
+    given = recipe(trained, stages=[], runtimes=["onnxruntime"]).model_copy(
+        update={"data": Recipe.model_fields["data"].default}
+    )
+    artifact = compress(given, tmp_path / "plain.laconic", cache=cache, steps=Steps(quiet=True)).artifact
+    (drift,) = artifact.manifest.verdict.drift
+    assert artifact.manifest.verdict.passed
+    assert drift.against == "original, on made-up samples"
+    assert drift.figures["fidelity"] == 1
+    assert artifact.manifest.data == {}
+    assert "made-up inputs" in (artifact.path / REPORT).read_text(encoding="utf-8")
+
+
+def test_quantization_asks_for_samples(trained, cache, tmp_path):
+    given = recipe(trained).model_copy(update={"data": Recipe.model_fields["data"].default})
+    with pytest.raises(DataError, match="--data"):
+        compress(given, tmp_path / "out", cache=cache, steps=Steps(quiet=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_of_another_framework_is_a_source(trained, cache, tmp_path):
+    plain = run(trained, tmp_path / "plain.laconic", cache, stages=[], runtimes=["onnxruntime"]).artifact
+    source = tmp_path / "digits.onnx"
+    shutil.copy(plain.path / MODEL, source)
+    given = Recipe.parse({"source": str(source), "data": str(trained[1]), "runtimes": ["onnxruntime"]})
+    artifact = compress(given, tmp_path / "out.laconic", cache=cache, steps=Steps(quiet=True)).artifact
+    assert artifact.manifest.verdict.passed
+    assert artifact.manifest.source["kind"] == "onnx"
+    assert set(artifact.manifest.precision.values()) == {"int8"}
+    assert all(comparison.against != "checkpoint" for comparison in artifact.manifest.verdict.parity)
+
+
+def test_a_classifier_of_texts_with_labels(cache, tmp_path):
+    source = models.save_bert(tmp_path / "bert")
+    rng = np.random.default_rng(0)
+    words = models.WORDS
+    rows = [
+        {"text": " ".join(rng.choice(words, rng.integers(3, 12))), "label": ["no", "maybe", "yes"][rng.integers(3)]}
+        for _ in range(120)
+    ]
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = Recipe.parse({"source": str(source), "data": {"calibrate": str(data)}, "runtimes": ["openvino"]})
+    result = compress(given, tmp_path / "bert.laconic", cache=cache, steps=Steps(quiet=True))
+    manifest = result.artifact.manifest
+    assert manifest.task == "text-classification"
+    assert manifest.verdict.passed, manifest.verdict.failures
+    assert "int8" in set(manifest.precision.values())
+    assert "metric" in manifest.verdict.drift[0].figures
+    with result.artifact.open() as session:
+        task = result.artifact.task()
+        (answer,) = task.decode(session.run(task.encode([task.parse("the model answers")])))
+    assert answer["label"] in ("no", "maybe", "yes")
