@@ -1,0 +1,106 @@
+"""What the doctor finds, on this machine as it is and as it might be."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from laconic.doctor import conflict, engine, examine, processor
+from laconic.hardware import Machine
+
+
+@pytest.fixture
+def findings(tmp_path, monkeypatch):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    return {finding.name: finding for finding in examine()}
+
+
+def with_features(*features):
+    return processor(Machine(processor="CPU", cores=1, features=features, memory=1, system="Linux")).found
+
+
+def test_it_looks_at_everything_that_laconic_depends_upon(findings):
+    wanted = {
+        "laconic",
+        "python",
+        "processor",
+        "cores",
+        "memory",
+        "openvino",
+        "onnxruntime",
+        "compress",
+        "serve",
+        "cache",
+    }
+    assert wanted <= set(findings)
+    assert "fake" not in findings
+
+
+def test_a_target_that_is_not_built_is_named_with_one_that_is(findings):
+    assert not findings["target tensorrt"].works
+    assert findings["target tensorrt"].remedy == "--target cpu"
+
+
+def test_what_does_not_work_says_what_to_try(findings):
+    assert [finding for finding in findings.values() if not finding.works and not finding.remedy] == []
+
+
+def test_findings_are_json_with_the_remedy_under_try(findings):
+    (content,) = [json.loads(finding.model_dump_json(by_alias=True)) for finding in [findings["cache"]]]
+    assert set(content) == {"name", "works", "found", "try"}
+
+
+def test_the_cache_is_not_made_by_looking_at_it(findings, tmp_path):
+    assert findings["cache"].found.startswith(str(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_found(monkeypatch):
+    monkeypatch.setenv("LACONIC_CACHE", "/proc/laconic")
+    (found,) = [finding for finding in examine() if finding.name == "cache"]
+    assert not found.works
+    assert "LACONIC_CACHE" in found.remedy
+
+
+def test_the_processor_is_read_for_what_it_means():
+    assert "INT8 is fast" in with_features("avx2", "avx512_vnni")
+    assert "BF16 is fast" in with_features("avx2", "amx_bf16")
+    assert "saturate" in with_features("avx2")
+    assert "saturate" not in with_features("avx2", "avx_vnni")
+    assert "quantize.weights" in with_features()
+
+
+def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
+    code = (
+        "import sys, json; sys.modules['openvino'] = None; from laconic.doctor import engine;"
+        "print(engine('openvino').model_dump_json(by_alias=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["works"] is False
+    assert found["try"] == "pip install 'laconic[cpu]'"
+
+
+def test_an_engine_that_is_broken_says_why(tmp_path, monkeypatch):
+    (tmp_path / "broken_engine.py").write_text("raise RuntimeError('libfoo.so.3 is of another world')")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = engine("broken_engine:Engine")
+    assert not found.works
+    assert "libfoo.so.3 is of another world" in found.found
+
+
+def test_two_wheels_that_own_one_module_are_a_conflict(tmp_path, monkeypatch):
+    assert list(conflict()) == []
+    wheel = tmp_path / "onnxruntime_gpu-1.0.dist-info"
+    wheel.mkdir()
+    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = conflict()
+    assert not found.works
+    assert "overwrite each other" in found.found
+
+
+def test_torch_is_looked_for_and_not_loaded():
+    code = "import sys; from laconic.doctor import examine; examine(); assert not {'torch', 'onnx'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True)
