@@ -1,5 +1,6 @@
 """The command `laconic`: parse, call one function, show, translate a known error into one sentence."""
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,9 @@ from laconic.rooms import check_rooms
 
 INTERRUPTED = 130
 """The exit code that shells give to what was stopped by Ctrl-C."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+ROOM_HINT = ". Nothing half-written was left. Make room, and the same command goes on from there"
 
 EXPORT_FIDELITY = 0.9999
 """What an export in full precision must reach: FP32 of two engines differs by less than 1e-5, BF16 by 3e-5."""
@@ -254,7 +258,8 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
         sys.exit(1)
     except OSError as error:
-        fail(f"{error.filename or 'the system'}: {error.strerror or error}. Nothing half-written was left", 1)
+        where = f": {error.filename}" if error.filename else ""
+        fail(f"{error.strerror or error}{where}{ROOM_HINT if error.errno in FULL else ''}", 1)
     if code == INTERRUPTED:
         fail("interrupted. Nothing half-written was left; what was finished is not done again", INTERRUPTED)
     sys.exit(code)

@@ -42,9 +42,9 @@ def faithfulness(comparison: Comparison, metric: str, kind: str) -> Iterator[Gai
     figures, intervals = comparison.figures, comparison.intervals
     if "fidelity" in figures:
         low, high = intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
-        yield Gain("fidelity, mean", "1", f"{figures['fidelity']:.5f}", f"95 %: {low:.5f} to {high:.5f}")
+        yield Gain("fidelity, mean", "1", nines(figures["fidelity"]), f"95 %: {nines(low)} to {nines(high)}")
     if "fidelity_worst" in figures:
-        worst = f"{figures['fidelity_worst']:.5f}"
+        worst = nines(figures["fidelity_worst"])
         yield Gain("fidelity, worst", "1", worst, f"of {comparison.samples} {kind} samples")
     if "metric" in figures:
         low, high = intervals["metric_change"]
@@ -69,6 +69,11 @@ def speedup(time: Timing) -> str:
         return "1"
     low, high = time.speedup_quartiles
     return f"{time.speedup:.2f} x ({low:.2f} to {high:.2f})"
+
+
+def nines(fidelity: float) -> str:
+    """A fidelity in five digits; in more where it would look like 1 and is not."""
+    return f"{fidelity:.5f}" if fidelity < 0.999995 or fidelity == 1 else f"{fidelity:.6f}"
 
 
 def megabytes(size: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from laconic.measured import ORIGINAL, Timing
 
@@ -67,7 +67,10 @@ def latency(timings: Sequence[Timing]) -> str:
             )
             label(axes, name, batches[-1], 1e3 * line[-1].seconds)
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        shown = [1e3 * time.seconds for time in timings]
+        near = max(shown) < 30 * min(shown)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if near else (1,)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.yaxis.set_minor_locator(NullLocator())
         return svg(figure, "latency")
 
@@ -82,6 +85,7 @@ def throughput(timings: Sequence[Timing], knee: int) -> str:
             label(axes, name, line[-1].batch, rates[-1])
         top = 1.15 * max(time.rows_per_second for time in timings)
         axes.set_ylim(0, top)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.axvline(knee, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
         axes.annotate("knee", (knee, top), (3, -8), textcoords="offset points", color=MUTED, fontsize=8)
         return svg(figure, "throughput")
@@ -116,6 +120,11 @@ def label(axes: Axes, engine: str, x: float, y: float) -> None:
     """The name of a line, at its end."""
     text = ORIGINAL if engine == ORIGINAL else "artifact"
     axes.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", color=colour(engine))
+
+
+def short(value: float) -> str:
+    """A number for an axis: 0.5, 100, 25k."""
+    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
 def svg(figure: Figure, salt: str) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from laconic import registry
 from laconic.artifact import Manifest
-from laconic.gain import at_batch, gains, megabytes, milliseconds, shipped
+from laconic.gain import at_batch, gains, megabytes, milliseconds, nines, shipped
 from laconic.graph import Graph
 from laconic.measured import Measured
 from laconic.picture import latency, throughput
@@ -115,6 +115,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.filters["megabytes"] = megabytes
+    made.filters["nines"] = nines
     made.filters["duration"] = duration
     made.filters["breakable"] = breakable
     made.filters["words"] = lambda name: name.replace("_", " ")
@@ -139,7 +140,7 @@ def pictures(measured: Measured) -> list[tuple[str, Markup]]:
 def comparison_lines(comparison: Comparison, metric: str) -> Iterator[Line]:
     """The figures that count first."""
     figures = comparison.figures
-    for key in sorted(figures, key=lambda key: (key not in FIGURES, list(figures).index(key))):
+    for key in sorted(figures, key=lambda key: list(FIGURES).index(key) if key in FIGURES else len(FIGURES)):
         low, high = comparison.intervals.get(key, (math.nan, math.nan))
         least = comparison.required.get(key)
         yield Line(

@@ -86,7 +86,7 @@ def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
         "manifest": Manifest(**{**values, **changes}),
         "measured": measured(),
         "recipe": recipe,
-        "ladder": Ladder((Plan(precision),), harms),
+        "ladder": Ladder(((Plan(precision),),), harms),
         "graph": graph,
     }
 
@@ -240,7 +240,7 @@ def test_it_is_written_where_nothing_was_timed():
 def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
     given = pieces(layers=3)
     nodes = list(given["ladder"].harm)
-    given["ladder"] = Ladder(given["ladder"].plans, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
+    given["ladder"] = Ladder(given["ladder"].flights, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
     html = render(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
