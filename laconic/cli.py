@@ -32,7 +32,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Source = Annotated[str, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.")]
+Source = Annotated[
+    str, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the artifact to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder of an artifact.", metavar="ARTIFACT")]
@@ -145,11 +147,11 @@ def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = 
 
 @app.command(epilog="Example: `laconic bench minilm.laconic --original all-MiniLM-L6-v2`")
 def bench(
-    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT...")],
+    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
     original: Annotated[Path | None, typer.Option(help="The source that they were made from, to compare with.")] = None,
     threads: Threads = 1,
     length: Annotated[int, typer.Option(min=1, help="Of the free axes, as tokens of a text.")] = 128,
-    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8,32",
+    batches: Annotated[str, typer.Option(help="Batch sizes, with commas between them.")] = "1,8,32",
     rounds: Annotated[int, typer.Option(min=1, help="How often each is run.")] = 15,
     runtime: RuntimeName = None,
     trust: Trust = False,
@@ -178,7 +180,7 @@ def bench(
 
 @app.command(epilog="Example: `laconic serve minilm.laconic --port 8000`")
 def serve(
-    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT...")],
+    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
     runtime: RuntimeName = None,
