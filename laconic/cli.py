@@ -65,7 +65,7 @@ def root(
 @app.command(epilog="Example: `laconic compress all-MiniLM-L6-v2 --data texts.jsonl -o minilm.laconic`")
 def compress(
     source: Annotated[
-        str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.")
+        str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,

@@ -21,7 +21,7 @@ class Gain:
 def gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[Gain]:
     """Size, speed, fidelity and metric. metric: what the task's figure against labels is called."""
     before, after = measured.original_size, shipped(manifest)
-    yield Gain("size", megabytes(before), megabytes(after), f"{before / after:.1f} x smaller")
+    yield Gain("size", amount(before), amount(after), f"{before / after:.1f} x smaller")
     for batch in dict.fromkeys((1, measured.knee)):
         pair = at_batch(measured.timings, batch)
         if pair:
@@ -64,10 +64,10 @@ def at_batch(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | N
 
 
 def speedup(time: Timing) -> str:
-    """With its quartiles."""
-    if time.engine == ORIGINAL:
-        return "1"
+    """With its quartiles; bare for what the others are compared with."""
     low, high = time.speedup_quartiles
+    if low == high == 1:
+        return "1"
     return f"{time.speedup:.2f} x ({low:.2f} to {high:.2f})"
 
 
@@ -76,9 +76,12 @@ def nines(fidelity: float) -> str:
     return f"{fidelity:.5f}" if fidelity < 0.999995 or fidelity == 1 else f"{fidelity:.6f}"
 
 
-def megabytes(size: int) -> str:
+def amount(size: float) -> str:
     """Bytes, for people."""
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= 0.95 * bytes_:
+            return f"{size / bytes_:.1f} {unit}"
+    return f"{size:.0f} B"
 
 
 def milliseconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from laconic import registry
 from laconic.artifact import Manifest
-from laconic.gain import at_batch, gains, megabytes, milliseconds, nines, shipped
+from laconic.gain import amount, at_batch, gains, milliseconds, nines, shipped
 from laconic.graph import Graph
 from laconic.measured import Measured
 from laconic.picture import latency, throughput
@@ -84,7 +84,7 @@ def render(manifest: Manifest, measured: Measured, *, recipe: Recipe, ladder: La
             smaller=f"{measured.original_size / shipped(manifest):.1f}",
             faster=f"{alone[1].speedup:.1f}" if alone else None,
             alone=[milliseconds(time.seconds) for time in alone] if alone else None,
-            sizes=[megabytes(measured.original_size), megabytes(shipped(manifest))],
+            sizes=[amount(measured.original_size), amount(shipped(manifest))],
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(gains(manifest, measured, metric)),
             pictures=pictures(measured),
@@ -114,7 +114,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["megabytes"] = megabytes
+    made.filters["amount"] = amount
     made.filters["nines"] = nines
     made.filters["duration"] = duration
     made.filters["breakable"] = breakable

@@ -12,7 +12,7 @@ from rich.text import Text
 from laconic import registry
 from laconic.artifact import REPORT, Artifact
 from laconic.doctor import Finding
-from laconic.gain import gains, megabytes, speedup
+from laconic.gain import amount, gains, speedup
 from laconic.inspection import Check
 from laconic.measured import Timing
 from laconic.verdict import Verdict
@@ -60,7 +60,7 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
-    table.add_row("size", f"{megabytes(artifact.size)}, the source {megabytes(measured.original_size)}")
+    table.add_row("size", f"{amount(artifact.size)}, the source {amount(measured.original_size)}")
     for line in kernel_lines(kernels):
         table.add_row("layers", line)
     table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
@@ -76,6 +76,7 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     table.add_row("verdict", said(manifest.verdict))
     OUT.print(table)
     if measured.timings:
+        OUT.print()
         OUT.print(timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
 
 
