@@ -12,10 +12,6 @@ from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.trial import Option
 
-MARGIN = 0.85
-"""The share of the allowed infidelity that may be used up on the samples by which is chosen: its mean over MiniLM's
-texts moved by up to 6 % between two sets of 250, the worst text by more."""
-
 ADVANTAGE = 1.1
 """How much faster a less preferred engine must be to be taken: smaller differences change from run to run, and the
 artifact should not."""
@@ -23,13 +19,15 @@ artifact should not."""
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan, built for an engine. fidelity: per sample of those it is chosen by. met: whether it meets the goal."""
+    """A plan, built for an engine. fidelity: per sample of those it is chosen by. met: whether it meets the goal.
+    arithmetic: the share of the weights that each arithmetic works on, as the engine tells."""
 
     option: Option
     plan: Plan
     model: Path
     fidelity: Array
     met: bool
+    arithmetic: dict[str, float]
 
 
 def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
@@ -59,12 +57,6 @@ def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tu
         return *found, True
     plan, fidelity = max(tried, key=lambda each: float(each[1].mean()))
     return plan, fidelity, False
-
-
-def tightened(goal: Tolerance, margin: float = MARGIN) -> Tolerance:
-    """The goal to choose by, so that samples which no choice has seen meet the real one."""
-    worst = None if goal.worst is None else 1 - margin * (1 - goal.worst)
-    return Tolerance(mean=1 - margin * (1 - goal.mean), worst=worst)
 
 
 def fastest(candidates: Sequence[Candidate], timings: dict[str, list[Timing]]) -> Candidate:

@@ -38,6 +38,7 @@ class Measured(BaseModel):
 
     knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
     seconds per step of the history. report: SHA-256 of report.html. original_size: bytes of the source's weights.
+    arithmetic: the share of the weights that each arithmetic works on, as the engine told.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +49,7 @@ class Measured(BaseModel):
     stages: dict[str, float]
     peak_memory: int
     original_size: int
+    arithmetic: dict[str, float] = {}
     report: str | None = None
 
     @property

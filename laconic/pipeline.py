@@ -13,25 +13,26 @@ from typing import Any
 
 from laconic import __version__, registry
 from laconic.answers import answers
-from laconic.artifact import Artifact, check_destination, make_runtime, publish
+from laconic.artifact import MODEL, Artifact, check_destination, make_runtime, publish
 from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
-from laconic.candidates import Candidate, climb, fastest, tightened
-from laconic.errors import UsageError
+from laconic.candidates import Candidate, climb, fastest
+from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision, UsageError
+from laconic.goal import missed, tightened, wanted
 from laconic.graph import Graph
 from laconic.hardware import cores, this_machine
 from laconic.measured import Measured, knee
 from laconic.plan import Ladder, Plan
-from laconic.progress import Steps
+from laconic.progress import Step, Steps
 from laconic.race import BATCHES, TRIAL_BATCHES, race
-from laconic.recipe import Goal, Recipe
+from laconic.recipe import Recipe
 from laconic.record import Record, code_version, hash_of
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.samples import Samples, gather
 from laconic.source import Source, capture, capture_error, open_source
 from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchStage, describe
-from laconic.tasks.task import Task, Tolerance
-from laconic.tensor import Arrays
+from laconic.tasks.task import Task
+from laconic.tensor import Array, Arrays
 from laconic.trial import PROBE_OPTION, Bench, Option, options
 from laconic.verdict import Evidence, Verdict
 
@@ -85,17 +86,6 @@ def scratch(destination: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
-    """A sentence for each part of the goal that the artifact misses."""
-    if artifact.manifest.verdict:
-        yield from artifact.manifest.verdict.failures
-    if goal.max_size is not None and artifact.size > goal.max_size:
-        yield f"size is {artifact.size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"
-    lone = artifact.measured.lone_latency
-    if goal.max_latency is not None and lone > goal.max_latency:
-        yield f"latency is {1e3 * lone:.2f} ms, the goal is {1e3 * goal.max_latency:.2f} ms"
 
 
 class Run:
@@ -183,20 +173,42 @@ class Run:
         return ladder
 
     def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
-        """For each engine the first plan that meets the goal, built."""
-        goal = tightened(self.tolerance)
-        made = []
-        with self.steps.step("find what meets the goal", len(found)) as step:
+        """For each engine the first plan that meets the goal, built and looked into.
+
+        An engine that refuses the graph, or does not run what was asked for, is left out; raises its error where none
+        is left.
+        """
+        made: list[Candidate] = []
+        refused: list[LaconicError] = []
+        with self.steps.step("find what meets the goal") as step:
             for number, option in enumerate(found):
-                trial = partial(bench.fidelity, option=option, dataset=self.samples.choose)
-                plan, fidelity, met = climb(ladder, trial, goal)
-                path = self.folder / f"candidate-{number}" / "model.onnx"
-                path.parent.mkdir()
-                option.build(bench.graph, plan, path)
-                made.append(Candidate(option, plan, path, fidelity, met))
-                step.advance()
+                try:
+                    made.append(self.candidate(ladder, bench, option, self.folder / f"candidate-{number}", step))
+                except (RuntimeFailure, UnsupportedPrecision) as error:
+                    refused.append(error)
             step.note = "; ".join(f"{each.option.name}: {each.fidelity.mean():.4f}" for each in made)
+        if not made:
+            raise refused[0]
+        for reason in refused:
+            self.steps.warn(str(reason))
         return made
+
+    def candidate(self, ladder: Ladder, bench: Bench, option: Option, folder: Path, step: Step) -> Candidate:
+        """The first plan that meets the goal with one engine."""
+
+        def trial(plan: Plan) -> Array:
+            step.advance()
+            return bench.fidelity(plan, option, self.samples.choose)
+
+        plan, fidelity, met = climb(ladder, trial, tightened(self.tolerance))
+        folder.mkdir()
+        model = folder / MODEL
+        option.build(bench.graph, plan, model)
+        with option.open(model, 1) as session:
+            session.run(self.task.encode(self.samples.choose.samples[:1]))
+            shares = registry.load("export.audit:audit")(bench.graph, plan, session.kernels(), option.name)
+        most = self.recipe.goal.max_size
+        return Candidate(option, plan, model, fidelity, met and (most is None or weight(folder) <= most), shares)
 
     def chosen(self, candidates: list[Candidate]) -> Candidate:
         """The fastest. The decision is kept, so that the same run gives the same artifact on the same machine."""
@@ -270,6 +282,7 @@ class Run:
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.source.size,
+            arithmetic=chosen.arithmetic,
         )
 
     def manifest(self, chosen: Candidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
@@ -295,12 +308,6 @@ class Run:
         }
 
 
-def wanted(task: Task, goal: Goal) -> Tolerance:
-    """The fidelity that is asked for: the goal's, or else the task's.
-
-    A goal for the mean alone asks the worst sample to be at most five times as far off, as the tasks' own do.
-    """
-    if goal.fidelity is None:
-        return Tolerance(mean=task.tolerance.mean, worst=task.tolerance.worst if goal.worst is None else goal.worst)
-    derived = None if task.tolerance.worst is None else max(1 - 5 * (1 - goal.fidelity), 0.0)
-    return Tolerance(mean=goal.fidelity, worst=derived if goal.worst is None else goal.worst)
+def weight(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir())

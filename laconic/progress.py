@@ -30,6 +30,10 @@ class Steps:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self.seconds: dict[str, float] = {}
 
+    def warn(self, message: str) -> None:
+        """Say what did not go as it might have."""
+        self._console.print(f"[yellow]note[/yellow] {message}", soft_wrap=True)
+
     @contextmanager
     def step(self, title: str, total: int | None = None) -> Iterator[Step]:
         """Run the body as a step. What the body writes to `note` is shown behind the title when it is done."""

@@ -54,7 +54,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
             {"calibrate": SHARES["calibrate"] / rest, "choose": SHARES["choose"] / rest},
             recipe.seed,
         )
-        parts = seen | {"judge": files["evaluate"]}
+        parts = seen | {"judge": files["evaluate"].without(files["calibrate"])}
     else:
         parts = split(next(iter(files.values())), SHARES, recipe.seed)
     limit = data.limit or JUDGE

@@ -81,7 +81,7 @@ class Task(ABC):
 
     @abstractmethod
     def decode(self, outputs: Arrays) -> list[Any]:
-        """One JSON-ready answer per sample."""
+        """One answer per sample: JSON-ready but for arrays, which whoever writes the JSON prints at their own width."""
 
     @abstractmethod
     def examples(self, count: int, seed: int = 0) -> list[Any]:

@@ -74,7 +74,7 @@ class Tensors(Task):
 
     def decode(self, outputs: Arrays) -> list[Any]:
         rows = len(first(outputs))
-        return [{name: array[row].tolist() for name, array in outputs.items()} for row in range(rows)]
+        return [{name: array[row] for name, array in outputs.items()} for row in range(rows)]
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         batch = self.typical(count, 16, seed)

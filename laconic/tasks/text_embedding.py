@@ -30,7 +30,7 @@ class TextEmbedding(TextTask):
         raise InputError(f"a label must be the name or the number of a class, not {value!r}; scores are for pairs")
 
     def decode(self, outputs: Arrays) -> list[Any]:
-        return [{"embedding": row.tolist()} for row in first(outputs)]
+        return [{"embedding": row} for row in first(outputs)]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return cosine(first(reference), first(candidate))
