@@ -120,7 +120,8 @@ class Run:
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
         measured = self.measured(chosen)
         manifest = self.manifest(chosen, graph, verdict)
-        report = partial(registry.load("laconic.report:render"), recipe=self.recipe, ladder=ladder, graph=graph)
+        about = {"recipe": self.recipe, "ladder": ladder, "graph": graph, "candidates": candidates}
+        report = partial(registry.load("laconic.report:render"), **about)
         return Parts(manifest, chosen.model, self.task, golden, measured, report)
 
     def transformed(self, stages: Sequence[TorchStage]) -> Source:

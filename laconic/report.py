@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from laconic import registry
 from laconic.artifact import Manifest
+from laconic.candidates import Candidate
 from laconic.gain import amount, at_batch, gains, milliseconds, nines, shipped
 from laconic.graph import Graph
 from laconic.measured import Measured
@@ -64,8 +65,29 @@ class LayerLine:
     bar: float
 
 
-def render(manifest: Manifest, measured: Measured, *, recipe: Recipe, ladder: Ladder, graph: Graph) -> str:
-    """The page. The same arguments give the same bytes."""
+@dataclass(frozen=True)
+class Tried:
+    """A candidate, written for people."""
+
+    engine: str
+    size: str
+    layers: str
+    mean: str
+    worst: str
+    met: bool
+    taken: bool
+
+
+def render(
+    manifest: Manifest,
+    measured: Measured,
+    *,
+    recipe: Recipe,
+    ladder: Ladder,
+    graph: Graph,
+    candidates: Sequence[Candidate] = (),
+) -> str:
+    """The page. The same arguments give the same bytes. candidates: what the artifact was chosen from."""
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
     alone = at_batch(measured.timings, 1)
@@ -94,6 +116,7 @@ def render(manifest: Manifest, measured: Measured, *, recipe: Recipe, ladder: La
                 for comparison in (getattr(verdict, kind) if verdict else ())
             ],
             shares=precision_shares(manifest, graph),
+            tried=[tried(candidate, manifest) for candidate in candidates],
             layers=list(layer_lines(manifest, ladder, graph)),
             has_harm=bool(ladder.harm),
             precisions=PRECISIONS,
@@ -162,6 +185,21 @@ def precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, f
         weights[precision] += layer.parameters
     total = weights.total() or 1
     return [(each, layers[each], 100 * weights[each] / total) for each in BITS if each in layers]
+
+
+def tried(candidate: Candidate, manifest: Manifest) -> Tried:
+    """How a candidate came out; it was taken if the manifest speaks of it."""
+    counts = Counter(candidate.plan.precision.values())
+    files = candidate.model.parent.glob(f"{candidate.model.name}*")
+    return Tried(
+        engine=candidate.option.name,
+        size=amount(sum(file.stat().st_size for file in files)),
+        layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
+        mean=nines(float(candidate.fidelity.mean())),
+        worst=nines(float(candidate.fidelity.min())),
+        met=candidate.met,
+        taken=(candidate.option.runtime, candidate.option.compute) == (manifest.placement, manifest.compute),
+    )
 
 
 def layer_lines(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[LayerLine]:

@@ -1,14 +1,17 @@
 """The report: one page with everything inside it, the same for the same figures, and safe whatever names it shows."""
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from artifacts import PASSED, X, Y
 
 from laconic.artifact import FileDigest, Manifest
+from laconic.candidates import Candidate
 from laconic.graph import Graph, Layer
 from laconic.hardware import Machine
 from laconic.measured import Measured, Timing
@@ -16,6 +19,7 @@ from laconic.plan import Ladder, Plan
 from laconic.recipe import Recipe
 from laconic.record import Record
 from laconic.report import render
+from laconic.trial import Option
 from laconic.verdict import Comparison
 
 HOSTILE = "<script>alert('x')</script>&\"$\\frac{"
@@ -244,3 +248,23 @@ def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
     html = render(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
+
+
+def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
+    given = pieces()
+    (plan,) = given["ladder"].flights[0]
+    (tmp_path / "model.onnx").write_bytes(bytes(1_500_000))
+    made = {"plan": plan, "model": tmp_path / "model.onnx", "fidelity": np.array([0.99, 0.97]), "met": True}
+    extra = {"arithmetic": {}} if "arithmetic" in {field.name for field in dataclasses.fields(Candidate)} else {}
+    given["candidates"] = [
+        Candidate(Option("openvino", "float32"), **made, **extra),
+        Candidate(Option("openvino", "bfloat16"), **{**made, "met": False}, **extra),
+    ]
+    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    table = next(table for table in tree(html).iter("table") if "meets the goal" in "".join(table.itertext()))
+    rows = [" ".join("".join(row.itertext()).split()) for row in table.findall("tbody/tr")]
+    assert "openvino, float32 taken" in rows[0]
+    assert "1.5 MB0.980000.97000yes" in rows[0].replace(" ", "").replace("1.5MB", "1.5 MB")
+    assert "taken" not in rows[1]
+    assert rows[1].endswith("no")
+    assert "What was tried" not in page()
