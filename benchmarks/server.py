@@ -1,6 +1,6 @@
 """What HTTP costs: rows per CPU-second of the whole server, against the bare engine at the same batch size.
 
-    python benchmarks/http.py ARTIFACT
+    python benchmarks/server.py ARTIFACT
 
 The server and the bare loop are processes of their own, with the same number of executors; this process is the load:
 64 connections, each sending its next request when it has its answer. Rounds of both take turns, so that what else the
