@@ -32,7 +32,7 @@ class Steps:
 
     def warn(self, message: str) -> None:
         """Say what did not go as it might have."""
-        self._console.print(f"[yellow]note[/yellow] {message}", soft_wrap=True)
+        self._console.print(Text.assemble(("note", "yellow"), f" {message}"), soft_wrap=True)
 
     @contextmanager
     def step(self, title: str, total: int | None = None) -> Iterator[Step]:

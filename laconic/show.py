@@ -63,6 +63,9 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     table.add_row("size", f"{amount(artifact.size)}, the source {amount(measured.original_size)}")
     for line in kernel_lines(kernels):
         table.add_row("layers", line)
+    if measured.arithmetic:
+        shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in measured.arithmetic.items())
+        table.add_row("arithmetic", f"{shares}, by weights that are multiplied with")
     table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
     for record in manifest.history:
         config = ", ".join(f"{name} {value}" for name, value in record.config.items())

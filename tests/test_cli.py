@@ -19,6 +19,7 @@ from artifacts import FAILED, write_artifact
 from laconic.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact, seal, unseal
 from laconic.cache import VARIABLE
 from laconic.cli import app, main
+from laconic.progress import Steps
 
 HERE = Path(__file__).parent
 COMMANDS = typer.main.get_command(app).commands
@@ -219,6 +220,17 @@ def test_compress_prints_a_table_and_writes_an_artifact(compress, tmp_path):
     assert all(line.startswith("done ") for line in steps)
     assert len(steps) >= 5
     assert Artifact.load(out).manifest.verdict.passed
+
+
+def test_what_a_step_says_stays_on_one_line_as_it_is(capsys):
+    steps = Steps()
+    with steps.step("look at [batch, 3]") as step:
+        step.note = "x: [batch, 3] " + 100 * "long "
+    steps.warn("[onnxruntime] refused " + 100 * "long ")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("done look at [batch, 3]")
+    assert "x: [batch, 3] long" in first
+    assert second.startswith("note [onnxruntime] refused")
 
 
 def test_as_json_it_prints_json_alone(compress, tmp_path):

@@ -268,3 +268,11 @@ def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
     assert "taken" not in rows[1]
     assert rows[1].endswith("no")
     assert "What was tried" not in page()
+
+
+def test_the_arithmetic_that_the_engine_told_of_is_said():
+    given = pieces()
+    given["measured"] = measured().model_copy(update={"arithmetic": {"float32": 0.03, "int8": 0.97}})
+    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    assert "on 3.0 % in float32, on 97.0 % in int8." in html
+    assert "the engine works" not in page()
