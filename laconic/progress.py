@@ -39,13 +39,10 @@ class Steps:
         """Run the body as a step. What the body writes to `note` is shown behind the title when it is done."""
         start = time.perf_counter()
         if self._console.is_terminal and not self._console.quiet:
-            columns = (
-                SpinnerColumn(),
-                TextColumn("{task.description:<36}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-            )
-            with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True) as bar:
+            title_column = TextColumn("{task.description:<36}", markup=False)
+            counts = () if total is None else (BarColumn(), MofNCompleteColumn())
+            columns = (SpinnerColumn(), title_column, *counts, TimeElapsedColumn())
+            with Progress(*columns, console=self._console, transient=True) as bar:
                 step = Step(bar, title, total)
                 yield step
         else:
