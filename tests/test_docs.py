@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from laconic import registry
+from laconic.artifact import Manifest
 from laconic.cli import app
 from laconic.errors import MissingPackage
 from laconic.recipe import Data, Goal, Recipe
@@ -47,6 +48,16 @@ def test_every_verb_prints_json_where_it_prints_results(name):
 def test_every_key_of_a_recipe_is_explained(model):
     for key in model.model_fields:
         assert f"| `{key}` |" in page("recipe.md")
+
+
+def test_every_key_of_a_manifest_is_explained():
+    found = {
+        key
+        for line in page("artifact.md").splitlines()
+        if line.startswith("| `")
+        for key in re.findall("`(.*?)`", line)
+    }
+    assert set(Manifest.model_fields) - found == set()
 
 
 @pytest.mark.parametrize("name", registry.STAGES)
