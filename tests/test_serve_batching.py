@@ -13,6 +13,8 @@ import pytest
 from artifacts import write_artifact
 from served import Running, change_artifact, eventually, request_of, running, write_sequences
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
 CLIENTS = 64
 
 
@@ -35,7 +37,7 @@ def fast(folder: Path) -> Iterator[Running]:
         change_artifact(write_artifact(folder / "rows.laconic"), knee=8),
         change_artifact(write_artifact(folder / "alone.laconic"), knee=8, batching=False),
         write_sequences(folder / "shapes.laconic"),
-        write_sequences(folder / "padded.laconic", task="served:Padded", seconds=0.02),
+        write_sequences(folder / "padded.laconic", task="padded", seconds=0.02),
     ]
     with running(*paths) as server:
         yield server

@@ -14,6 +14,8 @@ from tritonclient import http as triton
 from laconic.artifact import MANIFEST, MODEL, digest, unseal
 from laconic.tensor import TensorSpec
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
 WIDTH = 16
 
 
@@ -33,7 +35,7 @@ def write_linear(path: Path, placement: str) -> Path:
     change_artifact(path, files=files)
     return change_artifact(
         path,
-        task="served:Padded",
+        task="padded",
         placement=placement,
         inputs=[spec],
         outputs=[spec | {"name": "y"}],

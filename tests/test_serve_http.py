@@ -18,6 +18,8 @@ from laconic.tasks.image_classification import ImagePreprocess
 from laconic.tensor import TensorSpec
 from serve.app import create_app
 
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
 PIXELS = TensorSpec(name="x", dtype="float32", shape=("batch", 3, 4, 4))
 
 
@@ -44,7 +46,7 @@ def write_image_model(path: Path) -> Path:
     spec = PIXELS.model_dump(mode="json")
     return change_artifact(
         path,
-        task="served:Brightness",
+        task="brightness",
         inputs=[spec],
         outputs=[spec | {"name": "y"}],
         golden={"0.input.x": x, "0.output.y": x},

@@ -1,8 +1,8 @@
 import base64
 import io
-import json
 
 import numpy as np
+import orjson
 import pytest
 from artifacts import embedding_task, text_inputs, tiny_tokenizer
 from hypothesis import given
@@ -79,7 +79,7 @@ def test_the_same_answers_are_wholly_faithful_and_every_answer_decodes_to_json(t
     assert task.tolerance.met_by(task.fidelity(outputs, outputs))
     answers = task.decode(outputs)
     assert len(answers) == 4
-    json.dumps(answers)
+    orjson.dumps(answers, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 @each_task
