@@ -98,7 +98,8 @@ def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
     if "error" in kernels:
         return [f"not opened here: {kernels['error']}"]
     return [
-        f"{count} {planned}, run in {running}" if running != "not told" else f"{count} {planned}"
+        f"{count} {planned}, "
+        + (f"run in {running}" if running != "not told" else "the engine does not tell how they run")
         for planned, found in kernels["layers"].items()
         for running, count in found.items()
     ] or ["none with weights"]
