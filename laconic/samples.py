@@ -11,7 +11,7 @@ SHARES = {"calibrate": 0.3, "choose": 0.25, "judge": 0.45}
 """How one file of samples is parted."""
 
 CHOOSE = 256
-PROBE = 48
+PROBE = 32
 JUDGE = 400
 """The most samples used to choose by, to measure one layer's harm, and to judge the result with."""
 
