@@ -19,6 +19,7 @@ from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
 from laconic.candidates import Candidate, climb, fastest
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision, UsageError
+from laconic.evidence import question
 from laconic.goal import missed, tightened, wanted
 from laconic.graph import Graph
 from laconic.hardware import cores, this_machine
@@ -28,20 +29,13 @@ from laconic.progress import Step, Steps
 from laconic.race import BATCHES, TRIAL_BATCHES, race
 from laconic.recipe import Recipe
 from laconic.record import Record, code_version, hash_of
-from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.samples import Samples, gather
 from laconic.source import Source, capture, capture_error, open_source
 from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchStage, describe
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
 from laconic.trial import PROBE_OPTION, Bench, Option, options
-from laconic.verdict import Evidence, Verdict
-
-GOLDEN_BATCHES = (1, 4)
-"""Sizes of the golden batches."""
-
-PARITY_SAMPLES = 40
-"""Samples that are answered alone, together, and by the graph run node by node."""
+from laconic.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -252,27 +246,15 @@ class Run:
         self, chosen: Candidate, bench: Bench, capture_error: float | None
     ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
         """The verdict, and the golden pairs."""
-        judge = self.samples.judge
-        few = judge.take(PARITY_SAMPLES, self.recipe.seed)
-        with chosen.option.open(chosen.model, 1) as session:
-            artifact = answers(session, self.task, judge)
-            alone = answers(session, self.task, few, rows=1)
-            together = answers(session, self.task, few, rows=len(few))
-            golden = []
-            for rows in GOLDEN_BATCHES:
-                inputs = self.task.encode(few.samples[:rows])
-                golden.append((inputs, session.run(inputs)))
-        with OnnxRuntime().open(chosen.model, threads=cores(), optimize=False) as session:
-            plain = answers(session, self.task, few, rows=1)
-        evidence = Evidence(
+        evidence, golden = question(
+            chosen.option,
+            chosen.model,
+            self.task,
+            self.samples.judge,
+            original=bench.reference[self.samples.judge.fingerprint],
             capture_error=capture_error,
-            original=bench.reference[judge.fingerprint],
-            artifact=artifact,
-            labels=judge.labels,
-            plain=plain,
-            alone=alone,
-            together=together,
             made_up=not self.samples.fingerprints,
+            seed=self.recipe.seed,
         )
         find = registry.load("export.validate:validate")
         verdict: Verdict = find(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)

@@ -1,11 +1,6 @@
 """What was compared with what, and how it came out."""
 
-from dataclasses import dataclass
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict
-
-from laconic.tensor import Arrays
 
 
 class Comparison(BaseModel):
@@ -68,24 +63,3 @@ class Verdict(BaseModel):
             for comparison in comparisons
             for failure in comparison.failures
         ]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The answers that a verdict is found from, each [samples, ...] by output.
-
-    capture_error: the captured graph's largest error against the module, relative to the largest output; None where
-    the source was a graph. original: the source's answers to the samples set aside for judging; artifact: the engine's
-    to the same; labels: theirs, where there are any. For a few of the samples, plain: the answers of the artifact's
-    graph run node by node; alone: the engine's, one sample at a time; together: the engine's, in one batch. made_up:
-    whether the samples are the task's own inventions, no samples having been given.
-    """
-
-    capture_error: float | None
-    original: Arrays
-    artifact: Arrays
-    labels: list[Any] | None
-    plain: Arrays
-    alone: Arrays
-    together: Arrays
-    made_up: bool = False
