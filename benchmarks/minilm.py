@@ -1,0 +1,172 @@
+"""all-MiniLM-L6-v2: what compression gains and costs, beside other ways to run the same model."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from laconic.answers import answers
+from laconic.artifact import Artifact, make_runtime
+from laconic.cache import VARIABLE, Cache
+from laconic.data import Dataset
+from laconic.gain import speedup
+from laconic.measured import Timing
+from laconic.progress import Steps
+from laconic.race import race
+from laconic.recipe import Recipe
+from laconic.runtimes.runtime import Session
+from laconic.source import open_source
+from laconic.tasks.task import Task
+from laconic.tensor import Arrays
+
+FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
+LACONIC = Path(sys.executable).parent / "laconic"
+ORIGINAL = "torch eager, FP32"
+WAYS = {
+    "`laconic export`": ["export"],
+    "`laconic compress`": ["compress"],
+    "`laconic compress --fidelity 0.999`": ["compress", "--fidelity", "0.999"],
+    "`laconic compress --fidelity 0.9999`": ["compress", "--fidelity", "0.9999"],
+}
+TOGETHER = 40
+"""Texts that are answered alone, and in one batch."""
+
+
+def artifacts(source: Path, data: Path, folder: Path, *, fast: bool) -> dict[str, Artifact]:
+    """Made by the commands that people use. fast: the recipe that looks at no layer, which cannot reach more."""
+    found = {}
+    recipe: list[str | Path] = ["--recipe", FAST] if fast else []
+    for number, (name, words) in enumerate(list(WAYS.items())[: 2 if fast else None]):
+        path = folder / f"minilm-{number}.laconic"
+        command: list[str | Path] = [
+            LACONIC,
+            *words,
+            source,
+            "--data",
+            data,
+            "-o",
+            path,
+            *(recipe if words[0] == "compress" else []),
+        ]
+        code = subprocess.run(command, env=os.environ | {VARIABLE: str(folder / "cache")}).returncode
+        if code not in (0, 3):  # 3: the goal was missed; the figures are what is wanted here
+            sys.exit(f"bench: {name} ended with exit code {code}")
+        found[name] = Artifact.load(path)
+    return found
+
+
+def ways(
+    source: Path, made: Mapping[str, Artifact], folder: Path, stack: ExitStack
+) -> Iterator[tuple[str, Session, int]]:
+    """Every way to run the model, with one thread: its name, the session, and the bytes of the model."""
+    original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
+    yield ORIGINAL, stack.enter_context(original.open(1)), original.size
+    export = made["`laconic export`"]
+    engine = make_runtime("onnxruntime")
+    yield "ONNX Runtime, FP32", stack.enter_context(engine.open(export.model)), export.model.stat().st_size
+    dynamic = folder / "dynamic.onnx"
+    quantize_dynamic(export.model, dynamic, per_channel=True, weight_type=QuantType.QInt8)
+    name = "ONNX Runtime, its own `quantize_dynamic`, per channel"
+    yield name, stack.enter_context(engine.open(dynamic)), dynamic.stat().st_size
+    for name, artifact in made.items():
+        where = f"{artifact.manifest.placement}, {artifact.manifest.compute}"
+        yield f"{name} ({where})", stack.enter_context(artifact.open()), artifact.size
+
+
+def measure(
+    source: Path,
+    made: Mapping[str, Artifact],
+    unseen: Mapping[str, list[str]],
+    folder: Path,
+    rounds: int,
+    sizes: list[int],
+) -> dict[str, Any]:
+    """Fidelity, independence of the batch, and speed, each of all ways in one run."""
+    task = made["`laconic export`"].task()
+    with ExitStack() as stack:
+        found = list(ways(source, made, folder, stack))
+        sessions = {name: session for name, session, _ in found}
+        rows = list(faithful(sessions, task, unseen))
+        for row, (_, _, size) in zip(rows, found, strict=True):
+            row["MB"] = size / 1e6
+        with Steps().step("time all ways in turns", len(sizes)) as step:
+            times = race(
+                sessions,
+                task,
+                baseline=ORIGINAL,
+                batches=tuple(sizes),
+                threads=1,
+                step=step,
+                rounds=rounds,
+                patience=math.inf,
+            )
+    return {
+        "fidelity": rows,
+        "timings": [time.model_dump() for time in times],
+        "unseen": {k: len(v) for k, v in unseen.items()},
+    }
+
+
+def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
+    """For each way, how near its answers are to the original's on texts that nothing has seen."""
+    data = Dataset.of([text for kind in unseen.values() for text in kind], task)
+    few = data.take(TOGETHER)
+    kinds = np.repeat(np.arange(len(unseen)), [len(kind) for kind in unseen.values()])
+    reference: Arrays = {}
+    with Steps().step("ask all ways", len(sessions)) as step:
+        for name, session in sessions.items():
+            given = answers(session, task, data)
+            reference = reference or given
+            cosine = task.fidelity(reference, given)
+            company = task.fidelity(answers(session, task, few, rows=1), answers(session, task, few, rows=len(few)))
+            step.advance()
+            yield {
+                "way": name,
+                "mean": cosine.mean(),
+                "worst": cosine.min(),
+                **task.figures(reference, given),
+                "kinds": {kind: [cosine[kinds == n].mean(), cosine[kinds == n].min()] for n, kind in enumerate(unseen)},
+                "batch": [company.mean(), company.min()],
+            }
+
+
+def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str], list[list[str]]]:
+    """A column for each batch size; the first way's in milliseconds, what the others' speed-ups refer to."""
+    times = [Timing.model_validate(time) for time in timings]
+    sizes = list(dict.fromkeys(time.batch for time in times))
+    rows = []
+    for way in dict.fromkeys(time.engine for time in times):
+        own = [time for time in times if time.engine == way]
+        first = way == times[0].engine
+        rows.append([way, *(f"1 ({1e3 * time.seconds:.3g} ms)" if first else speedup(time) for time in own)])
+    return ["", *(f"batch {size}" for size in sizes)], rows
+
+
+def fidelity_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Size and faithfulness of each way."""
+    head = ["", "MB", "cosine, mean", "worst", "Spearman", "top-1", "alone or in a batch: mean", "worst"]
+    rows = [
+        [
+            each["way"],
+            f"{each['MB']:.1f}",
+            *(f"{each[key]:.5f}" for key in ("mean", "worst", "similarity_spearman")),
+            f"{each['neighbour_agreement']:.3f}",
+            *(f"{value:.6f}" for value in each["batch"]),
+        ]
+        for each in found
+    ]
+    return head, rows
+
+
+def kind_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The cosine by kind of text."""
+    kinds = list(found[0]["kinds"])
+    head = ["", *(f"{kind}: {figure}" for kind in kinds for figure in ("mean", "worst"))]
+    return head, [[each["way"], *(f"{value:.5f}" for kind in kinds for value in each["kinds"][kind])] for each in found]

@@ -1,0 +1,101 @@
+"""What it takes: seconds until `--help`, memory of a server, time and memory of a compression.
+
+    python benchmarks/startup.py ARTIFACT [--compress]
+
+ARTIFACT: one of texts. With --compress the default recipe is run with an empty cache, and then one that calibrates with
+ten times the samples beside one that does not: its peak must not grow. That takes eight minutes on two quiet cores.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from inputs import model_folder, texts
+from server import Served
+
+from laconic.artifact import Artifact
+from laconic.cache import VARIABLE
+from serve.settings import Settings
+
+LACONIC = Path(sys.executable).parent / "laconic"
+REQUESTS = 100
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--compress", action="store_true", help="measure compression, too")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
+    arguments = parser.parse_args()
+    print("| | |\n| --- | --- |")
+    for name, command in (("python -c pass", [sys.executable, "-c", "pass"]), ("laconic --help", [LACONIC, "--help"])):
+        print(f"| `{name}`, median of 10 | {seconds_of(command):.2f} s |")
+    print(
+        f"| server with one artifact, resident after {REQUESTS} requests | {resident(arguments.artifact) / 1e6:.0f} MB |"
+    )
+    if arguments.compress:
+        arguments.cache.mkdir(parents=True, exist_ok=True)
+        source = model_folder(arguments.cache)
+        data, unseen = texts(arguments.cache)
+        judge = arguments.cache / "judge.jsonl"
+        judge.write_text("".join(f"{json.dumps({'text': text})}\n" for text in unseen["docstrings"]), encoding="utf-8")
+        given = {
+            "source": str(source.resolve()),
+            "data": {"calibrate": str(data.resolve()), "evaluate": str(judge.resolve())},
+        }
+        for name, settings in (
+            ("default recipe", {}),
+            ("256 samples, no layer measured", {"samples": 256, "mixed": False}),
+            ("2560 samples, no layer measured", {"samples": 2560, "mixed": False}),
+        ):
+            seconds, peak = compression(given | {"stages": [{"quantize.static": settings}]})
+            print(
+                f"| `laconic compress`, empty cache, {name} | {seconds:.0f} s, peak {peak / 1e6:.0f} MB |", flush=True
+            )
+
+
+def seconds_of(command: list[str | Path]) -> float:
+    """Wall-clock, of a command that succeeds."""
+    found = []
+    for _ in range(10):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def resident(path: Path) -> int:
+    """Bytes of a server that has answered questions of all lengths."""
+    name = Artifact.load(path).name
+    with Served(path, Settings(unproven=True)) as server:
+        url = f"http://127.0.0.1:{server.port}/v1/models/{name}/predict"
+        for number in range(REQUESTS):
+            body = json.dumps({"text": "How do I read a file line by line? " * (1 + number % 30)}).encode()
+            with urllib.request.urlopen(urllib.request.Request(url, body)) as response:
+                response.read()
+        return server.memory()
+
+
+def compression(recipe: dict[str, object]) -> tuple[float, int]:
+    """Seconds and peak bytes of a whole run that finds nothing in the cache."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")  # JSON is YAML
+        command = [LACONIC, "compress", "--recipe", folder / "recipe.yaml", "-o", folder / "out"]
+        start = time.perf_counter()
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {VARIABLE: str(folder / "cache")}
+        )
+        return time.perf_counter() - start, Artifact.load(folder / "out").measured.peak_memory
+
+
+if __name__ == "__main__":
+    main()
