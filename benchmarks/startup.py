@@ -24,7 +24,7 @@ from laconic.artifact import Artifact
 from laconic.cache import VARIABLE
 from serve.settings import Settings
 
-LACONIC = Path(sys.executable).parent / "laconic"
+LACONIC = str(Path(sys.executable).with_name("laconic"))
 REQUESTS = 100
 
 
@@ -38,9 +38,8 @@ def main() -> None:
     print("| | |\n| --- | --- |")
     for name, command in (("python -c pass", [sys.executable, "-c", "pass"]), ("laconic --help", [LACONIC, "--help"])):
         print(f"| `{name}`, median of 10 | {seconds_of(command):.2f} s |")
-    print(
-        f"| server with one artifact, resident after {REQUESTS} requests | {resident(arguments.artifact) / 1e6:.0f} MB |"
-    )
+    memory = resident(arguments.artifact)
+    print(f"| server with one artifact, resident after {REQUESTS} requests | {memory / 1e6:.0f} MB |", flush=True)
     if arguments.compress:
         arguments.cache.mkdir(parents=True, exist_ok=True)
         source = model_folder(arguments.cache)
@@ -62,7 +61,7 @@ def main() -> None:
             )
 
 
-def seconds_of(command: list[str | Path]) -> float:
+def seconds_of(command: list[str]) -> float:
     """Wall-clock, of a command that succeeds."""
     found = []
     for _ in range(10):
@@ -89,7 +88,7 @@ def compression(recipe: dict[str, object]) -> tuple[float, int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")  # JSON is YAML
-        command = [LACONIC, "compress", "--recipe", folder / "recipe.yaml", "-o", folder / "out"]
+        command = [LACONIC, "compress", "--recipe", str(folder / "recipe.yaml"), "-o", str(folder / "out")]
         start = time.perf_counter()
         subprocess.run(
             command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {VARIABLE: str(folder / "cache")}
