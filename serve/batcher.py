@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from laconic.errors import DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays
-from serve.layout import Batch, Layout, Part
+from serve.layout import Batch, Cap, Layout, Part
 from serve.statistics import Statistics
 
 
@@ -30,13 +30,13 @@ class Item:
 
 
 class Batcher:
-    """A queue, and the executors that empty it. cap and limit in rows: of a batch, and of the queue."""
+    """A queue, and the executors that empty it. cap: of a batch. limit: of the queue, in rows."""
 
     def __init__(
-        self, sessions: Sequence[Session], layout: Layout, *, cap: int, limit: int, statistics: Statistics
+        self, sessions: Sequence[Session], layout: Layout, *, cap: Cap, limit: int, statistics: Statistics
     ) -> None:
         self.layout = layout
-        self.cap = cap if layout.batched else 1
+        self.cap = cap if layout.batched else Cap(1)
         self.limit = limit
         self.statistics = statistics
         self._queue: deque[Item] = deque()
@@ -57,7 +57,7 @@ class Batcher:
             return sum(not item.future.done() for item in self._queue)
 
     def submit(self, parts: Sequence[Part]) -> list[Item]:
-        """Queue the parts of one request, each of at most `cap` rows: all of them, or none.
+        """Queue the parts of one request, each a batch at most: all of them, or none.
 
         Raises Overloaded if they do not fit behind what waits. A request larger than the whole queue is let in when
         nothing waits. From the event loop only; cancel an item's future to drop it.
@@ -124,7 +124,7 @@ class Batcher:
         batch = Batch(self.layout, self.cap)
         taken: list[Item] = []
         left: list[Item] = []
-        while self._queue and batch.rows < self.cap:
+        while self._queue and not batch.full:
             item = self._queue.popleft()
             if item.future.done():
                 self._queued_rows -= item.part.rows

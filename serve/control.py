@@ -163,7 +163,7 @@ def add_models(app: FastAPI, repository: Repository) -> None:
             model.runtime,
             model.inputs,
             model.outputs,
-            cap=batcher.cap,
+            cap=batcher.cap.rows,
             batched=batcher.layout.batched,
         )
 

@@ -30,10 +30,23 @@ class Part:
         return self.rows * math.prod(self.sizes.values())
 
 
-class Batch:
-    """Parts that will run together, as they are chosen. cap: rows."""
+@dataclass(frozen=True)
+class Cap:
+    """How large a batch may get. rows: where the free axes are as long as they were when it was measured; where they
+    are shorter, so many more rows that there are `cells` (rows times the product of the free axes)."""
 
-    def __init__(self, layout: "Layout", cap: int) -> None:
+    rows: int
+    cells: int = 0
+
+    def at(self, sizes: Sizes) -> int:
+        """Rows, for these sizes of the free axes."""
+        return max(self.rows, self.cells // max(1, math.prod(sizes.values())))
+
+
+class Batch:
+    """Parts that will run together, as they are chosen."""
+
+    def __init__(self, layout: "Layout", cap: Cap) -> None:
         self.layout = layout
         self.cap = cap
         self.parts: list[Part] = []
@@ -41,17 +54,22 @@ class Batch:
         self.cells = 0
         self.sizes: Sizes = {}
 
+    @property
+    def full(self) -> bool:
+        """Whether not one row more fits."""
+        return bool(self.parts) and self.rows >= self.cap.at(self.sizes)
+
     def add(self, part: Part) -> bool:
         """Take the part, if it fits with those that are here. The first always does."""
         rows, sizes = self.rows + part.rows, part.sizes
         if self.parts:
-            if rows > self.cap:
-                return False
             if sizes != self.sizes:
                 sizes = {axis: max(size, sizes[axis]) for axis, size in self.sizes.items()}
                 padded = rows * math.prod(sizes.values())
                 if not self.layout.paddable or padded > SLACK * (self.cells + part.cells):
                     return False
+            if rows > self.cap.at(sizes):
+                return False
         self.parts.append(part)
         self.rows, self.sizes = rows, sizes
         self.cells += part.cells
@@ -87,15 +105,16 @@ class Layout:
         rows = sizes.pop(BATCH) if self.batched else 1
         return Part(inputs, rows, sizes)
 
-    def split(self, inputs: Arrays, cap: int) -> list[Part]:
-        """A request as parts of at most `cap` rows."""
+    def split(self, inputs: Arrays, cap: Cap) -> list[Part]:
+        """A request as parts of a batch each."""
         whole = self.part(inputs)
-        if whole.rows <= cap:
+        most = cap.at(whole.sizes)
+        if whole.rows <= most:
             return [whole]
         return [
-            Part({name: array[start : start + cap] for name, array in inputs.items()}, rows, whole.sizes)
-            for start in range(0, whole.rows, cap)
-            for rows in [min(cap, whole.rows - start)]
+            Part({name: array[start : start + most] for name, array in inputs.items()}, rows, whole.sizes)
+            for start in range(0, whole.rows, most)
+            for rows in [min(most, whole.rows - start)]
         ]
 
     def together(self, parts: Sequence[Arrays]) -> Arrays:

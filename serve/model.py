@@ -11,7 +11,7 @@ from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays, check_inputs
 from serve.batcher import Batcher, Item
-from serve.layout import Layout
+from serve.layout import Cap, Layout
 from serve.settings import Settings
 from serve.statistics import Statistics
 
@@ -35,7 +35,7 @@ class Model:
         self.batcher = Batcher(
             sessions,
             Layout(self.inputs, self.outputs, self.task.padding),
-            cap=max(1, artifact.measured.knee) if manifest.batching else 1,
+            cap=cap_of(artifact),
             limit=queue,
             statistics=self.statistics,
         )
@@ -123,3 +123,12 @@ class Model:
                 expiry.cancel()
             for future in futures:
                 future.cancel()
+
+
+def cap_of(artifact: Artifact) -> Cap:
+    """The knee that was measured, and what it held; one row where answers depend on who shares the batch."""
+    if not artifact.manifest.batching:
+        return Cap(1)
+    knee = max(1, artifact.measured.knee)
+    length = next((timing.length for timing in artifact.measured.timings if timing.batch == knee), 0)
+    return Cap(knee, knee * length)

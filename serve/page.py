@@ -91,7 +91,7 @@ def render_model(model: Model) -> str:
         inputs=", ".join(render_tensor(describe_tensor(spec)) for spec in model.inputs),
         outputs=", ".join(render_tensor(describe_tensor(spec)) for spec in model.outputs),
         engine=escape(model.runtime),
-        cap=model.batcher.cap,
+        cap=model.batcher.cap.rows,
         size=f"{model.artifact.size / 1e6:.1f}",
         verdict=escape(say(manifest.verdict)),
         action=escape(f"v1/models/{model.name}/predict"),
