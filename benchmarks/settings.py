@@ -1,0 +1,59 @@
+"""What each setting of `quantize.static` does to MiniLM's fidelity and speed, no layer being given bits back.
+
+    python benchmarks/settings.py
+
+Each row is a whole run of `laconic compress` for OpenVINO, judged on texts that nothing has seen.
+"""
+
+import argparse
+from pathlib import Path
+
+from inputs import model_folder, texts
+
+from laconic.cache import Cache
+from laconic.pipeline import compress
+from laconic.progress import Steps
+from laconic.recipe import Recipe
+
+SETTINGS: tuple[dict[str, object], ...] = (
+    {},
+    {"smooth": False},
+    {"method": "percentile", "smooth": False},
+    {"method": "mse", "smooth": False},
+    {"method": "entropy", "smooth": False},
+    {"samples": 32},
+    {"samples": 1024},
+)
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
+    folder = parser.parse_args().cache
+    folder.mkdir(parents=True, exist_ok=True)
+    source = model_folder(folder)
+    data, _ = texts(folder)
+    print("| `quantize.static` | arithmetic | mean | worst | batch 8 |\n| --- | --- | --- | --- | --- |")
+    for settings in SETTINGS:
+        recipe = Recipe.default(
+            str(source),
+            data=str(data),
+            stages=[{"quantize.static": {**settings, "mixed": False}}],
+            runtimes=["openvino"],
+        )
+        made = compress(recipe, folder / "settings.laconic", steps=Steps(quiet=True), cache=Cache(folder / "cache"))
+        manifest, measured = made.artifact.manifest, made.artifact.measured
+        assert manifest.verdict is not None
+        found = manifest.verdict.drift[0].figures
+        speed = next(time.speedup for time in measured.timings if time.engine != "original" and time.batch == 8)
+        shown = ", ".join(f"{name}: {str(value).lower()}" for name, value in settings.items())
+        print(
+            f"| {f'`{shown}`' if shown else 'as it is by default'} | {manifest.compute} "
+            f"| {found['fidelity']:.5f} | {found['fidelity_worst']:.5f} | {speed:.2f} x |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
