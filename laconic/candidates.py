@@ -20,7 +20,8 @@ artifact should not."""
 @dataclass(frozen=True)
 class Candidate:
     """A plan, built for an engine. fidelity: per sample of those it is chosen by. met: whether it meets the goal.
-    arithmetic: the share of the weights that each arithmetic works on, as the engine tells."""
+    arithmetic: the share of the weights that each arithmetic works on, as the engine tells. speedup: over the original,
+    1 until it was timed."""
 
     option: Option
     plan: Plan
@@ -28,6 +29,7 @@ class Candidate:
     fidelity: Array
     met: bool
     arithmetic: dict[str, float]
+    speedup: float = 1.0
 
 
 def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
@@ -59,15 +61,19 @@ def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tu
     return plan, fidelity, False
 
 
-def fastest(candidates: Sequence[Candidate], timings: dict[str, list[Timing]]) -> Candidate:
-    """Of those that meet the goal the one with the best speed-up, geometric mean over batch sizes; an engine that
-    comes later in the order of preference must be faster by ADVANTAGE. Where none meets it, the most faithful."""
+def fastest(candidates: Sequence[Candidate]) -> Candidate:
+    """Of those that meet the goal the fastest; an engine that comes later in the order of preference must be faster by
+    ADVANTAGE. Where none meets it, the most faithful."""
     meeting = [candidate for candidate in candidates if candidate.met]
     if not meeting:
         return max(candidates, key=lambda candidate: float(candidate.fidelity.mean()))
-    best, best_speed = meeting[0], 0.0
-    for candidate in meeting:
-        speed = float(np.exp(np.mean([np.log(timing.speedup) for timing in timings[candidate.option.name]])))
-        if speed > best_speed * (ADVANTAGE if best_speed else 1.0):
-            best, best_speed = candidate, speed
+    best = meeting[0]
+    for candidate in meeting[1:]:
+        if candidate.speedup > best.speedup * ADVANTAGE:
+            best = candidate
     return best
+
+
+def overall(timings: Sequence[Timing]) -> float:
+    """One figure for the speed-ups at several batch sizes: their geometric mean."""
+    return float(np.exp(np.mean([np.log(timing.speedup) for timing in timings])))

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from laconic.answers import answers
 from laconic.artifact import MODEL, Artifact, check_destination, make_runtime, publish
 from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
-from laconic.candidates import Candidate, climb, fastest
+from laconic.candidates import Candidate, climb, fastest, overall
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision, UsageError
 from laconic.evidence import question
 from laconic.goal import missed, tightened, wanted
 from laconic.graph import Graph
 from laconic.hardware import cores, this_machine
-from laconic.measured import Measured, knee
+from laconic.measured import ORIGINAL, Measured, knee
 from laconic.plan import Ladder, Plan
 from laconic.progress import Step, Steps
 from laconic.race import BATCHES, TRIAL_BATCHES, race
@@ -108,8 +108,8 @@ class Run:
         bench = Bench(graph, self.task, self.cache, self.folder, self.references())
         found = options(self.recipe.engines)
         ladder = self.planned([stage for stage in stages if isinstance(stage, PlanStage)], graph, bench)
-        candidates = self.candidates(ladder, bench, found)
-        chosen = self.chosen(candidates)
+        candidates = self.raced(self.candidates(ladder, bench, found))
+        chosen = fastest(candidates)
         with self.steps.step("validate") as step:
             verdict, golden = self.validated(chosen, bench, capture_error(source, graph, self.cache))
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
@@ -206,12 +206,13 @@ class Run:
         most = self.recipe.goal.max_size
         return Candidate(option, plan, model, fidelity, met and (most is None or weight(folder) <= most), shares)
 
-    def chosen(self, candidates: list[Candidate]) -> Candidate:
-        """The fastest. The decision is kept, so that the same run gives the same artifact on the same machine."""
+    def raced(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates, timed, where there is a choice. The times are kept, so that the same run gives the same
+        artifact on the same machine."""
         if len(candidates) == 1:
-            return candidates[0]
+            return candidates
         key = hash_of(
-            "chosen",
+            "raced",
             self.source.key,
             [(each.option.name, make_runtime(each.option.runtime).version()) for each in candidates],
             [sorted(each.plan.precision.items()) for each in candidates],
@@ -219,28 +220,28 @@ class Run:
             code_version(),
         )
 
-        def compute() -> int:
+        def compute() -> dict[str, float]:
             with self.steps.step("race the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
                 sessions = {
                     each.option.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates
                 }
-                sessions = {"original": stack.enter_context(self.source.open(1)), **sessions}
+                sessions = {ORIGINAL: stack.enter_context(self.source.open(1)), **sessions}
                 # By the processor's time: what else runs on the machine must not decide.
                 times = race(
                     sessions,
                     self.task,
-                    baseline="original",
+                    baseline=ORIGINAL,
                     batches=TRIAL_BATCHES,
                     threads=1,
                     step=step,
                     clock=time.process_time,
                 )
-                by_name = {name: [time for time in times if time.engine == name] for name in sessions}
-                best = fastest(candidates, by_name)
-                step.note = best.option.name
-                return candidates.index(best)
+                speedups = {name: overall([each for each in times if each.engine == name]) for name in sessions}
+                step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
+                return speedups
 
-        return candidates[int(self.cache.json(f"chosen-{key}", compute))]
+        speedups = self.cache.json(f"raced-{key}", compute)
+        return [replace(each, speedup=speedups[each.option.name]) for each in candidates]
 
     def validated(
         self, chosen: Candidate, bench: Bench, capture_error: float | None
@@ -263,9 +264,9 @@ class Run:
     def measured(self, chosen: Candidate) -> Measured:
         """Latency and throughput, the original beside it."""
         with self.steps.step("measure the speed", len(BATCHES)) as step, ExitStack() as stack:
-            sessions = {"original": stack.enter_context(self.source.open(1))}
+            sessions = {ORIGINAL: stack.enter_context(self.source.open(1))}
             sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
-            times = race(sessions, self.task, baseline="original", batches=BATCHES, threads=1, step=step)
+            times = race(sessions, self.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
             own = [time for time in times if time.engine == chosen.option.name]
             step.note = f"{max(time.speedup for time in own):.2f} x at best"
         return Measured(

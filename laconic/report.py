@@ -74,6 +74,7 @@ class Tried:
     layers: str
     mean: str
     worst: str
+    speedup: str
     met: bool
     taken: bool
 
@@ -197,6 +198,7 @@ def tried(candidate: Candidate, manifest: Manifest) -> Tried:
         layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
         mean=nines(float(candidate.fidelity.mean())),
         worst=nines(float(candidate.fidelity.min())),
+        speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
         taken=(candidate.option.runtime, candidate.option.compute) == (manifest.placement, manifest.compute),
     )

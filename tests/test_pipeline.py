@@ -138,7 +138,7 @@ def test_a_recipe_restricts_the_engines_and_a_second_run_gives_the_same_bytes(tr
     first = run(trained, tmp_path / "first.laconic", Cache(tmp_path / "one"), **given).artifact
     assert first.manifest.placement == engine
     shared = Cache(tmp_path / "two")
-    shutil.copytree(tmp_path / "one", shared.folder, ignore=ignore_all_but("chosen"))
+    shutil.copytree(tmp_path / "one", shared.folder, ignore=ignore_all_but("raced"))
     second = run(trained, tmp_path / "second.laconic", shared, **given).artifact
     assert content(second.path) == content(first.path)
 
