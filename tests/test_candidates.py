@@ -1,0 +1,103 @@
+"""How far up the ladder to go, and which engine to take."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic.candidates import Candidate, climb, fastest
+from laconic.goal import tightened, wanted
+from laconic.plan import Ladder, Plan
+from laconic.recipe import Goal
+from laconic.tasks.task import Tolerance
+from laconic.tasks.text_classification import TextClassification
+from laconic.tasks.text_embedding import TextEmbedding
+from laconic.trial import Option
+
+
+def ladder_of(*flights):
+    """Plans that say how faithful they are: the key of their ranges."""
+    return Ladder(tuple(tuple(Plan({"layer": "int8"}, {str(value): None}) for value in flight) for flight in flights))
+
+
+def fidelity_of(plan):
+    return float(next(iter(plan.ranges)))
+
+
+class Trials:
+    """Counts what was tried."""
+
+    def __init__(self):
+        self.plans = []
+
+    def __call__(self, plan):
+        self.plans.append(plan)
+        return np.full(4, fidelity_of(plan))
+
+
+def climbed(ladder, mean):
+    trials = Trials()
+    plan, fidelity, met = climb(ladder, trials, Tolerance(mean=mean))
+    assert fidelity[0] == fidelity_of(plan)
+    return fidelity_of(plan), met, len(trials.plans)
+
+
+def test_the_first_plan_is_taken_where_it_meets_the_goal():
+    assert climbed(ladder_of([0.99, 0.995, 0.999], [0.9999]), 0.99) == (0.99, True, 1)
+
+
+def test_the_lowest_step_that_meets_the_goal_is_found():
+    assert climbed(ladder_of([0.99, 0.995, 0.999], [0.9999]), 0.994)[:2] == (0.995, True)
+
+
+def test_a_flight_whose_last_plan_misses_the_goal_is_left_for_the_next():
+    assert climbed(ladder_of([0.99, 0.995, 0.999], [0.9995, 0.9999]), 0.9999)[:2] == (0.9999, True)
+
+
+def test_without_a_plan_that_meets_the_goal_the_most_faithful_is_given():
+    assert climbed(ladder_of([0.9, 0.95], [0.97, 0.96]), 0.99)[:2] == (0.97, False)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=64, unique=True), st.integers(0, 1000))
+def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
+    flight = sorted(value / 1000 for value in values)
+    found, met, tried = climbed(ladder_of(flight), goal / 1000)
+    reaching = [value for value in flight if value >= goal / 1000]
+    assert met == bool(reaching)
+    if reaching:
+        assert found == reaching[0]
+    assert tried <= 3 + np.log2(len(flight) + 1)
+
+
+CANDIDATE = Candidate(
+    Option("openvino", "float32"), Plan({}), Path("model.onnx"), np.array([0.99]), met=True, arithmetic={}, speedup=3.0
+)
+
+
+def test_a_less_preferred_engine_must_be_a_tenth_faster():
+    other = replace(CANDIDATE, option=Option("onnxruntime", "float32"))
+    assert fastest([CANDIDATE, replace(other, speedup=3.2)]) is CANDIDATE
+    assert fastest([CANDIDATE, replace(other, speedup=3.4)]).option.runtime == "onnxruntime"
+    assert fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
+
+
+def test_where_none_meets_the_goal_the_most_faithful_is_taken():
+    best = replace(CANDIDATE, met=False, fidelity=np.array([0.98]), speedup=1.0)
+    assert fastest([replace(CANDIDATE, met=False, fidelity=np.array([0.9])), best]) is best
+
+
+def test_the_goal_asks_for_more_where_it_is_given_and_for_the_tasks_own_where_not():
+    assert wanted(TextEmbedding, Goal()) == Tolerance(mean=0.99, worst=0.95)
+    asked = wanted(TextEmbedding, Goal(fidelity=0.999))
+    assert asked.mean == 0.999
+    assert round(asked.worst, 6) == 0.99
+    assert wanted(TextEmbedding, Goal(fidelity=0.999, worst=0.9)).worst == 0.9
+    assert wanted(TextClassification, Goal(fidelity=0.999)).worst is None
+
+
+def test_what_is_chosen_by_is_stricter_than_what_is_judged_by():
+    assert tightened(Tolerance(mean=0.99, worst=0.95)).mean > 0.99
+    assert tightened(Tolerance(mean=0.99, worst=0.95)).worst > 0.95
+    assert tightened(Tolerance(mean=1.0)).mean == 1.0

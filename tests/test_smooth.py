@@ -1,0 +1,104 @@
+"""Smoothing: what it divides by it multiplies back, and it is used where it pays."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress.quantize.channels import ROWS, Channels
+from compress.quantize.sensitivity import flights
+from compress.quantize.smooth import error, limits, smoothed, smoothing
+from laconic.graph import Layer
+from laconic.plan import Plan, Smoothing
+
+
+def channels_of(rows):
+    channels = Channels()
+    for row in rows:
+        channels.add(row[None])
+    return channels
+
+
+def data(width=32, outliers=0.0, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((200, width)).astype(np.float32)
+    rows[:, :2] *= 1 + outliers
+    return rows, rng.standard_normal((width, 16)).astype(np.float32)
+
+
+def plain(channels, width):
+    return Smoothing(np.ones(width, np.float32), limits(channels, None))
+
+
+def test_channels_with_outliers_are_smoothed_and_the_error_falls():
+    rows, weight = data(outliers=50)
+    channels = channels_of(rows)
+    found = smoothed(channels, [weight])
+    assert found is not None
+    assert error(channels.rows, [weight], found) < 0.3 * error(channels.rows, [weight], plain(channels, 32))
+    assert found.factors[0] > 3 * found.factors[5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 20), st.integers(0, 1000), st.sampled_from([0.5, 0.8, 1.0]))
+def test_division_and_multiplication_cancel_and_limits_hold_everything(width, seed, alpha):
+    rows, weight = data(width, outliers=5, seed=seed)
+    channels = channels_of(rows)
+    each = smoothing(channels, [weight], alpha)
+    np.testing.assert_allclose((rows / each.factors) @ (weight * each.factors[:, None]), rows @ weight, atol=1e-3)
+    assert each.limits.low <= (rows / each.factors).min() * (1 - 1e-6) + 1e-6
+    assert each.limits.high >= (rows / each.factors).max() * (1 - 1e-6) - 1e-6
+
+
+def test_even_channels_are_left_alone():
+    rng = np.random.default_rng(0)
+    rows = rng.choice([-1.0, 1.0], (200, 32)).astype(np.float32)
+    weight = rng.choice([-1.0, 1.0], (32, 16)).astype(np.float32)
+    assert smoothed(channels_of(rows), [weight]) is None
+
+
+def test_a_dead_channel_does_no_harm():
+    rows, weight = data(outliers=20)
+    rows[:, 5] = 0
+    found = smoothed(channels_of(rows), [weight])
+    assert found is None or np.isfinite(found.factors).all()
+
+
+def test_rows_are_kept_in_constant_memory_and_extremes_are_exact():
+    channels = Channels()
+    rng = np.random.default_rng(0)
+    batches = [rng.standard_normal((3, 7, 8)).astype(np.float32) for _ in range(400)]
+    for batch in batches:
+        channels.add(batch)
+    everything = np.concatenate(batches).reshape(-1, 8)
+    assert channels.rows.shape == (ROWS, 8)
+    np.testing.assert_array_equal(channels.low, everything.min(axis=0))
+    np.testing.assert_array_equal(channels.high, everything.max(axis=0))
+
+
+def layer(name, kind, shape):
+    return Layer(node=name, module=name, kind=kind, input="x", weight="w", output="y", shape=shape, axis=1)
+
+
+@pytest.fixture
+def graph():
+    layers = (layer("table", "Gather", (100, 4)), layer("small", "MatMul", (4, 4)), layer("large", "MatMul", (4, 40)))
+    lowest = Plan({"table": "int8-weight", "small": "int8", "large": "int8"})
+    return layers, lowest
+
+
+def test_layers_are_lifted_in_the_order_of_harm_per_multiplication(graph):
+    first, second, third = flights(*graph, {"table": 1.0, "small": 0.2, "large": 1.0})
+    assert [plan.precision["small"] for plan in first] == ["int8", "int8-weight", "int8-weight"]
+    assert [plan.precision["large"] for plan in first] == ["int8", "int8", "int8-weight"]
+    assert {plan.precision["table"] for plan in first} == {"int8-weight"}
+    assert {plan.precision["table"] for plan in second} == {"float16-weight"}
+    assert second[-1].precision["large"] == "float16-weight"
+    assert set(third[0].precision.values()) == {"float32"}
+
+
+def test_layers_that_stay_in_float_are_never_touched(graph):
+    layers, lowest = graph
+    lowest = Plan({**lowest.precision, "large": "float32"})
+    for flight in flights(layers, lowest, {"table": 1.0, "small": 0.2}):
+        assert {plan.precision["large"] for plan in flight} == {"float32"}
