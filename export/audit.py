@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from laconic.errors import UnsupportedPrecision
-from laconic.graph import Graph
+from laconic.graph import Graph, Layer
 from laconic.plan import Plan
 from laconic.runtimes.runtime import Kernel
 
@@ -21,7 +21,7 @@ def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> d
     if not kernels:
         return {}
     layers = [layer for layer in graph.layers if layer.kind != "Gather"]
-    run = {layer.node: kernel for layer in layers for kernel in [multiplying(layer.node, kernels)] if kernel}
+    run = {layer.node: kernel for layer in layers for kernel in [multiplying(layer, kernels)] if kernel}
     fallen = [
         f"{layer.module} (runs as {run[layer.node].precision}, {run[layer.node].kind})"
         for layer in layers
@@ -40,14 +40,16 @@ def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> d
     return dict(sorted(shares.items()))
 
 
-def multiplying(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
-    """The kernel that does a layer's multiplications: engines split a layer into several, and merge it with others,
-    and call the parts by its name and a suffix. Where one of them works in INT8, that is the one; the others add a bias
-    or rescale."""
+def multiplying(layer: Layer, kernels: Sequence[Kernel]) -> Kernel | None:
+    """The kernel that does a layer's multiplications.
+
+    Engines split a layer into several, call the parts by its name and a suffix, and merge it with others, a float layer
+    into the sum with its bias. Where one of the parts works in INT8, that is the one; the others add or rescale.
+    """
+    whole, parts = {layer.node, f"{layer.module}/Add"}, (f"{layer.node}/", f"{layer.node}_token_")
     own = [
         kernel
         for kernel in kernels
-        if (kernel.node == node or kernel.node.startswith((f"{node}/", f"{node}_token_")))
-        and not kernel.kind.startswith(CONSTANT)
+        if (kernel.node in whole or kernel.node.startswith(parts)) and not kernel.kind.startswith(CONSTANT)
     ]
     return next((kernel for kernel in own if kernel.precision == "int8"), own[0] if own else None)
