@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic import registry
 from laconic.artifact import (
-    GOLDEN_FLOOR,
     MANIFEST,
     MEASURED,
     REPORT,
@@ -124,8 +123,8 @@ def answers(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
     try:
         with engine.open(artifact.model, compute=artifact.manifest.compute) as session:
             worst = artifact.golden_fidelity(session)
-        found = f"fidelity {worst:.6f} in {engine.name}, required {GOLDEN_FLOOR}"
-        yield Check(check="golden answers", found=found, passed=worst >= GOLDEN_FLOOR)
+        found = f"fidelity {worst:.6f} in {engine.name}, required {artifact.golden_floor:.4g}"
+        yield Check(check="golden answers", found=found, passed=worst >= artifact.golden_floor)
     except LaconicError as error:
         yield Check(check="golden answers", found=str(error), passed=False)
     if before is None:

@@ -2,6 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict
 
+ENGINE = "engine"
+"""The subject of the comparison of the engine with the graph run node by node."""
+
 
 class Comparison(BaseModel):
     """One comparison of two models on the same samples.
