@@ -31,6 +31,16 @@ class Candidate:
     arithmetic: dict[str, float]
     speedup: float = 1.0
 
+    @property
+    def name(self) -> str:
+        """As shown to people: the engine, its arithmetic, and whether nothing was quantized."""
+        return f"{self.option.name}, as it was" if self.plain else self.option.name
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was quantized."""
+        return set(self.plan.precision.values()) <= {"float32"}
+
 
 def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
     """The first plan that meets the goal, its fidelity, and whether one does; else the most faithful that was tried.
@@ -63,12 +73,14 @@ def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tu
 
 def fastest(candidates: Sequence[Candidate]) -> Candidate:
     """Of those that meet the goal the fastest; an engine that comes later in the order of preference must be faster by
-    ADVANTAGE. Where none meets it, the most faithful."""
+    ADVANTAGE. The graph as it was is taken only where everything smaller is slower than the original. Where none meets
+    the goal, the most faithful."""
     meeting = [candidate for candidate in candidates if candidate.met]
     if not meeting:
         return max(candidates, key=lambda candidate: float(candidate.fidelity.mean()))
-    best = meeting[0]
-    for candidate in meeting[1:]:
+    quick = [candidate for candidate in meeting if not candidate.plain and candidate.speedup >= 1]
+    best, *others = quick or meeting
+    for candidate in others:
         if candidate.speedup > best.speedup * ADVANTAGE:
             best = candidate
     return best

@@ -169,20 +169,24 @@ class Run:
         return ladder
 
     def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
-        """For each engine the first plan that meets the goal, built and looked into.
+        """For each engine the first plan that meets the goal, built and looked into; and where there is a choice, the
+        graph as it was: the way back where a model is so small that INT8 costs more than it saves.
 
         An engine that refuses the graph, or does not run what was asked for, is left out; raises its error where none
         is left.
         """
         made: list[Candidate] = []
         refused: list[LaconicError] = []
+        ways = [(ladder, option) for option in found]
+        if len(ladder.flights) > 1:
+            ways += [(Ladder.of(ladder.flights[-1][-1]), option) for option in found if option.compute == "float32"]
         with self.steps.step("find what meets the goal") as step:
-            for number, option in enumerate(found):
+            for number, (plans, option) in enumerate(ways):
                 try:
-                    made.append(self.candidate(ladder, bench, option, self.folder / f"candidate-{number}", step))
+                    made.append(self.candidate(plans, bench, option, self.folder / f"candidate-{number}", step))
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
-            step.note = "; ".join(f"{each.option.name}: {each.fidelity.mean():.4f}" for each in made)
+            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in made[: len(found)])
         if not made:
             raise refused[0]
         for reason in refused:
@@ -214,7 +218,7 @@ class Run:
         key = hash_of(
             "raced",
             self.source.key,
-            [(each.option.name, make_runtime(each.option.runtime).version()) for each in candidates],
+            [(each.name, make_runtime(each.option.runtime).version()) for each in candidates],
             [sorted(each.plan.precision.items()) for each in candidates],
             this_machine().model_dump(),
             code_version(),
@@ -222,9 +226,7 @@ class Run:
 
         def compute() -> dict[str, float]:
             with self.steps.step("race the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
-                sessions = {
-                    each.option.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates
-                }
+                sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
                 sessions = {ORIGINAL: stack.enter_context(self.source.open(1)), **sessions}
                 # By the processor's time: what else runs on the machine must not decide.
                 times = race(
@@ -241,7 +243,7 @@ class Run:
                 return speedups
 
         speedups = self.cache.json(f"raced-{key}", compute)
-        return [replace(each, speedup=speedups[each.option.name]) for each in candidates]
+        return [replace(each, speedup=speedups[each.name]) for each in candidates]
 
     def validated(
         self, chosen: Candidate, bench: Bench, capture_error: float | None

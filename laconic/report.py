@@ -193,14 +193,15 @@ def tried(candidate: Candidate, manifest: Manifest) -> Tried:
     counts = Counter(candidate.plan.precision.values())
     files = candidate.model.parent.glob(f"{candidate.model.name}*")
     return Tried(
-        engine=candidate.option.name,
+        engine=candidate.name,
         size=amount(sum(file.stat().st_size for file in files)),
         layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
         mean=nines(float(candidate.fidelity.mean())),
         worst=nines(float(candidate.fidelity.min())),
         speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
-        taken=(candidate.option.runtime, candidate.option.compute) == (manifest.placement, manifest.compute),
+        taken=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))
+        == (manifest.placement, manifest.compute, manifest.precision),
     )
 
 

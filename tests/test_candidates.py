@@ -72,7 +72,13 @@ def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
 
 
 CANDIDATE = Candidate(
-    Option("openvino", "float32"), Plan({}), Path("model.onnx"), np.array([0.99]), met=True, arithmetic={}, speedup=3.0
+    Option("openvino", "float32"),
+    Plan({"layer": "int8"}),
+    Path("model.onnx"),
+    np.array([0.99]),
+    met=True,
+    arithmetic={},
+    speedup=3.0,
 )
 
 
@@ -81,6 +87,13 @@ def test_a_less_preferred_engine_must_be_a_tenth_faster():
     assert fastest([CANDIDATE, replace(other, speedup=3.2)]) is CANDIDATE
     assert fastest([CANDIDATE, replace(other, speedup=3.4)]).option.runtime == "onnxruntime"
     assert fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
+
+
+def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_original():
+    plain = replace(CANDIDATE, plan=Plan({"layer": "float32"}), speedup=5.0)
+    assert fastest([CANDIDATE, plain]) is CANDIDATE
+    assert fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).plain
+    assert plain.name == "openvino, float32, as it was"
 
 
 def test_where_none_meets_the_goal_the_most_faithful_is_taken():
