@@ -28,7 +28,7 @@ def model_folder(folder: Path) -> Path:
 def texts(folder: Path, rows: int | None = None) -> tuple[Path, dict[str, list[str]]]:
     """The file of texts for `laconic`, at most `rows` of them; and the unseen ones, by kind."""
     everything = folder / "docstrings.jsonl"
-    subprocess.run([sys.executable, DOCSTRINGS, everything], check=True)
+    subprocess.run([sys.executable, DOCSTRINGS, everything], check=True, stdout=subprocess.DEVNULL)
     lines = everything.read_text(encoding="utf-8").splitlines()
     given = [line for line in lines if not set_aside(text_of(line))]
     path = folder / "texts.jsonl"

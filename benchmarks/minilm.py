@@ -16,7 +16,7 @@ from laconic.answers import answers
 from laconic.artifact import Artifact, make_runtime
 from laconic.cache import VARIABLE, Cache
 from laconic.data import Dataset
-from laconic.gain import speedup
+from laconic.gain import milliseconds, speedup
 from laconic.measured import Timing
 from laconic.progress import Steps
 from laconic.race import race
@@ -55,7 +55,8 @@ def artifacts(source: Path, data: Path, folder: Path, *, fast: bool) -> dict[str
             path,
             *(recipe if words[0] == "compress" else []),
         ]
-        code = subprocess.run(command, env=os.environ | {VARIABLE: str(folder / "cache")}).returncode
+        environment = os.environ | {VARIABLE: str(folder / "cache")}
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, env=environment).returncode
         if code not in (0, 3):  # 3: the goal was missed; the figures are what is wanted here
             sys.exit(f"bench: {name} ended with exit code {code}")
         found[name] = Artifact.load(path)
@@ -145,7 +146,7 @@ def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str
     for way in dict.fromkeys(time.engine for time in times):
         own = [time for time in times if time.engine == way]
         first = way == times[0].engine
-        rows.append([way, *(f"1 ({1e3 * time.seconds:.3g} ms)" if first else speedup(time) for time in own)])
+        rows.append([way, *(f"1 ({milliseconds(time.seconds)})" if first else speedup(time) for time in own)])
     return ["", *(f"batch {size}" for size in sizes)], rows
 
 
