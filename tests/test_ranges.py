@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.quantize.histogram import BINS, Histogram
-from compress.quantize.ranges import METHODS
+from compress.quantize.ranges import HEADROOM, METHODS
 from laconic.grid import rounded_activation
 
 VALUES = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
@@ -51,7 +51,7 @@ def test_values_that_are_no_numbers_are_left_out():
 def test_a_range_lies_within_what_was_seen(method, values):
     histogram = filled(values)
     found = METHODS[method](histogram)
-    low, high = min(histogram.low, 0), max(histogram.high, 0)
+    low, high = HEADROOM * min(histogram.low, 0), HEADROOM * max(histogram.high, 0)
     assert low - 1e-3 <= found.low <= found.high <= high + 1e-3
 
 
@@ -60,7 +60,7 @@ def test_a_lone_outlier_is_clipped(method):
     normal = np.random.default_rng(0).normal(0, 1, 1_000_000).astype(np.float32)
     found = METHODS[method](filled(normal, [100.0]))
     assert found.high < 80
-    assert METHODS["minmax"](filled(normal, [100.0])).high == 100
+    assert METHODS["minmax"](filled(normal, [100.0])).high >= 100
 
 
 def test_mse_loses_less_than_minmax_on_heavy_tails():

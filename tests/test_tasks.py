@@ -243,3 +243,15 @@ def test_arrays_are_scored_by_class_or_by_distance():
 def test_a_label_of_arrays_is_a_number_or_several(label):
     with pytest.raises(InputError, match="a label must be a number"):
         TASKS["tensors"].parse_label(label)
+
+
+def test_fragments_are_short_pieces_of_the_samples_and_the_same_for_a_seed():
+    task = embedding_task()
+    samples = ["one two three four five six seven eight nine ten", ("a b c d e f g h", "i j")]
+    pieces = task.fragments(samples, 40, seed=3)
+    assert pieces == task.fragments(samples, 40, seed=3)
+    assert len(pieces) == 40
+    assert pieces[0] == ""
+    assert all(piece in samples[0] or piece in samples[1][0] for piece in pieces)
+    assert max(len(piece.split()) for piece in pieces) <= 5
+    assert Tensors(()).fragments([{}], 5) == []

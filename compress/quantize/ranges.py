@@ -14,9 +14,14 @@ SHRINK = np.linspace(1.0, 0.3, 71)
 """The shares of the full range that the searching methods try."""
 
 
+HEADROOM = 1.1
+"""How much farther than what was seen a range reaches: samples that were not seen go farther. The worst of 60 texts of
+a word or two went from 0.946 to 0.954 by it, and the mean of MiniLM's texts from 0.9976 to 0.9975."""
+
+
 def minmax(histogram: Histogram) -> Range:
-    """Everything that was seen."""
-    return Range(histogram.low, histogram.high)
+    """Everything that was seen, and some headroom."""
+    return Range(histogram.low * HEADROOM, histogram.high * HEADROOM)
 
 
 def percentile(histogram: Histogram, *, tail: float = 1e-5) -> Range:
@@ -43,6 +48,8 @@ def entropy(histogram: Histogram) -> Range:
         p = counts / counts.sum()
         level = np.rint((np.clip(values, low, high) - low) * ((LEVELS - 1) / max(high - low, 1e-30))).astype(np.int64)
         inside = (values >= low) & (values <= high)
+        if not inside.any():
+            return np.inf
         kept = np.bincount(level[inside], weights=p[inside], minlength=LEVELS)
         bins = np.bincount(level[inside], minlength=LEVELS)
         # What is clipped piles up in the outermost bins of P, as it does in the quantized tensor.

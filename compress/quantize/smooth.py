@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from compress.quantize.channels import Channels
+from compress.quantize.ranges import HEADROOM
 from laconic.grid import rounded_activation, rounded_weight
 from laconic.plan import Range, Smoothing
 from laconic.tensor import Array
@@ -36,11 +37,12 @@ def smoothing(channels: Channels, weights: Sequence[Array], alpha: float) -> Smo
 
 
 def limits(channels: Channels, factors: Array | None) -> Range:
-    """Everything that was seen, after division by the factors."""
+    """Everything that was seen, after division by the factors, and some headroom."""
     assert channels.low is not None
     assert channels.high is not None
     divisor = 1.0 if factors is None else factors
-    return Range(float((channels.low / divisor).min()), float((channels.high / divisor).max()))
+    low, high = float((channels.low / divisor).min()), float((channels.high / divisor).max())
+    return Range(low * HEADROOM, high * HEADROOM)
 
 
 def error(rows: Array, weights: Sequence[Array], each: Smoothing) -> float:

@@ -13,12 +13,17 @@ from compress.quantize.ranges import METHODS
 from compress.quantize.sensitivity import flights, harms
 from compress.quantize.smooth import smooth_all
 from laconic.artifact import make_runtime
-from laconic.data import batches
+from laconic.data import Dataset, batches
 from laconic.graph import Graph, Layer
 from laconic.plan import Ladder, Plan, Precision, Range, Smoothing
 from laconic.record import code_version, hash_of
 from laconic.stage import PlanContext, PlanStage
 from laconic.tensor import Array, Arrays
+
+FRAGMENTS = 0.5
+"""Fragments of the samples that are calibrated with as well, for each sample. 60 texts of a word or two, to MiniLM that
+was calibrated on docstrings: worst cosine 0.826, mean 0.977; with fragments 0.946 and 0.993, with twice as many no
+better; and the docstrings' own mean went from 0.9975 to 0.9976."""
 
 
 class Static(PlanStage):
@@ -54,18 +59,21 @@ class Static(PlanStage):
         self, graph: Graph, quantized: Sequence[Layer], context: PlanContext
     ) -> tuple[dict[str, Range], dict[str, Smoothing]]:
         """The range of every quantizable tensor, and the smoothing of those in front of linear layers."""
-        dataset = context.calibrate.take(self.samples, context.seed)
+        whole = context.calibrate.take(self.samples, context.seed)
+        pieces = context.task.fragments(whole.samples, int(len(whole) * FRAGMENTS), context.seed)
+        datasets = [whole, *([Dataset.of(pieces, context.task, name="fragments")] if pieces else [])]
         names = [layer.node for layer in quantized]
-        key = hash_of("calibrate", graph.key, dataset.fingerprint, self.method, self.smooth, names, code_version())
+        key = hash_of("calibrate", graph.key, whole.fingerprint, self.method, self.smooth, names, code_version())
 
         def compute() -> Arrays:
-            with context.steps.step(f"calibrate ({self.method})", len(dataset)) as step:
+            with context.steps.step(f"calibrate ({self.method})", sum(map(len, datasets))) as step:
 
                 def singles() -> Iterator[Arrays]:
                     # One sample a run: no padding is counted, and lengths may vary.
-                    for _, batch in batches(dataset, context.task, 1):
-                        yield batch
-                        step.advance()
+                    for dataset in datasets:
+                        for _, batch in batches(dataset, context.task, 1):
+                            yield batch
+                            step.advance()
 
                 seen = observe(graph, singles(), make_runtime("onnxruntime"), context.folder, context.seed)
                 ranges = {
@@ -73,7 +81,7 @@ class Static(PlanStage):
                 }
                 readers = weights_by_input(graph, quantized) if self.smooth else {}
                 smoothing = smooth_all(seen.channels, readers)
-                step.note = f"{len(dataset)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
+                step.note = f"{len(whole)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
             return packed(ranges, smoothing)
 
         return unpacked(context.cache.arrays(f"calibrated-{key}", compute))

@@ -95,6 +95,13 @@ class Task(ABC):
         """What a sample costs, for sorting samples into batches; equal for all unless they vary."""
         return 1
 
+    def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
+        """Samples cut out of others, much smaller than they; none where samples have no parts.
+
+        What a file holds is seldom as short as what a user types, and short samples have the largest activations.
+        """
+        return []
+
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         """A batch to time with: `batch` samples, the free axes `length` long where the bounds allow."""
         rng = np.random.default_rng(seed)

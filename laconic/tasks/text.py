@@ -36,6 +36,9 @@ WORDS = (
     "fast",
 )
 
+FRAGMENT_WORDS = (1, 1, 2, 3, 5)
+"""Lengths of fragments, each as likely as it is often here."""
+
 
 class TextTask(Task):
     """A task whose samples are texts, or pairs of texts where the tokenizer joins them."""
@@ -94,6 +97,17 @@ class TextTask(Task):
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         rng = np.random.default_rng(seed)
         return [" ".join(rng.choice(WORDS, rng.integers(3, 60))) for _ in range(count)]
+
+    def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
+        rng = np.random.default_rng(seed)
+        pieces = [""]  # the special tokens alone
+        while len(pieces) < count:
+            sample = samples[int(rng.integers(len(samples)))]
+            words = (sample if isinstance(sample, str) else sample[0]).split()
+            length = int(rng.choice(FRAGMENT_WORDS))
+            start = int(rng.integers(max(1, len(words) - length)))
+            pieces.append(" ".join(words[start : start + length]))
+        return pieces
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         rng = np.random.default_rng(seed)
