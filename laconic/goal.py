@@ -6,9 +6,10 @@ from laconic.artifact import Artifact
 from laconic.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
 
-MARGIN = 0.85
-"""The share of the allowed infidelity that may be used up on the samples by which is chosen: its mean over MiniLM's
-texts moved by up to 6 % between two sets of 250, the worst text by more."""
+MARGIN = 0.6
+"""The share of the allowed infidelity that may be used up on the samples by which is chosen. Other samples are farther
+off: its mean over MiniLM's docstrings moved by up to 6 % between two sets of 250, the worst text by more, and texts of
+another kind, descriptions of datasets, were 1.2 to 1.9 times as far off as docstrings."""
 
 WORST = 10
 """How much farther off than the mean the worst sample may be, where a goal speaks of the mean alone: of 400 texts the
