@@ -21,6 +21,7 @@ SETTINGS: tuple[dict[str, object], ...] = (
     {"method": "percentile", "smooth": False},
     {"method": "mse", "smooth": False},
     {"method": "entropy", "smooth": False},
+    {"method": "mse"},
     {"samples": 32},
     {"samples": 1024},
 )
