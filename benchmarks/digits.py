@@ -117,7 +117,7 @@ def rows(found: dict[str, Any], speed: list[list[str]]) -> list[list[str]]:
     return [
         ["torch eager, FP32", f"{found['MB'][0]:.2f}", f"{figures['metric_original']:.4f}", "", *speed[0][1:]],
         [
-            f"`laconic compress` ({found['engine']})",
+            f"`compress` ({found['engine']})",
             f"{found['MB'][1]:.2f}",
             f"{figures['metric']:.4f}",
             change,

@@ -30,10 +30,10 @@ FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
 LACONIC = Path(sys.executable).parent / "laconic"
 ORIGINAL = "torch eager, FP32"
 WAYS = {
-    "`laconic export`": ["export"],
-    "`laconic compress`": ["compress"],
-    "`laconic compress --fidelity 0.999`": ["compress", "--fidelity", "0.999"],
-    "`laconic compress --fidelity 0.9999`": ["compress", "--fidelity", "0.9999"],
+    "`export`": ["export"],
+    "`compress`": ["compress"],
+    "`compress --fidelity 0.999`": ["compress", "--fidelity", "0.999"],
+    "`compress --fidelity 0.9999`": ["compress", "--fidelity", "0.9999"],
 }
 TOGETHER = 40
 """Texts that are answered alone, and in one batch."""
@@ -69,12 +69,12 @@ def ways(
     """Every way to run the model, with one thread: its name, the session, and the bytes of the model."""
     original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
     yield ORIGINAL, stack.enter_context(original.open(1)), original.size
-    export = made["`laconic export`"]
+    export = made["`export`"]
     engine = make_runtime("onnxruntime")
     yield "ONNX Runtime, FP32", stack.enter_context(engine.open(export.model)), export.model.stat().st_size
     dynamic = folder / "dynamic.onnx"
     quantize_dynamic(export.model, dynamic, per_channel=True, weight_type=QuantType.QInt8)
-    name = "ONNX Runtime, its own `quantize_dynamic`, per channel"
+    name = "ONNX Runtime, `quantize_dynamic`"
     yield name, stack.enter_context(engine.open(dynamic)), dynamic.stat().st_size
     for name, artifact in made.items():
         where = f"{artifact.manifest.placement}, {artifact.manifest.compute}"
@@ -90,7 +90,7 @@ def measure(
     sizes: list[int],
 ) -> dict[str, Any]:
     """Fidelity, independence of the batch, and speed, each of all ways in one run."""
-    task = made["`laconic export`"].task()
+    task = made["`export`"].task()
     with ExitStack() as stack:
         found = list(ways(source, made, folder, stack))
         sessions = {name: session for name, session, _ in found}
@@ -151,19 +151,22 @@ def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str
 
 
 def fidelity_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Size and faithfulness of each way."""
-    head = ["", "MB", "cosine, mean", "worst", "Spearman", "top-1", "alone or in a batch: mean", "worst"]
+    """Faithfulness of each way."""
     rows = [
         [
             each["way"],
-            f"{each['MB']:.1f}",
             *(f"{each[key]:.5f}" for key in ("mean", "worst", "similarity_spearman")),
             f"{each['neighbour_agreement']:.3f}",
-            *(f"{value:.6f}" for value in each["batch"]),
         ]
         for each in found
     ]
-    return head, rows
+    return ["", "cosine, mean", "worst", "Spearman", "top-1"], rows
+
+
+def batch_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Size, and the cosine of an answer given in company with the same given alone."""
+    rows = [[each["way"], f"{each['MB']:.1f}", *(f"{value:.6f}" for value in each["batch"])] for each in found]
+    return ["", "MB", "alone or in a batch, mean", "worst"], rows
 
 
 def kind_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

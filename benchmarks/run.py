@@ -56,7 +56,7 @@ def main() -> None:
     server: list[str | Path] = [
         sys.executable,
         HERE / "server.py",
-        made["`laconic compress`"].path,
+        made["`compress`"].path,
         "--rounds",
         str(min(rounds, 5)),
     ]
@@ -77,6 +77,8 @@ def show(found: dict[str, Any]) -> None:
     counts = " and ".join(f"{count} {kind}" for kind, count in model["unseen"].items())
     print(f"\n### MiniLM: fidelity\n\nOn {counts}, none of which `laconic` was given.\n")
     table(*minilm.fidelity_rows(model["fidelity"]))
+    print("\nSize, and independence of the batch:\n")
+    table(*minilm.batch_rows(model["fidelity"]))
     print("\nCosine by kind of text:\n")
     table(*minilm.kind_rows(model["fidelity"]))
     print(f"\n### Digits\n\nAccuracy on {network['images']} images that neither training nor `laconic` used.\n")
