@@ -11,7 +11,7 @@ from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays, check_inputs
 from serve.batcher import Batcher, Item
-from serve.layout import Cap, Layout
+from serve.layout import STEP, Cap, Layout
 from serve.settings import Settings
 from serve.statistics import Statistics
 
@@ -34,7 +34,7 @@ class Model:
         self._sessions = sessions
         self.batcher = Batcher(
             sessions,
-            Layout(self.inputs, self.outputs, self.task.padding),
+            Layout(self.inputs, self.outputs, self.task.padding, step=STEP if manifest.batching else 1),
             cap=cap_of(artifact),
             limit=queue,
             statistics=self.statistics,

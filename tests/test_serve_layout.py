@@ -56,3 +56,20 @@ def test_what_is_joined_is_cut_apart_again(sizes):
     for number, (answer, each) in enumerate(zip(LAYOUT.cut({"states": states}, parts), parts, strict=True)):
         assert answer["states"].shape == (*each.inputs["ids"].shape, 2)
         assert (answer["states"] == number + 1).all()
+
+
+def test_free_axes_are_padded_up_to_a_step_within_their_bounds():
+    bounded = TOKENS.model_copy(update={"bounds": {"seq": (1, 40)}})
+    layout = Layout((bounded,), (STATES,), {"ids": 0}, step=16)
+    for length, padded in ((1, 16), (16, 16), (17, 32), (33, 40), (40, 40)):
+        parts = [layout.part({"ids": np.ones((2, length), np.int64)})]
+        joined = layout.join(parts)["ids"]
+        assert joined.shape == (2, padded)
+        assert joined.sum() == 2 * length
+        (answer,) = layout.cut({"states": np.ones((2, padded, 2), np.float32)}, parts)
+        assert answer["states"].shape == (2, length, 2)
+
+
+def test_what_nothing_may_fill_keeps_its_size():
+    layout = Layout((TOKENS,), (STATES,), {}, step=16)
+    assert layout.join([layout.part({"ids": np.ones((2, 7), np.int64)})])["ids"].shape == (2, 7)

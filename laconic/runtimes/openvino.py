@@ -84,6 +84,9 @@ class OpenVino(Runtime):
             "NUM_STREAMS": str(count),
             # Pinned threads of two sessions, or of two servers, land on the same core.
             "ENABLE_CPU_PINNING": "NO",
+            # Of the code that is made for each shape it keeps 5000 pieces: 559 MB after 110 shapes of MiniLM. With few,
+            # 404 MB, and as fast.
+            "CPU_RUNTIME_CACHE_CAPACITY": "16",
         }
         try:
             compiled = ov.Core().compile_model(model, "CPU", properties)
