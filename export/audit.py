@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 from laconic.errors import UnsupportedPrecision
-from laconic.graph import Graph, Layer
+from laconic.graph import Graph
 from laconic.plan import Plan
-from laconic.runtimes.runtime import Kernel
+from laconic.runtimes.runtime import Kernel, kernel_of
 
 INTEGER = frozenset({"int8", "int8-dynamic"})
-CONSTANT = "unknown"
-"""What OpenVINO calls the kernel of a constant."""
 
 
 def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> dict[str, float]:
@@ -21,7 +19,7 @@ def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> d
     if not kernels:
         return {}
     layers = [layer for layer in graph.layers if layer.kind != "Gather"]
-    run = {layer.node: kernel for layer in layers for kernel in [multiplying(layer, kernels)] if kernel}
+    run = {layer.node: kernel for layer in layers for kernel in [kernel_of(layer.node, kernels)] if kernel}
     fallen = [
         f"{layer.module} (runs as {run[layer.node].precision}, {run[layer.node].kind})"
         for layer in layers
@@ -38,18 +36,3 @@ def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> d
         precision = run[layer.node].precision if layer.node in run else "not told"
         shares[precision] = shares.get(precision, 0.0) + layer.parameters / total
     return dict(sorted(shares.items()))
-
-
-def multiplying(layer: Layer, kernels: Sequence[Kernel]) -> Kernel | None:
-    """The kernel that does a layer's multiplications.
-
-    Engines split a layer into several, call the parts by its name and a suffix, and merge it with others, a float layer
-    into the sum with its bias. Where one of the parts works in INT8, that is the one; the others add or rescale.
-    """
-    whole, parts = {layer.node, f"{layer.module}/Add"}, (f"{layer.node}/", f"{layer.node}_token_")
-    own = [
-        kernel
-        for kernel in kernels
-        if (kernel.node in whole or kernel.node.startswith(parts)) and not kernel.kind.startswith(CONSTANT)
-    ]
-    return next((kernel for kernel in own if kernel.precision == "int8"), own[0] if own else None)

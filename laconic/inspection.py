@@ -27,7 +27,7 @@ from laconic.measured import ORIGINAL, Timing
 from laconic.progress import Steps
 from laconic.race import race
 from laconic.recipe import Recipe
-from laconic.runtimes.runtime import Session
+from laconic.runtimes.runtime import Session, kernel_of
 
 
 class Check(BaseModel):
@@ -64,12 +64,13 @@ def kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:
     try:
         engine = artifact.runtime(runtime)
         with engine.open(artifact.model, compute=artifact.manifest.compute) as session:
-            running = {kernel.node: kernel.precision for kernel in session.kernels()}
+            running = session.kernels()
     except LaconicError as error:
         return {"engine": None, "layers": {}, "error": str(error)}
     counts: dict[str, Counter[str]] = {}
     for node, planned in artifact.manifest.precision.items():
-        counts.setdefault(planned, Counter())[running.get(node, "not told")] += 1
+        kernel = kernel_of(node, running)
+        counts.setdefault(planned, Counter())[kernel.precision if kernel else "not told"] += 1
     layers = {planned: dict(found.most_common()) for planned, found in counts.items()}
     return {"engine": f"{engine.name} {engine.version()}", "layers": layers}
 

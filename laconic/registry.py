@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from laconic.errors import MissingPackage, UsageError
+from laconic.rooms import ROOMS
 
 TASKS = {
     "text-embedding": "laconic.tasks.text_embedding:TextEmbedding",
@@ -102,6 +103,8 @@ def load(address: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and not module_name.startswith(error.name):
+            if error.name.partition(".")[0] in ("laconic", *ROOMS):
+                raise  # a fault of Laconic's own, not a package to install
             raise missing(error.name) from error
         raise UsageError(f"there is no module {module_name!r} (from {address!r})") from error
     try:

@@ -26,6 +26,26 @@ class Kernel:
     precision: str
 
 
+CONSTANT = "unknown"
+"""What OpenVINO calls the kernel of a constant."""
+
+
+def kernel_of(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
+    """The kernel that does the multiplications of a layer, given by its node, `module/MatMul`.
+
+    Engines split a layer into several, call the parts by its name and a suffix, and merge it with others, a float layer
+    into the sum with its bias. Where one of the parts works in INT8, that is the one; the others add or rescale.
+    """
+    module, _, _ = node.rpartition("/")
+    whole, parts = {node, f"{module}/Add"}, (f"{node}/", f"{node}_token_")
+    own = [
+        kernel
+        for kernel in kernels
+        if (kernel.node in whole or kernel.node.startswith(parts)) and not kernel.kind.startswith(CONSTANT)
+    ]
+    return next((kernel for kernel in own if kernel.precision == "int8"), own[0] if own else None)
+
+
 class Session(ABC):
     """A loaded model. One caller at a time; open several to run several."""
 
