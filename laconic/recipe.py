@@ -58,8 +58,8 @@ class Data(Strict):
     limit: int | None = Field(default=None, ge=3)
 
 
-class Step(Strict):
-    """A stage by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
+class Named(Strict):
+    """Something that a registry knows, by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
 
     name: str
     config: dict[str, Any] = Field(default_factory=dict)
@@ -74,25 +74,40 @@ class Step(Strict):
             return {"name": name, "config": {} if config is None else config}
         if isinstance(values, Mapping) and "name" in values:
             return values
-        raise ValueError(f"expected the name of a stage, or {{name: {{setting: value}}}}, got {values!r}")
+        raise ValueError(f"expected a name, or {{name: {{setting: value}}}}, got {values!r}")
 
-    def stage(self) -> Stage:
-        """The stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
+    def configure(self, kind: str) -> Any:
+        """The thing of this kind with these settings. Raises RecipeError, or MissingPackage for a package it needs."""
         try:
-            kind = registry.resolve("stage", self.name)
+            model = registry.resolve(kind, self.name)
         except MissingPackage:
             raise
         except UsageError as error:
             raise RecipeError(str(error)) from None
-        if not (isinstance(kind, type) and issubclass(kind, Stage)):
-            raise RecipeError(f"{self.name} is not a stage")
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise RecipeError(f"{self.name} is not a {kind}")
         for key in self.config:
-            if key not in kind.model_fields:
-                raise RecipeError(f"{self.name}: unknown key {key!r}. {registry.did_you_mean(key, kind.model_fields)}")
+            if key not in model.model_fields:
+                raise RecipeError(f"{self.name}: unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}")
         try:
-            return kind.model_validate(self.config)
+            return model.model_validate(self.config)
         except ValidationError as error:
             raise RecipeError(explain(error, self.name)) from None
+
+    def plain(self) -> Any:
+        """As it would be written in YAML."""
+        return {self.name: self.config} if self.config else self.name
+
+
+class Step(Named):
+    """A stage by name, with its settings."""
+
+    def stage(self) -> Stage:
+        """The stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
+        stage = self.configure("stage")
+        if not isinstance(stage, Stage):
+            raise RecipeError(f"{self.name} is not a stage")
+        return stage
 
 
 class Goal(Strict):
@@ -229,7 +244,7 @@ class Recipe(Strict):
     def to_yaml(self) -> str:
         """As it would be written; reading it gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude={"stages"})
-        content["stages"] = [{step.name: step.config} if step.config else step.name for step in self.stages]
+        content["stages"] = [step.plain() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 

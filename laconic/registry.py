@@ -32,6 +32,26 @@ STAGES = {
     "quantize.weights": "compress.quantize.weights:Weights",
 }
 
+TECHNIQUES = {
+    "accumulate": "laconic.memory.accumulate:Accumulate",
+    "allocator": "laconic.memory.allocator:Allocator",
+    "bf16": "laconic.memory.autocast:Bf16",
+    "checkpoint": "laconic.memory.checkpoint:Checkpointing",
+    "chunked-loss": "laconic.memory.chunked_loss:ChunkedLoss",
+    "compile": "laconic.memory.compile:Compile",
+    "fp16": "laconic.memory.autocast:Fp16",
+    "host-weights": "laconic.memory.host_weights:HostWeights",
+    "in-backward": "laconic.memory.in_backward:InBackward",
+    "in-place": "laconic.memory.in_place:InPlace",
+    "layerwise": "laconic.memory.layerwise:Layerwise",
+    "lora": "laconic.memory.lora:Lora",
+    "offload": "laconic.memory.offload:Offload",
+    "packing": "laconic.memory.packing:Packing",
+    "pure-bf16": "laconic.memory.pure_bf16:PureBf16",
+    "qlora": "laconic.memory.qlora:Qlora",
+    "sdpa": "laconic.memory.sdpa:Sdpa",
+}
+
 PLACEMENTS = {
     "openvino": "export.placements.openvino:RULES",
     "onnxruntime": "export.placements.onnxruntime:RULES",
@@ -53,7 +73,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "tensorrt": (),
 }
 
-TABLES = {"task": TASKS, "runtime": RUNTIMES, "stage": STAGES, "placement": PLACEMENTS, "format": FORMATS}
+TABLES = {"task": TASKS, "runtime": RUNTIMES, "stage": STAGES, "placement": PLACEMENTS, "technique": TECHNIQUES, "format": FORMATS}
 
 # The package that an engine or a library comes in, by the name that fails to import.
 EXTRAS = {

@@ -1,0 +1,41 @@
+"""Which techniques and which optimizer may be combined: read off what each says of itself, before anything runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from laconic.errors import RecipeError
+from laconic.memory.technique import SLOTS, Technique
+
+ONE = {"precision", "loss", "attention", "weights", "compile", "allocator"}
+"""Slots that hold one technique at most."""
+
+
+def check(techniques: Mapping[str, Technique], optimizer: Any, *, clip: float | None = None) -> None:
+    """Raise RecipeError for the first two that cannot be combined, saying why."""
+    fault = conflict(techniques, optimizer, clip=clip)
+    if fault:
+        raise RecipeError(fault)
+
+
+def conflict(techniques: Mapping[str, Technique], optimizer: Any, *, clip: float | None = None) -> str | None:
+    """Why these cannot be combined; None where they can."""
+    for name, technique in techniques.items():
+        for other, reason in technique.excludes.items():
+            if other in techniques:
+                return f"{name} and {other} cannot be combined: {reason}. Remove one of them"
+        if technique.requires and not any(other in techniques for other in technique.requires):
+            return f"{name} works on top of {' or '.join(technique.requires)}. Add it"
+        if clip is not None and "clip" in technique.excludes:
+            return f"{name} and clip cannot be combined: {technique.excludes['clip']}. Set clip: null"
+        if not getattr(optimizer, "per_parameter", True) and "per-parameter" in technique.requires_of_optimizer:
+            return f"{name} steps one parameter at a time, which this optimizer cannot. Choose another optimizer"
+    for slot in SLOTS:
+        held = [name for name, technique in techniques.items() if technique.slot == slot]
+        if slot in ONE and len(held) > 1:
+            return f"{' and '.join(held)} cannot be combined: each is the {slot} of a step. Remove one of them"
+    return None
+
+
+def ordered(techniques: Mapping[str, Technique]) -> list[Technique]:
+    """In the order in which they are applied."""
+    return sorted(techniques.values(), key=lambda technique: SLOTS.index(technique.slot))

@@ -1,0 +1,117 @@
+"""Every tensor's birth and death in a run: how much memory it takes, when, and for what."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laconic.memory.account import CATEGORIES, Category, Side
+
+SIDES: tuple[Side, ...] = ("device", "host")
+BY_PHASE: Mapping[str, Category] = {"forward": "activations"}
+"""What bytes are for that nobody claims, by the phase of their birth; temporaries in any other."""
+
+
+@dataclass
+class Entry:
+    """A block of memory. position: the phase and the layer in which it was born."""
+
+    size: int
+    side: Side
+    category: Category
+
+
+@dataclass(eq=False)
+class Ledger:
+    """The account book. An event is (entry, change in bytes, position)."""
+
+    entries: list[Entry] = field(default_factory=list)
+    events: list[tuple[int, int, int]] = field(default_factory=list)
+    positions: list[tuple[str, str]] = field(default_factory=lambda: [("build", "")])
+    phase: str = "build"
+
+    def move(self, phase: str, layer: str = "") -> None:
+        """From here on, events belong to this phase of the step and this layer of the model."""
+        self.phase = phase
+        self.positions.append((phase, layer))
+
+    def born(self, size: int, side: Side, category: Category | None) -> int:
+        """A block of memory comes into being; gives its number."""
+        self.entries.append(Entry(size, side, category or BY_PHASE.get(self.phase, "temporaries")))
+        number = len(self.entries) - 1
+        self.events.append((number, size, len(self.positions) - 1))
+        return number
+
+    def resized(self, number: int, size: int) -> None:
+        """A block of memory grows or shrinks; to nothing when it dies."""
+        entry = self.entries[number]
+        if size != entry.size:
+            self.events.append((number, size - entry.size, len(self.positions) - 1))
+            entry.size = size
+
+    def claim(self, number: int, category: Category) -> None:
+        """Say what a block has been for, from its birth."""
+        self.entries[number].category = category
+
+    def close(self) -> "Course":
+        """The course of memory over the run."""
+        table = np.array(self.events, np.int64).reshape(-1, 3)
+        numbers, changes, places = table.T
+        accounts = [(side, category) for side in SIDES for category in CATEGORIES]
+        kinds = {account: index for index, account in enumerate(accounts)}
+        kind = np.array([kinds[entry.side, entry.category] for entry in self.entries], np.int64)
+        return Course(numbers=kind[numbers], changes=changes, places=places, positions=tuple(self.positions))
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """Bytes over the events of a run.
+
+    numbers, changes, places: [events] int64, the account, the bytes that came or went, and the index into `positions`.
+    """
+
+    numbers: NDArray[np.int64]
+    changes: NDArray[np.int64]
+    places: NDArray[np.int64]
+    positions: tuple[tuple[str, str], ...]
+
+    def series(self, side: Side) -> dict[Category, NDArray[np.int64]]:
+        """Bytes in use after each event, [events], by category."""
+        start = SIDES.index(side) * len(CATEGORIES)
+        return {
+            category: np.cumsum(np.where(self.numbers == start + index, self.changes, 0))
+            for index, category in enumerate(CATEGORIES)
+        }
+
+    @cached_property
+    def device(self) -> NDArray[np.int64]:
+        """Bytes in use on the device after each event, [events]."""
+        return np.cumsum(np.where(self.numbers < len(CATEGORIES), self.changes, 0))
+
+    @cached_property
+    def host(self) -> NDArray[np.int64]:
+        """Bytes in use on the host after each event, [events]."""
+        return np.cumsum(np.where(self.numbers >= len(CATEGORIES), self.changes, 0))
+
+    def peak(self) -> int:
+        """The most bytes that the device holds at once."""
+        return int(self.device.max(initial=0))
+
+    def at_peak(self) -> dict[Category, int]:
+        """What the bytes are for at that moment."""
+        moment = int(self.device.argmax()) if self.device.size else 0
+        return {name: int(values[moment]) if values.size else 0 for name, values in self.series("device").items()}
+
+    def peaks(self, key: Callable[[tuple[str, str]], str] = lambda position: position[0]) -> dict[str, int]:
+        """The most bytes on the device within each part of the run; a part is what `key` makes of (phase, layer)."""
+        names = [key(position) for position in self.positions]
+        found: dict[str, int] = {}
+        order = np.argsort(self.places, kind="stable")
+        edges = np.flatnonzero(np.diff(self.places[order])) + 1
+        for group in np.split(order, edges):
+            if group.size:
+                name = names[int(self.places[group[0]])]
+                found[name] = max(found.get(name, 0), int(self.device[group].max()))
+        return found

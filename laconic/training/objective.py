@@ -1,0 +1,73 @@
+"""What a model is taught: from samples to a batch, and from a batch to the sum of its losses."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from laconic.tasks.task import Task
+
+Batch = dict[str, Tensor]
+"""Tensors by name; the first axis of each is the rows."""
+
+TARGETS = "targets"
+
+
+class Objective(ABC):
+    """The loss of a batch is a sum of terms, one per row or per token, so that parts of a batch add up to the same
+    mean whatever their sizes."""
+
+    splits: ClassVar[bool] = True
+    """Whether a batch may be taken apart: false where rows are compared with one another."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
+        """One batch of samples and their labels, as `laconic.data` gives them. Raises DataError."""
+
+    @abstractmethod
+    def terms(self, batch: Batch) -> int:
+        """How many terms the sum of this batch has."""
+
+    @abstractmethod
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The sum of the batch's losses, [] float32."""
+
+    @abstractmethod
+    def example(self, rows: int, length: int) -> Batch:
+        """A batch of the shapes that training has, full to the last token: to simulate and to time with."""
+
+    def tokens(self, batch: Batch) -> int:
+        """What the batch counts for in tokens per second: real tokens of a text, rows of anything else."""
+        mask = batch.get("attention_mask")
+        return next(iter(batch.values())).shape[0] if mask is None else int(mask.sum())
+
+    def split(self, batch: Batch, rows: int | None) -> list[Batch]:
+        """The batch in parts of at most `rows` rows."""
+        count = next(iter(batch.values())).shape[0]
+        if rows is None or rows >= count:
+            return [batch]
+        pieces = {name: torch.split(tensor, rows) for name, tensor in batch.items()}
+        return [{name: pieces[name][part] for name in batch} for part in range(-(-count // rows))]
+
+
+class Lesson(nn.Module):
+    """A module and its objective: a batch in, the sum of its losses out. What data parallelism and compilation wrap."""
+
+    def __init__(self, module: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.module = module
+        self.objective = objective
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[] float32."""
+        return self.objective.loss(self.module, batch)
+
+
+def tensors(arrays: dict[str, Any]) -> Batch:
+    """Numpy arrays as tensors that own their memory."""
+    return {name: torch.tensor(array) for name, array in arrays.items()}
