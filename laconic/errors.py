@@ -15,6 +15,8 @@ LaconicError                    1  500   anything that a user can act upon
 ├── CaptureError                1  500   the model cannot be turned into a graph
 ├── UnsupportedPrecision        1  500   the target has no kernel for the requested precision
 ├── RuntimeFailure              1  500   an engine refused a model or an input
+├── TrainingFailure             1  500   training cannot go on: the loss is not a number
+│   └── OutOfMemory                      a step needs more memory than there is
 ├── GoalMissed                  3  500   the goal or the tolerance was not met; the best result is kept
 ├── UnknownModel                2  404   no model of that name is served
 ├── Overloaded                  1  429   the queue is full
@@ -89,6 +91,14 @@ class UnsupportedPrecision(LaconicError):
 
 class RuntimeFailure(LaconicError):
     """An engine refused a model or an input."""
+
+
+class TrainingFailure(LaconicError):
+    """Training cannot go on."""
+
+
+class OutOfMemory(TrainingFailure):
+    """A step of training needs more memory than there is."""
 
 
 class GoalMissed(LaconicError):

@@ -17,6 +17,10 @@ DEFAULT_STAGES = {"cpu": ("quantize.static",)}
 """What is done where the recipe names no stages, by target."""
 
 
+PATHS = ("calibrate", "train", "evaluate")
+"""The keys of `data` that name files."""
+
+
 class Loader(yaml.SafeLoader):
     """YAML without a key given twice, of which the last would quietly win."""
 
@@ -199,15 +203,7 @@ class Recipe(Strict):
         file's folder.
         Raises RecipeError with the file, the key and what was expected; MissingPackage for a stage's packages.
         """
-        try:
-            content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
-        except FileNotFoundError:
-            raise RecipeError(f"there is no recipe {path}") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(content, dict):
-            raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
-        content = relocated(content, path.parent)
+        content = read_yaml(path)
         if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
             data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
             given = given | {"data": content["data"] | data}
@@ -266,6 +262,19 @@ def check_order(steps: tuple[Step, ...], stages: tuple[Stage, ...], *, onnx: boo
         planned = step.name if stage.kind == "plan" else planned
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values of a recipe's file, its paths counted from its folder. Raises RecipeError."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
+    except FileNotFoundError:
+        raise RecipeError(f"there is no recipe {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
+    return relocated(content, path.parent)
+
+
 def relocated(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The content with its paths counted from `folder`."""
 
@@ -277,7 +286,7 @@ def relocated(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         content["source"] = moved(content["source"])
     data = content.get("data")
     if isinstance(data, dict):
-        content["data"] = data | {key: moved(data[key]) for key in ("calibrate", "evaluate") if key in data}
+        content["data"] = data | {key: moved(data[key]) for key in PATHS if key in data}
     elif data is not None:
         content["data"] = moved(data)
     return content

@@ -38,6 +38,9 @@ class Technique(BaseModel, ABC):
     requires_of_optimizer: ClassVar[Sequence[str]] = ()
     """"per-parameter": the optimizer must be able to step one parameter at a time."""
 
+    places: ClassVar[bool] = False
+    """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
+
     @abstractmethod
     def apply(self, kit: Kit) -> None:
         """Put its part into the kit. Raises RecipeError where the model gives it nothing to work on."""
