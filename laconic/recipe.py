@@ -80,15 +80,18 @@ class Named(Strict):
             return values
         raise ValueError(f"expected a name, or {{name: {{setting: value}}}}, got {values!r}")
 
-    def configure(self, kind: str) -> Any:
-        """The thing of this kind with these settings. Raises RecipeError, or MissingPackage for a package it needs."""
+    def configure(self, kind: str, base: type[BaseModel] = BaseModel) -> Any:
+        """The thing of this kind, derived from `base`, with these settings.
+
+        Raises RecipeError, or MissingPackage for a package that it needs.
+        """
         try:
             model = registry.resolve(kind, self.name)
         except MissingPackage:
             raise
         except UsageError as error:
             raise RecipeError(str(error)) from None
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        if not (isinstance(model, type) and issubclass(model, base)):
             raise RecipeError(f"{self.name} is not a {kind}")
         for key in self.config:
             if key not in model.model_fields:
@@ -108,9 +111,7 @@ class Step(Named):
 
     def stage(self) -> Stage:
         """The stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
-        stage = self.configure("stage")
-        if not isinstance(stage, Stage):
-            raise RecipeError(f"{self.name} is not a stage")
+        stage: Stage = self.configure("stage", Stage)
         return stage
 
 

@@ -107,7 +107,7 @@ def test_one_file_of_data_is_enough(tmp_path):
         ),
         ("source: m\ninputs: [{name: x, dtype: float8, shape: [1]}]", "inputs[0].dtype: unknown dtype 'float8'"),
         ("source: m\nstages: quantize.static", "stages: input should be a list"),
-        ("source: m\nstages: [{a: 1, b: 2}]", "stages[0]: expected the name of a stage, or {name: {setting: value}}"),
+        ("source: m\nstages: [{a: 1, b: 2}]", "stages[0]: expected a name, or {name: {setting: value}}"),
         ("source: m\nstages: [quantize.statik]", "unknown stage 'quantize.statik'. Did you mean 'quantize.static'?"),
         (
             "source: m\nstages: [{quantize.static: {metod: x}}]",
