@@ -17,10 +17,12 @@ CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "act
 
 @dataclass(frozen=True)
 class Account:
-    """side: where the bytes lie. category: what they are for; None leaves it to the phase of the step."""
+    """side: where the bytes lie. category: what they are for; None leaves it to the phase of the step. copying: whether
+    what happens now is a copy between the two sides."""
 
     side: Side = "device"
     category: Category | None = None
+    copying: bool = False
 
 
 _PLAIN = Account()
@@ -33,10 +35,12 @@ def current() -> Account:
 
 
 @contextmanager
-def accounted(side: Side | None = None, category: Category | None = None) -> Iterator[None]:
+def accounted(
+    side: Side | None = None, category: Category | None = None, *, copying: bool = False
+) -> Iterator[None]:
     """Every tensor that is born in the body goes to this account; what is None stays as it is."""
     now = _CURRENT.get()
-    token = _CURRENT.set(replace(now, side=side or now.side, category=category or now.category))
+    token = _CURRENT.set(replace(now, side=side or now.side, category=category or now.category, copying=copying))
     try:
         yield
     finally:

@@ -27,7 +27,8 @@ class Host:
         """A copy on the host; it may be read after `wait`."""
         into = self.empty(tensor) if into is None else into
         if self._stream is None:
-            return into.copy_(tensor)
+            with accounted("host", copying=True):
+                return into.copy_(tensor)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             into.copy_(tensor, non_blocking=True)
@@ -36,7 +37,7 @@ class Host:
 
     def get(self, tensor: Tensor, *, dtype: torch.dtype | None = None, category: Category | None = None) -> Tensor:
         """A copy on the device; it may be used after `wait`."""
-        with accounted("device", category):
+        with accounted("device", category, copying=True):
             if self._stream is None:
                 return tensor.to(self.device, dtype=dtype or tensor.dtype, copy=True)
             with torch.cuda.stream(self._stream):

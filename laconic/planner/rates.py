@@ -1,0 +1,118 @@
+"""How fast a device is, measured on it: what a product of matrices, a pass over memory and a copy cost, by size."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from laconic.cache import Cache
+from laconic.hardware import this_machine
+from laconic.record import hash_of
+
+SIDES = {"cpu": (32, 128, 512, 1536), "cuda": (128, 512, 2048, 8192)}
+"""Of the square matrices that are multiplied."""
+BYTES = {"cpu": (2**14, 2**20, 2**24, 2**28), "cuda": (2**16, 2**22, 2**26, 2**30)}
+"""Of the arrays that are passed over, and copied between host and device."""
+SECONDS, TIMES = 0.05, 5
+"""How long and how often each is repeated, at least; the best of the repetitions counts."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Curve(BaseModel):
+    """Seconds by the amount of work, measured at a few amounts, interpolated in logarithms between them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    amounts: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def __call__(self, amount: float) -> float:
+        """Seconds for this much work; below the least that was measured it costs no less, above it grows in step."""
+        if amount <= self.amounts[0]:
+            return self.seconds[0]
+        if amount >= self.amounts[-1]:
+            return self.seconds[-1] * amount / self.amounts[-1]
+        return float(np.exp(np.interp(np.log(amount), np.log(self.amounts), np.log(self.seconds))))
+
+
+class Rates(BaseModel):
+    """What a device was measured to do. products: seconds by floating-point operations, by dtype. passes: seconds by
+    bytes read and written. copies: seconds by bytes, between host and device. host: the same of the processor beside
+    it; None where the device is the processor."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    products: dict[str, Curve]
+    passes: Curve
+    copies: Curve
+    host: "Rates | None" = None
+
+
+def measure(device: torch.device, cache: Cache | None = None) -> Rates:
+    """The rates of a device, from the cache where this machine was measured before. Takes a second or two."""
+    machine = this_machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else machine.processor
+    key = hash_of("rates", 2, machine.model_dump(), name, torch.get_num_threads(), torch.__version__)
+    content = (cache or Cache()).json(f"rates-{key}", lambda: _measure(device, name).model_dump())
+    return Rates.model_validate(content)
+
+
+def _measure(device: torch.device, name: str) -> Rates:
+    products = {}
+    for dtype, kind in DTYPES.items():
+        if device.type == "cpu" and kind is torch.float16:
+            continue  # no CPU multiplies FP16 fast enough to be worth a second of measuring
+        products[dtype] = curve(
+            device,
+            SIDES[device.type],
+            lambda side, kind=kind: (torch.ones(side, side, dtype=kind, device=device),),
+            lambda a: a @ a,
+            amount=lambda side: 2.0 * side**3,
+        )
+    passes = curve(
+        device,
+        BYTES[device.type],
+        lambda size: (torch.ones(size // 4, device=device),),
+        lambda a: a * 1.5,
+        amount=lambda size: 2.0 * size,
+    )
+    copies = curve(
+        device,
+        BYTES[device.type],
+        lambda size: (torch.ones(size // 4, pin_memory=device.type == "cuda"),),
+        lambda a: a.to(device, copy=True),
+        amount=float,
+    )
+    host = measure(torch.device("cpu")) if device.type == "cuda" else None
+    return Rates(name=name, products=products, passes=passes, copies=copies, host=host)
+
+
+def curve(
+    device: torch.device,
+    sizes: tuple[int, ...],
+    make: Callable[[int], tuple[Tensor, ...]],
+    work: Callable[..., Any],
+    *,
+    amount: Callable[[int], float],
+) -> Curve:
+    """Time `work` on what `make` makes of each size."""
+    seconds = []
+    for size in sizes:
+        given = make(size)
+        work(*given)
+        best, times, begin = float("inf"), 0, time.perf_counter()
+        while times < TIMES or time.perf_counter() - begin < SECONDS:
+            times += 1
+            start = time.perf_counter()
+            work(*given)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - start)
+        seconds.append(best)
+    # Timing is noisy; more work never takes less time.
+    return Curve(amounts=tuple(map(amount, sizes)), seconds=tuple(np.maximum.accumulate(seconds).tolist()))

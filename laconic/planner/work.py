@@ -1,0 +1,93 @@
+"""How long a step takes, worked out from its operations and from what the device was measured to do."""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from laconic.memory.account import current
+from laconic.planner.rates import Rates
+
+VIEWS = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh", "aten.empty", "aten.empty_like", "aten.empty_strided"})
+"""Operations that touch no bytes, beside those that say themselves that they are views."""
+ATTENTION = ("scaled_dot_product", "flash_attention")
+
+
+@dataclass(eq=False)
+class Meter:
+    """Adds up the seconds of the operations that it is told of: those on the device, copies between device and host,
+    and those on the host. flops: of the device's."""
+
+    rates: Rates
+    device: float = 0.0
+    copies: float = 0.0
+    host: float = 0.0
+    flops: float = 0.0
+    _views: dict[Any, bool] = field(default_factory=dict)
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if self.free(func):
+            return
+        inputs, outputs = tensors((args, kwargs)), tensors(out)
+        if current().copying:
+            self.copies += self.rates.copies(float(size(outputs)))
+            return
+        on_host = current().side == "host"
+        rates = (self.rates.host or self.rates) if on_host else self.rates
+        flops = operations(func, args, kwargs, out)
+        touched = float(size(inputs) + size(outputs))
+        seconds = rates.passes(touched)
+        if flops:
+            kind = str(outputs[0].dtype).removeprefix("torch.")
+            product = rates.products.get(kind, rates.products["float32"])
+            seconds = max(product(flops), touched / rates.passes.amounts[-1] * rates.passes.seconds[-1])
+        if on_host:
+            self.host += seconds
+        else:
+            self.device += seconds
+            self.flops += flops
+
+    def free(self, func: Any) -> bool:
+        """Whether an operation only looks at memory in another way."""
+        if func not in self._views:
+            name = str(func._overloadpacket)
+            self._views[func] = name in VIEWS or bool(getattr(func, "is_view", False))
+        return self._views[func]
+
+    def seconds(self) -> float:
+        """Of all: copies go on while the device computes, the host's work does not."""
+        return max(self.device, self.copies) + self.host
+
+
+def operations(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Floating-point operations of a call, 0 for what is no product."""
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    name = str(packet)
+    if any(part in name for part in ATTENTION):  # the CPU's kernels, which torch's table leaves out
+        first = [each for each in tensors(args) if each.dim() == 4]
+        backward = "backward" in name
+        query, key = (first[1], first[2]) if backward else (first[0], first[1])
+        batch, heads, rows, width = query.shape
+        return 4.0 * batch * heads * rows * key.shape[2] * width * (2.5 if backward else 1.0)
+    return 0.0
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [tensor for each in value for tensor in tensors(each)]
+    return []
+
+
+def size(values: list[Tensor]) -> int:
+    """Bytes that are looked at, of tensors that may be views of larger ones."""
+    return sum(prod(value.shape) * value.element_size() for value in values)
