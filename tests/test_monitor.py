@@ -1,0 +1,454 @@
+import io
+import json
+import math
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn import functional
+
+from laconic.cache import Cache
+from laconic.errors import MissingPackage
+from laconic.training import flops as flops_module
+from laconic.training.energy import Energy, Meter, Sample, integrate, summarise
+from laconic.training.flops import Flops, Peak, datasheet, device_peak
+from laconic.training.journal import Journal, lines
+from laconic.training.monitor import Average, Gauge, Progress, StepReport, binary, clock, peak_memory, percent, short
+from laconic.training.tensorboard import TensorBoard
+
+CPU = torch.device("cpu")
+PEAK = Peak(1e9, "FP32", "made up")
+
+
+def report(step, **changes):
+    given = {"loss": 2.0, "lr": 1e-3, "tokens": 1000, "rows": 8, "seconds": 0.5, "waited": 0.05}
+    return StepReport(step=step, **{**given, **changes})
+
+
+class Fixed:
+    """FLOPs known beforehand: half of the peak."""
+
+    peak = PEAK
+
+    def utilisation(self, units, seconds):
+        return 0.5
+
+
+@pytest.fixture
+def gauge():
+    return Gauge(CPU)
+
+
+# What follows from a report
+
+
+def test_a_reading_is_in_tokens_where_there_are_any_else_in_rows(gauge):
+    reading = gauge.read(report(1))
+    assert (reading.speed, reading.unit, reading.mfu) == (2000, "tokens", None)
+    assert reading.idle == pytest.approx(0.1)
+    rows = gauge.read(report(1, tokens=0))
+    assert (rows.speed, rows.unit) == (16, "rows")
+
+
+def test_the_peak_of_a_cpu_run_is_what_the_process_holds_and_says_so(gauge):
+    before = peak_memory(CPU)
+    block = torch.ones(64 * 2**20 // 4)
+    assert peak_memory(CPU) >= before > 2**20
+    assert peak_memory(CPU) > block.nbytes
+    assert any("resident" in note for note in gauge.notes())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_peak_of_a_cuda_run_is_that_of_its_tensors():
+    device = torch.device("cuda")
+    gauge = Gauge(device)
+    start = gauge.read(report(1)).memory
+    del_me = torch.ones(2**20, device=device)
+    assert gauge.read(report(2)).memory >= start + del_me.nbytes
+
+
+def test_the_average_forgets_slowly_and_has_no_bias_to_zero():
+    average = Average()
+    assert math.isnan(average.value)
+    assert average.add(4.0) == pytest.approx(4.0)
+    assert average.add(2.0) == pytest.approx((0.9 * 4 + 2) / 1.9)
+    assert average.add(math.inf) == pytest.approx((0.9 * 4 + 2) / 1.9)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (short, 8.25, "8.25"),
+        (short, 412, "412"),
+        (short, 999.9, "1.00k"),
+        (short, 12_345, "12.3k"),
+        (short, 1.2e6, "1.20M"),
+        (percent, 0.41, "41 %"),
+        (percent, 0.004, "0.4 %"),
+        (percent, 0.0, "0 %"),
+        (binary, 3 * 2**30 // 2, "1.50 GiB"),
+        (binary, 5 * 2**20, "5 MiB"),
+        (binary, 12, "12 B"),
+        (clock, 42, "0:42"),
+        (clock, 3900, "1:05:00"),
+    ],
+)
+def test_figures_are_written_for_people(function, value, text):
+    assert function(value) == text
+
+
+# Progress
+
+
+def test_without_a_terminal_a_line_is_said_for_every_tenth_of_the_steps(capsys):
+    observer = Progress(50, Gauge(CPU, Fixed()))
+    for step in range(1, 51):
+        observer.step(report(step))
+    observer.close()
+    err = capsys.readouterr().err.splitlines()
+    said = [line for line in err if line.startswith("step")]
+    assert [line.split()[1] for line in said] == [f"{n}/50" for n in (1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50)]
+    assert "loss 2.0000  2.00k tokens/s  MFU 50 %  peak" in said[1]
+    assert "waited 10 %  0:22 left" in said[1]
+    assert "left" not in said[-1]
+    assert any("0.001 TFLOP/s in FP32 (made up)" in line for line in err)
+
+
+def test_the_first_step_counts_neither_for_the_speed_nor_for_the_time_left(capsys):
+    observer = Progress(4, Gauge(CPU))
+    observer.step(report(1, seconds=100.0))
+    observer.step(report(2))
+    assert "2.00k tokens/s" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_resumed_run_goes_on_from_its_step(capsys):
+    observer = Progress(100, Gauge(CPU), start=60)
+    for step in range(61, 65):
+        observer.step(report(step, seconds=9.0 if step == 61 else 0.5))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in said if line.startswith("step")] == ["61/100"]
+
+
+def test_a_loss_that_is_no_number_is_shown_and_spoils_no_later_one(capsys):
+    observer = Progress(3, Gauge(CPU))
+    for step, loss in enumerate((1.0, math.nan, 1.0), 1):
+        observer.step(report(step, loss=loss))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
+    assert ["loss nan" in line for line in said] == [False, True, False]
+    assert "loss 1.0000" in said[-1]
+
+
+def test_quiet_says_nothing(capsys):
+    observer = Progress(1, Gauge(CPU), quiet=True)
+    observer.step(report(1))
+    observer.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_one_line_lives():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160, highlight=False)
+    observer = Progress(10, Gauge(CPU, Fixed()), console=console)
+    for step in range(1, 11):
+        observer.step(report(step))
+    observer.close()
+    shown = screen.getvalue()
+    assert "10/10" in shown
+    assert "MFU 50 %" in shown
+    assert "step 1/10" not in shown
+
+
+# The journal
+
+
+def test_the_journal_has_a_line_of_json_for_each_step(tmp_path, gauge):
+    journal = Journal(tmp_path / "out" / "train.jsonl", gauge)
+    journal.step(report(1, norm=0.5))
+    journal.step(report(2, loss=math.nan))
+    journal.close()
+    first, second = map(json.loads, (tmp_path / "out" / "train.jsonl").read_text().splitlines())
+    assert (first["step"], first["loss"], first["norm"], first["waited"], first["idle"]) == (1, 2.0, 0.5, 0.05, 0.1)
+    assert (first["speed"], first["unit"]) == (2000, "tokens")
+    assert second["loss"] is None
+
+
+def test_a_resumed_journal_cuts_what_came_after_and_half_a_line(tmp_path, gauge):
+    path = tmp_path / "train.jsonl"
+    journal = Journal(path, gauge)
+    for step in (1, 2, 3, 4):
+        journal.step(report(step))
+    journal.close()
+    with path.open("a") as file:
+        file.write('{"step": 5, "lo')
+    again = Journal(path, gauge, start=2)
+    again.step(report(3, loss=7.0))
+    again.close()
+    assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 2.0), (2, 2.0), (3, 7.0)]
+    assert path.read_text().count("\n") == 3
+    Journal(path, gauge).close()
+    assert path.read_text() == ""
+
+
+# FLOPs
+
+
+def forward(flops, module, x, name="forward"):
+    with flops.span(name):
+        return module(x)
+
+
+def test_flops_are_those_of_the_model_three_times_forward(tmp_path):
+    flops = Flops(PEAK)
+    module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    for _ in range(2):  # two micro-batches of one step
+        forward(flops, module, torch.ones(8, 32)).sum().backward()
+    with flops.span("optimizer"):
+        pass
+    forward(flops, module, torch.ones(8, 32))
+    step = 3 * 2 * 16 * (32 * 64 + 64 * 16)
+    assert flops.utilisation(16, 1.0) == pytest.approx(step / 1e9)
+    assert flops.utilisation(8, 0.25) == pytest.approx(2 * step / 1e9)
+
+
+def test_frozen_parameters_take_no_gradient_of_their_own():
+    counted = {}
+    for learning in (0.0, 1.0):
+        flops = Flops(PEAK, learning=learning)
+        forward(flops, nn.Linear(4, 4), torch.ones(2, 4))
+        counted[learning] = flops.utilisation(2, 1.0)
+    assert counted[0.0] == pytest.approx(counted[1.0] * 2 / 3)
+
+
+def test_what_is_computed_again_is_not_counted_and_the_loss_stays_the_same():
+    module, x = nn.Linear(16, 16), torch.randn(4, 16)
+    plain = module(x)
+    flops = Flops(PEAK)
+    with flops.span("forward"):
+        y = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+    with flops.span("backward"):
+        y.sum().backward()
+    assert torch.equal(plain, y)
+    assert flops.utilisation(4, 1.0) == pytest.approx(3 * 2 * 4 * 16 * 16 / 1e9)
+
+
+def test_attention_is_counted_on_a_cpu():
+    q, k, v = (torch.randn(2, 4, n, 16, requires_grad=True) for n in (8, 12, 12))
+    flops = Flops(PEAK)
+    with flops.span("forward"):
+        functional.scaled_dot_product_attention(q, k, v)
+    assert flops.utilisation(1, 1.0) == pytest.approx(3 * 2 * (2 * 2 * 4 * 8 * 12 * 16) / 1e9)
+
+
+def test_nothing_counted_is_no_utilisation():
+    assert Flops(PEAK).utilisation(8, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "BF16", 989.4),
+        ("NVIDIA H100 PCIe", "BF16", 756),
+        ("NVIDIA H200", "TF32", 494.7),
+        ("NVIDIA H200 NVL", "FP16", 835.5),
+        ("NVIDIA A100-SXM4-80GB", "FP32", 19.5),
+        ("NVIDIA L4", "BF16", 121),
+        ("NVIDIA L40S", "BF16", 362.05),
+        ("Tesla V100-SXM2-16GB", "FP16", 125),
+    ],
+)
+def test_the_data_sheet_gives_dense_figures_by_the_device_s_name(name, precision, tera):
+    assert datasheet(name, precision) == pytest.approx(tera * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "BF16"),
+        ("NVIDIA A10G", "BF16"),
+        ("NVIDIA GH200 480GB", "BF16"),
+        ("Tesla T4", "BF16"),
+        ("NVIDIA H200", "float64"),
+    ],
+)
+def test_what_the_table_does_not_know_has_no_data_sheet(name, precision):
+    assert datasheet(name, precision) is None
+
+
+def test_the_peak_is_measured_once_and_kept(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    first = device_peak(CPU, torch.float32, cache)
+    assert first.flops > 1e8
+    assert (first.precision, first.source.startswith("measured here")) == ("FP32", True)
+    monkeypatch.setattr(flops_module, "measure", lambda *_: pytest.fail("measured again"))
+    assert device_peak(CPU, torch.float32, cache) == first
+    assert "TFLOP/s in FP32 (measured here" in str(first)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_measured_peak_does_not_exceed_the_data_sheet():
+    device = torch.device("cuda")
+    stated = device_peak(device, torch.bfloat16, Cache()).flops
+    assert 0.3 * stated < flops_module.measure(device, torch.bfloat16) < 1.02 * stated
+
+
+# Energy
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(counter=(), power=(), busy=(), knows=True, starts=True):
+    """The module pynvml, with the answers to give: a device that does not know a figure raises."""
+    fake = types.ModuleType("pynvml")
+    answers = {"energy": iter(counter), "power": iter(power), "busy": iter(busy)}
+    fake.NVMLError = NvmlError
+    fake.running = 0
+
+    def init():
+        if not starts:
+            raise NvmlError("NVML Shared Library Not Found")
+        fake.running += 1
+
+    def shut():
+        fake.running -= 1
+
+    def find(uuid):
+        if not knows:
+            raise NvmlError("Not Found")
+        return uuid
+
+    def ask(name):
+        def answer(handle):
+            assert handle == "GPU-1"
+            try:
+                return next(answers[name])
+            except StopIteration:
+                raise NvmlError("Not Supported") from None
+
+        return answer
+
+    fake.nvmlInit, fake.nvmlShutdown, fake.nvmlDeviceGetHandleByUUID = init, shut, find
+    fake.nvmlDeviceGetTotalEnergyConsumption = ask("energy")
+    fake.nvmlDeviceGetPowerUsage = ask("power")
+    fake.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=ask("busy")(handle))
+    fake.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(used=2**30)
+    return fake
+
+
+def test_energy_is_the_difference_of_the_device_s_counter():
+    fake = nvml(counter=(5_000, 65_000), power=(200_000,) * 999, busy=(50,) * 999)
+    energy = Energy(Meter(fake, "1"))
+    energy.step(report(1, tokens=40))
+    energy.close()
+    usage = energy.usage
+    assert (usage.joules, usage.source, usage.joules_per_unit) == (60.0, "counter", 1.5)
+    assert (usage.busy, usage.memory, fake.running) == (0.5, 2**30, -1)
+    energy.close()
+    assert energy.usage is usage
+
+
+def test_the_device_is_sampled_while_the_run_goes_on():
+    energy = Energy(Meter(nvml(counter=(1, 2)), "1"))
+    waiting = energy._closed
+    waiting.wait(0.35)
+    energy.close()
+    assert energy.usage.samples >= 3
+    assert energy.usage.busy is None
+
+
+def test_without_a_counter_energy_is_summed_up_from_power():
+    samples = [Sample(0.0, None, 100.0, None), Sample(2.0, 0.25, 300.0, 5), Sample(3.0, 0.75, 100.0, 4)]
+    usage = summarise(samples, None, 0)
+    assert (usage.joules, usage.source, usage.joules_per_unit) == (600.0, "power", None)
+    assert (usage.watts, usage.busy, usage.memory, usage.seconds) == (200.0, 0.5, 5, 3.0)
+    assert integrate([(0.0, 5.0)]) is None
+
+
+def test_a_device_that_tells_nothing_is_told_nothing_about():
+    usage = summarise([Sample(0.0, None, None, None), Sample(1.0, None, None, None)], None, 7)
+    assert (usage.busy, usage.watts, usage.joules, usage.source, usage.memory) == (None,) * 5
+
+
+def test_on_a_cpu_there_is_no_energy_and_a_reason():
+    energy = Energy.of(CPU)
+    energy.step(report(1))
+    energy.close()
+    assert energy.usage is None
+    assert "NVIDIA" in energy.reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without NVML")
+def test_without_nvml_there_is_a_reason():
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    energy = Energy.of(torch.device("cuda"))
+    energy.close()
+    assert energy.usage is None
+    assert "NVML" in energy.reason
+
+
+def test_without_its_package_energy_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(MissingPackage, match="pynvml"):
+        Energy.of(torch.device("cuda"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_device_tells_its_energy():
+    device = torch.device("cuda")
+    energy = Energy.of(device)
+    a = torch.randn(4096, 4096, device=device)
+    for _ in range(200):
+        a = (a @ a).tanh()
+    torch.cuda.synchronize()
+    energy.close()
+    assert energy.usage is not None, energy.reason
+    assert energy.usage.joules > 0
+
+
+# TensorBoard
+
+
+def scalars(folder):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_gets_every_figure_and_a_resumed_run_hides_what_was_lost(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it phones home"))
+    first = TensorBoard(tmp_path, Gauge(CPU, Fixed()))
+    for step in (1, 2, 3):
+        first.step(report(step, norm=1.5))
+    first.close()
+    second = TensorBoard(tmp_path, Gauge(CPU, Fixed()), start=1)
+    second.step(report(2, loss=9.0, norm=1.5))
+    second.close()
+    found = scalars(tmp_path)
+    assert found["train/loss"] == [(1, 2.0), (2, 9.0)]
+    assert set(found) == {
+        f"train/{name}"
+        for name in ("loss", "lr", "gradient_norm", "tokens_per_second", "mfu", "peak_memory_gib", "waited")
+    }
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch, gauge):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingPackage, match="tensorboard"):
+        TensorBoard(tmp_path, gauge)
+
+
+def test_watching_warns_of_nothing(tmp_path, gauge):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        observers = [Journal(tmp_path / "t.jsonl", gauge), Progress(2, gauge), Energy.of(CPU)]
+        for observer in observers:
+            observer.step(report(1))
+            observer.close()

@@ -1,0 +1,123 @@
+import gzip
+import json
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from laconic.errors import UsageError
+from laconic.training.flops import Flops, Peak
+from laconic.training.monitor import StepReport
+from laconic.training.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, ranges, spans
+
+CPU = torch.device("cpu")
+
+
+def train(steps, span, observer, device=CPU):
+    module = nn.Linear(16, 4).to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(1, steps + 1):
+        with span("forward"):
+            loss = module(torch.ones(8, 16, device=device)).square().mean()
+        with span("backward"):
+            loss.backward()
+        with span("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+        observer.step(StepReport(step=step, loss=0.0, lr=0.1, tokens=0, rows=8, seconds=1.0, waited=0.0))
+    observer.close()
+
+
+def events(folder):
+    trace = json.loads(gzip.decompress((folder / TRACE).read_bytes()))
+    return [event.get("name") for event in trace["traceEvents"]]
+
+
+def test_a_profile_is_a_trace_of_a_few_steps_with_their_phases_and_a_table(tmp_path):
+    profile = Profile(tmp_path / "profile", CPU, active=2)
+    train(6, profile.span, profile)
+    assert profile.files == [tmp_path / "profile" / TRACE, tmp_path / "profile" / TABLE]
+    names = events(tmp_path / "profile")
+    assert [names.count(phase) for phase in ("forward", "backward", "optimizer")] == [2, 2, 2]
+    assert names.count("aten::addmm") == 2
+    table = (tmp_path / "profile" / TABLE).read_text()
+    assert "aten::addmm" in table
+    assert "Self CPU time total" in table
+
+
+def test_a_run_that_ends_within_the_recording_is_written_as_far_as_it_came(tmp_path):
+    profile = Profile(tmp_path, CPU, active=50)
+    train(4, profile.span, profile)
+    assert events(tmp_path).count("forward") == 2
+
+
+def test_a_run_that_ends_before_the_recording_leaves_nothing(tmp_path):
+    profile = Profile(tmp_path, CPU, wait=10)
+    train(2, profile.span, profile)
+    assert profile.files == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("plan", [{"wait": -1}, {"warmup": 0}, {"active": 0}])
+def test_a_profile_of_nothing_is_refused(tmp_path, plan):
+    with pytest.raises(UsageError, match="expected wait >= 0, warmup >= 1 and active >= 1"):
+        Profile(tmp_path, CPU, **plan)
+
+
+def test_without_cuda_phases_are_ranges_of_the_profiler(tmp_path):
+    profile = Profile(tmp_path, CPU, active=1)
+    train(4, ranges(CPU), profile)
+    assert events(tmp_path).count("backward") == 1
+
+
+def test_several_spans_are_entered_in_order_and_left_in_the_reverse():
+    seen = []
+
+    def named(who):
+        @contextmanager
+        def span(name):
+            seen.append(f"{who} {name}")
+            yield
+            seen.append(f"{who} done")
+
+        return span
+
+    with spans(named("a"), named("b"))("forward"):
+        seen.append("body")
+    assert seen == ["a forward", "b forward", "body", "b done", "a done"]
+    with spans()("data"):
+        pass
+
+
+def test_spans_let_an_error_through():
+    flops = Flops(Peak(1.0, "FP32", "made up"))
+    with pytest.raises(ValueError, match="no such luck"), spans(ranges(CPU), flops.span)("forward"):
+        raise ValueError("no such luck")
+
+
+def test_profile_and_flop_count_go_together(tmp_path):
+    profile, flops = Profile(tmp_path, CPU, active=1), Flops(Peak(1e9, "FP32", "made up"))
+    train(4, spans(ranges(CPU), flops.span), profile)
+    assert flops.utilisation(8, 1.0) == pytest.approx(3 * 2 * 8 * 16 * 4 / 1e9)
+
+
+def test_a_memory_snapshot_of_a_cpu_is_refused_with_what_to_use_instead(tmp_path):
+    with pytest.raises(UsageError, match=r"needs a CUDA device.*Use the memory time-line instead"):
+        MemorySnapshot(tmp_path, CPU)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_memory_snapshot_is_written_when_the_run_ends(tmp_path):
+    device = torch.device("cuda")
+    snapshot = MemorySnapshot(tmp_path, device)
+    train(2, ranges(device), snapshot, device)
+    assert (tmp_path / SNAPSHOT).stat().st_size > 1000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_profile_of_a_cuda_run_has_its_kernels(tmp_path):
+    device = torch.device("cuda")
+    profile = Profile(tmp_path, device, active=1)
+    train(4, spans(ranges(device), profile.span), profile, device)
+    assert "gemm" in " ".join(str(name) for name in events(tmp_path)).lower()
