@@ -17,7 +17,17 @@ TASKS = {
     "text-classification": "laconic.tasks.text_classification:TextClassification",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
     "tensors": "laconic.tasks.tensors:Tensors",
+    "causal-lm": "laconic.tasks.causal_lm:CausalLm",
 }
+
+OBJECTIVES = {
+    "text-embedding": "laconic.training.objectives.text_embedding:TextEmbedding",
+    "text-classification": "laconic.training.objectives.classification:CrossEntropy",
+    "image-classification": "laconic.training.objectives.classification:CrossEntropy",
+    "tensors": "laconic.training.objectives.tensors:Targets",
+    "causal-lm": "laconic.training.objectives.causal_lm:NextToken",
+}
+"""What each task is taught by; `of(task, dataset)` makes it."""
 
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
@@ -66,6 +76,24 @@ FORMATS = {
     "folder": "laconic.formats:folder",
 }
 
+OPTIMIZERS = {
+    "sgd": "laconic.training.optimizers.sgd:Sgd",
+    "adamw": "laconic.training.optimizers.adamw:AdamW",
+    "adamw-8bit": "laconic.training.optimizers.low_bit:AdamW8bit",
+    "adamw-4bit": "laconic.training.optimizers.low_bit:AdamW4bit",
+    "adafactor": "laconic.training.optimizers.adafactor:Adafactor",
+    "lion": "laconic.training.optimizers.lion:Lion",
+    "lamb": "laconic.training.optimizers.lamb:Lamb",
+    "apollo": "laconic.training.optimizers.apollo:Apollo",
+}
+
+SCHEDULES = {
+    "constant": "laconic.training.schedule:Constant",
+    "linear": "laconic.training.schedule:Linear",
+    "cosine": "laconic.training.schedule:Cosine",
+    "onecycle": "laconic.training.schedule:OneCycle",
+}
+
 # The engines of each target. A target without an engine is known by name, and not built yet.
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": ("openvino", "onnxruntime"),
@@ -73,17 +101,29 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "tensorrt": (),
 }
 
-TABLES = {"task": TASKS, "runtime": RUNTIMES, "stage": STAGES, "placement": PLACEMENTS, "technique": TECHNIQUES, "format": FORMATS}
+TABLES = {
+    "task": TASKS,
+    "runtime": RUNTIMES,
+    "stage": STAGES,
+    "placement": PLACEMENTS,
+    "technique": TECHNIQUES,
+    "format": FORMATS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+}
 
 # The package that an engine or a library comes in, by the name that fails to import.
 EXTRAS = {
     "torch": "compress",
     "transformers": "compress",
+    "torchao": "compress",
     "onnx": "compress",
     "onnxscript": "compress",
     "onnx_ir": "compress",
     "pyarrow": "compress",
     "matplotlib": "compress",
+    "tensorboard": "compress",
+    "pynvml": "compress",
     "jinja2": "compress",
     "onnxruntime": "cpu",
     "openvino": "cpu",

@@ -1,0 +1,93 @@
+"""Schedules: how the learning rate rises and falls over a run."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class Schedule(BaseModel, ABC):
+    """The settings of a schedule. warmup: share of the steps in which the rate rises from near zero."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    warmup: float = Field(default=0.0, ge=0, lt=1)
+
+    @abstractmethod
+    def fall(self, progress: float) -> float:
+        """Factor of the learning rate after the warm-up; progress from 0 to 1."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """Factor of the learning rate in a step, counted from 0, of a run of `steps`."""
+        rising = round(self.warmup * steps)
+        if step < rising:
+            return (step + 1) / (rising + 1)
+        return self.fall(min(1.0, (step - rising) / max(1, steps - rising)))
+
+    def build(self, optimizer: Optimizer, steps: int) -> "Scheduler":
+        """The scheduler of a run of `steps`, to be stepped after each step of the optimizer.
+
+        It touches nothing but the `lr` of each group, as a factor of the one that the group began with.
+        """
+        return Scheduler(optimizer, lambda step: self.factor(step, steps))
+
+
+class Scheduler(LambdaLR):
+    """torch's, which also puts the learning rate back when its state is loaded."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for group, rate in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
+            group["lr"] = rate
+
+
+class Constant(Schedule):
+    """The rate as it is, after the warm-up."""
+
+    def fall(self, progress: float) -> float:
+        return 1.0
+
+
+class Linear(Schedule):
+    """Down to `floor` times the rate in a straight line."""
+
+    warmup: float = Field(default=0.1, ge=0, lt=1)
+    floor: float = Field(default=0.0, ge=0, le=1)
+
+    def fall(self, progress: float) -> float:
+        return 1 - (1 - self.floor) * progress
+
+
+class Cosine(Schedule):
+    """Down to `floor` times the rate along half a cosine (Loshchilov and Hutter, arXiv 1608.03983)."""
+
+    warmup: float = Field(default=0.1, ge=0, lt=1)
+    floor: float = Field(default=0.0, ge=0, le=1)
+
+    def fall(self, progress: float) -> float:
+        return between(1.0, self.floor, progress)
+
+
+class OneCycle(Schedule):
+    """Up along half a cosine from `start` times the rate, and down to `end` times it (Smith, arXiv 1708.07120)."""
+
+    warmup: float = Field(default=0.3, gt=0, lt=1)
+    start: float = Field(default=1 / 25, gt=0, le=1)
+    end: float = Field(default=1 / 250_000, ge=0, le=1)
+
+    def factor(self, step: int, steps: int) -> float:
+        top = max(0.0, self.warmup * steps - 1)
+        if step < top:
+            return between(self.start, 1.0, step / top)
+        return self.fall(min(1.0, (step - top) / max(1.0, steps - 1 - top)))
+
+    def fall(self, progress: float) -> float:
+        return between(1.0, self.end, progress)
+
+
+def between(first: float, last: float, progress: float) -> float:
+    """From first to last along half a cosine."""
+    return last + (first - last) * (1 + math.cos(math.pi * progress)) / 2
