@@ -1,0 +1,68 @@
+"""The schedule of binomial checkpointing: held against its own rules, and against the best that there is."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laconic.memory.revolve import Action, advances, schedule
+
+CHAINS = given(steps=st.integers(1, 60), snapshots=st.integers(1, 70))
+
+
+def play(steps: int, snapshots: int) -> tuple[list[int], int, int]:
+    """Steps reversed in order, forward steps run, states kept at most; every action is checked on the way."""
+    state, kept, order, run, most = 0, set(), [], 0, 0
+    for kind, step in schedule(steps, snapshots):
+        if kind == "advance":
+            assert step > state
+            run += step - state
+            state = step
+        elif kind == "store":
+            assert step == state
+            kept.add(step)
+            most = max(most, len(kept))
+        elif kind == "restore":
+            assert step in kept
+            state = step
+        elif kind == "free":
+            kept.remove(step)
+        else:
+            assert step == state
+            order.append(step)
+    assert not kept
+    return order, run, most
+
+
+@cache
+def best(steps: int, snapshots: int) -> int:
+    """The fewest forward steps, by trying every place for the second snapshot."""
+    if snapshots == 1 or steps == 1:
+        return steps * (steps - 1) // 2
+    return min(m + best(steps - m, snapshots - 1) + best(m, snapshots) for m in range(1, steps))
+
+
+@settings(deadline=None)
+@CHAINS
+def test_every_step_is_reversed_once_last_first_and_no_more_states_are_kept_than_allowed(steps, snapshots):
+    order, _, most = play(steps, snapshots)
+    assert order == list(reversed(range(steps)))
+    assert most <= snapshots
+
+
+@settings(deadline=None)
+@CHAINS
+def test_the_forward_steps_are_those_of_the_binomial_formula(steps, snapshots):
+    assert play(steps, snapshots)[1] == advances(steps, snapshots)
+
+
+@pytest.mark.parametrize("snapshots", range(1, 8))
+def test_the_formula_is_the_least_over_all_schedules(snapshots):
+    assert [advances(steps, snapshots) for steps in range(1, 30)] == [best(steps, snapshots) for steps in range(1, 30)]
+
+
+def test_with_room_for_every_state_each_is_kept_in_one_sweep():
+    actions = list(schedule(4, 4))
+    assert [step for kind, step in actions if kind == "store"] == [0, 1, 2, 3]
+    assert actions.index(Action("reverse", 3)) > max(at for at, (kind, _) in enumerate(actions) if kind == "advance")
