@@ -103,6 +103,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 TABLES = {
     "task": TASKS,
+    "objective": OBJECTIVES,
     "runtime": RUNTIMES,
     "stage": STAGES,
     "placement": PLACEMENTS,

@@ -1,10 +1,11 @@
 """The interface of a technique, and which may be combined."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
+from torch import nn
 
 from laconic.training.kit import Kit
 
@@ -41,6 +42,26 @@ class Technique(BaseModel, ABC):
     places: ClassVar[bool] = False
     """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
 
+    linear: ClassVar[bool] = True
+    """Whether the memory in each part of a step grows in a straight line with the number of layers."""
+
+    simulated: ClassVar[bool] = True
+    """Whether a simulated step tells what it saves."""
+
     @abstractmethod
     def apply(self, kit: Kit) -> None:
         """Put its part into the kit. Raises RecipeError where the model gives it nothing to work on."""
+
+
+def replace_forward(kit: Kit, module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Let a module compute otherwise, on the instance, until the kit is finished: its class, its structure and the
+    names of its parameters stay."""
+    before = vars(module).get("forward")
+
+    def restore() -> None:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+    module.forward = forward
+    kit.undo.append(restore)

@@ -101,17 +101,30 @@ class Course:
 
     def at_peak(self) -> dict[Category, int]:
         """What the bytes are for at that moment."""
-        moment = int(self.device.argmax()) if self.device.size else 0
-        return {name: int(values[moment]) if values.size else 0 for name, values in self.series("device").items()}
+        return self.at(int(self.device.argmax())) if self.device.size else dict.fromkeys(CATEGORIES, 0)
 
-    def peaks(self, key: Callable[[tuple[str, str]], str] = lambda position: position[0]) -> dict[str, int]:
-        """The most bytes on the device within each part of the run; a part is what `key` makes of (phase, layer)."""
+    def at(self, moment: int) -> dict[Category, int]:
+        """What the device's bytes are for after an event."""
+        seen = self.numbers[: moment + 1]
+        totals = np.bincount(seen, self.changes[: moment + 1], len(CATEGORIES))
+        return {category: int(totals[index]) for index, category in enumerate(CATEGORIES)}
+
+    def moments(self, key: Callable[[tuple[str, str]], str | None]) -> dict[str, int]:
+        """The event after which each part of the run holds the most on the device.
+
+        key: from (phase, layer) to the name of the part; None leaves it out.
+        """
         names = [key(position) for position in self.positions]
         found: dict[str, int] = {}
         order = np.argsort(self.places, kind="stable")
         edges = np.flatnonzero(np.diff(self.places[order])) + 1
-        for group in np.split(order, edges):
-            if group.size:
-                name = names[int(self.places[group[0]])]
-                found[name] = max(found.get(name, 0), int(self.device[group].max()))
+        for group in np.split(order, edges) if order.size else []:
+            name = names[int(self.places[group[0]])]
+            moment = int(group[self.device[group].argmax()])
+            if name is not None and (name not in found or self.device[moment] > self.device[found[name]]):
+                found[name] = moment
         return found
+
+    def peaks(self) -> dict[str, int]:
+        """The most bytes that the device holds in each phase."""
+        return {phase: int(self.device[moment]) for phase, moment in self.moments(lambda place: place[0]).items()}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def _measure(device: torch.device, name: str) -> Rates:
         products[dtype] = curve(
             device,
             SIDES[device.type],
-            lambda side, kind=kind: (torch.ones(side, side, dtype=kind, device=device),),
+            partial(square, kind, device),
             lambda a: a @ a,
             amount=lambda side: 2.0 * side**3,
         )
@@ -90,6 +91,11 @@ def _measure(device: torch.device, name: str) -> Rates:
     )
     host = measure(torch.device("cpu")) if device.type == "cuda" else None
     return Rates(name=name, products=products, passes=passes, copies=copies, host=host)
+
+
+def square(dtype: torch.dtype, device: torch.device, side: int) -> tuple[Tensor, ...]:
+    """A matrix to multiply by itself."""
+    return (torch.ones(side, side, dtype=dtype, device=device),)
 
 
 def curve(

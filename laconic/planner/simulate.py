@@ -17,9 +17,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.memory.account import Category, current
 from laconic.planner.ledger import Course, Ledger
+from laconic.planner.work import Meter
 from laconic.training.kit import Kit, blocks
 from laconic.training.objective import Batch
 from laconic.training.step import step
+
+Prepare = Callable[[], tuple[Kit, Batch]]
 
 STEPS = 2
 """The optimizer's state is born in the first step, so the second is the one that all others are like."""
@@ -28,20 +31,20 @@ STEPS = 2
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes every tensor's storage into a ledger while it is entered. Real and fake tensors alike."""
 
-    def __init__(self, ledger: Ledger, device: torch.device) -> None:
+    def __init__(self, ledger: Ledger, device: torch.device, meter: Meter | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.device = device
         self._numbers = WeakIdKeyDictionary(ref_type=weakref.ref)
-        self._work: Callable[[Any, Any, Any, Any], None] | None = None
+        self._meter = meter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for value in tree_iter(out):
             if isinstance(value, Tensor):
                 self.see(value)
-        if self._work is not None:
-            self._work(func, args, kwargs or {}, out)
+        if self._meter is not None:
+            self._meter(self.ledger.phase, func, args, kwargs or {}, out)
         return out
 
     def __enter__(self) -> "Watch":
@@ -97,7 +100,7 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
         name = f"{index}/{len(layers)}"
         place.update(dict.fromkeys(layer.parameters(), name))
         handles.append(layer.register_forward_pre_hook(lambda *_, name=name: ledger.move(ledger.phase, name)))
-        handles.append(layer.register_forward_hook(lambda *_: ledger.move(ledger.phase)))
+        handles.append(layer.register_forward_hook(lambda *_, name=name: ledger.move(ledger.phase, f"{name} after")))
 
     def arrived(parameter: nn.Parameter, gradient: Tensor) -> None:
         ledger.move(ledger.phase, place.get(parameter, ""))
@@ -147,26 +150,33 @@ def settle(watch: Watch, kit: Kit) -> None:
         watch.claim(tensor, "parameters")
 
 
-def trace(prepare: Callable[[], tuple[Kit, Batch]], device: torch.device, steps: int = STEPS) -> Course:
-    """The course of memory over some steps of a kit, on tensors of whatever kind `prepare` makes."""
+def trace(
+    prepare: Prepare, device: torch.device, steps: int = STEPS, *, meter: Meter | None = None, clip: float | None = None
+) -> Course:
+    """The course of memory over some steps of a kit, on tensors of whatever kind `prepare` makes.
+
+    meter: is told of the work of the last step.
+    """
     ledger = Ledger()
-    watch = Watch(ledger, device)
+    watch = Watch(ledger, device, meter)
     with watch:
         kit, batch = prepare()
         with watched(watch, kit):
             for _ in range(steps):
-                step(kit, batch)
+                if meter:
+                    meter.phases.clear()
+                step(kit, batch, clip=clip)
                 settle(watch, kit)
     return ledger.close()
 
 
-def simulate(prepare: Callable[[], tuple[Kit, Batch]], steps: int = STEPS) -> Course:
+def simulate(prepare: Prepare, steps: int = STEPS, *, meter: Meter | None = None, clip: float | None = None) -> Course:
     """The course of memory over some steps, nothing allocated.
 
     prepare: builds the kit and a batch, from fake tensors (see `imagined`).
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
-        return trace(prepare, torch.device("cpu"), steps)
+        return trace(prepare, torch.device("cpu"), steps, meter=meter, clip=clip)
 
 
 def imagined(module: nn.Module, device: torch.device | None = None) -> nn.Module:

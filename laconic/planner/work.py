@@ -4,62 +4,80 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from laconic.memory.account import current
 from laconic.planner.rates import Rates
 
-VIEWS = frozenset({"aten.detach", "aten.alias", "aten.lift_fresh", "aten.empty", "aten.empty_like", "aten.empty_strided"})
+FREE = frozenset(
+    {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.empty", "aten.empty_like", "aten.empty_strided"}
+)
 """Operations that touch no bytes, beside those that say themselves that they are views."""
 ATTENTION = ("scaled_dot_product", "flash_attention")
 
 
-@dataclass(eq=False)
-class Meter:
-    """Adds up the seconds of the operations that it is told of: those on the device, copies between device and host,
-    and those on the host. flops: of the device's."""
+@dataclass
+class Work:
+    """Seconds of operations on the device, of copies between device and host, and of operations on the host; and the
+    device's floating-point operations."""
 
-    rates: Rates
     device: float = 0.0
     copies: float = 0.0
     host: float = 0.0
     flops: float = 0.0
-    _views: dict[Any, bool] = field(default_factory=dict)
 
-    def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def seconds(self) -> float:
+        """Of all: copies go on while the device computes, the host's work does not."""
+        return max(self.device, self.copies) + self.host
+
+    def plus(self, other: "Work", times: float = 1.0) -> "Work":
+        """The two one after the other, the other `times` times."""
+        return Work(
+            self.device + times * other.device,
+            self.copies + times * other.copies,
+            self.host + times * other.host,
+            self.flops + times * other.flops,
+        )
+
+
+@dataclass(eq=False)
+class Meter:
+    """Adds up the work of the operations that it is told of, by the phase of the step."""
+
+    rates: Rates
+    phases: dict[str, Work] = field(default_factory=dict)
+    _free: dict[Any, bool] = field(default_factory=dict)
+
+    def __call__(self, phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if self.free(func):
             return
+        work = self.phases.setdefault(phase, Work())
         inputs, outputs = tensors((args, kwargs)), tensors(out)
-        if current().copying:
-            self.copies += self.rates.copies(float(size(outputs)))
+        account = current()
+        if account.copying:
+            work.copies += self.rates.copies(float(size(outputs)))
             return
-        on_host = current().side == "host"
-        rates = (self.rates.host or self.rates) if on_host else self.rates
+        rates = (self.rates.host or self.rates) if account.side == "host" else self.rates
         flops = operations(func, args, kwargs, out)
         touched = float(size(inputs) + size(outputs))
         seconds = rates.passes(touched)
         if flops:
             kind = str(outputs[0].dtype).removeprefix("torch.")
             product = rates.products.get(kind, rates.products["float32"])
-            seconds = max(product(flops), touched / rates.passes.amounts[-1] * rates.passes.seconds[-1])
-        if on_host:
-            self.host += seconds
+            # A product reads its matrices at the speed of the largest pass; the small ones' cost is in the curve.
+            seconds = max(product(flops), touched * rates.passes.seconds[-1] / rates.passes.amounts[-1])
+        if account.side == "host":
+            work.host += seconds
         else:
-            self.device += seconds
-            self.flops += flops
+            work.device += seconds
+            work.flops += flops
 
     def free(self, func: Any) -> bool:
         """Whether an operation only looks at memory in another way."""
-        if func not in self._views:
-            name = str(func._overloadpacket)
-            self._views[func] = name in VIEWS or bool(getattr(func, "is_view", False))
-        return self._views[func]
-
-    def seconds(self) -> float:
-        """Of all: copies go on while the device computes, the host's work does not."""
-        return max(self.device, self.copies) + self.host
+        if func not in self._free:
+            self._free[func] = str(func._overloadpacket) in FREE or bool(getattr(func, "is_view", False))
+        return self._free[func]
 
 
 def operations(func: Any, args: Any, kwargs: Any, out: Any) -> float:

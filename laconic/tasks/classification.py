@@ -23,6 +23,8 @@ class Classification:
 
     tolerance = Tolerance(mean=0.98)
     metric = "accuracy"
+    answer = "label"
+    """What an answer calls the class that it names."""
     labels: tuple[str, ...]
 
     def label_assets(self) -> dict[str, bytes]:
@@ -41,7 +43,7 @@ class Classification:
         answers = []
         for row in softmax(first(outputs)):
             best = np.argsort(-row, kind="stable")[:SHOWN]
-            scores = [{"label": self.label(index), "score": float(row[index])} for index in best]
+            scores = [{self.answer: self.label(index), "score": float(row[index])} for index in best]
             answers.append({**scores[0], "scores": scores})
         return answers
 

@@ -58,11 +58,16 @@ class TextTask(Task):
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
         preprocess = read_asset(folder, PREPROCESS)
+        tokenizer = cls.read_tokenizer(folder)
+        return cls(tokenizer, inputs, max_tokens=preprocess["max_tokens"], pad_id=preprocess["pad_id"])
+
+    @staticmethod
+    def read_tokenizer(folder: Path) -> Tokenizer:
+        """The tokenizer of an artifact. Raises CorruptArtifact."""
         try:
-            tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            return Tokenizer.from_file(str(folder / TOKENIZER))
         except Exception as error:  # tokenizers raises bare Exception
             raise CorruptArtifact(f"{folder / TOKENIZER} does not read: {error}") from error
-        return cls(tokenizer, inputs, max_tokens=preprocess["max_tokens"], pad_id=preprocess["pad_id"])
 
     def assets(self) -> dict[str, bytes]:
         return {

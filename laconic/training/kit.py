@@ -80,8 +80,8 @@ class Kit:
         return self.module
 
 
-def blocks(module: nn.Module) -> tuple[nn.Module, ...]:
-    """The repeated layers of a model, in order: the members of its lists of two or more modules of one class."""
+def stacks(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The lists of repeated layers of a model: two or more modules of one class, that have modules of their own."""
     found: list[nn.Module] = []
 
     def walk(parent: nn.Module) -> None:
@@ -89,9 +89,14 @@ def blocks(module: nn.Module) -> tuple[nn.Module, ...]:
             members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
             alike = len(members) > 1 and len({type(member) for member in members}) == 1
             if alike and any(True for _ in members[0].children()):
-                found.extend(members)
+                found.append(child)
             else:
                 walk(child)
 
     walk(module)
     return tuple(found)
+
+
+def blocks(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The repeated layers of a model, in order."""
+    return tuple(layer for stack in stacks(module) for layer in stack.children())

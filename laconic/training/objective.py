@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from laconic.data import Dataset
+from laconic.signature import call
 from laconic.tasks.task import Task
 
 Batch = dict[str, Tensor]
@@ -24,6 +26,11 @@ class Objective(ABC):
 
     def __init__(self, task: Task) -> None:
         self.task = task
+
+    @classmethod
+    def of(cls, task: Task, dataset: Dataset | None = None) -> "Objective":
+        """The objective for these data, of which a task may take several kinds. Raises DataError for none."""
+        return cls(task)
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
@@ -71,3 +78,9 @@ class Lesson(nn.Module):
 def tensors(arrays: dict[str, Any]) -> Batch:
     """Numpy arrays as tensors that own their memory."""
     return {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+def answer(module: nn.Module, batch: Batch) -> Tensor:
+    """The module's first output for the batch's inputs."""
+    inputs = {name: tensor for name, tensor in batch.items() if name != TARGETS}
+    return next(iter(call(module, inputs).values()))

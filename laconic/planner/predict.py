@@ -1,0 +1,111 @@
+"""What a combination of techniques takes, in memory and in time: predicted by simulating a step."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from laconic.memory.account import CATEGORIES, Category
+from laconic.memory.accumulate import Accumulate
+from laconic.planner.depth import SHALLOW, cut, deep, extended, place
+from laconic.planner.ledger import Course
+from laconic.planner.rates import Rates
+from laconic.planner.simulate import imagined, simulate
+from laconic.planner.subject import Subject
+from laconic.planner.work import Meter, Work
+from laconic.training.assembly import make_kit
+from laconic.training.kit import Kit
+from laconic.training.objective import Batch
+from laconic.training.settings import Parts, Training
+
+MICRO = 2
+"""Micro-batches that are simulated: the second meets the gradients of the first, and all others are like it."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """peak, host: the most bytes on the device and on the host. at_peak: what the device's are for at that moment.
+    phases: the most in each phase. work: of one step, over all micro-batches. course: byte by byte, where the whole
+    depth was simulated."""
+
+    peak: int
+    host: int
+    at_peak: Mapping[Category, int]
+    phases: Mapping[str, int]
+    work: Work
+    course: Course | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return self.work.seconds()
+
+
+def predict(subject: Subject, training: Training, length: int, rates: Rates, *, whole: bool = False) -> Prediction:
+    """Simulate a step of `training.batch` rows of `length` tokens.
+
+    A deep stack of equal layers is simulated twice with few of them, and the line through both is followed, part by
+    part; `whole` simulates all of them. Raises RecipeError where the techniques do not fit the model.
+    """
+    parts = training.parts()
+    linear = all(technique.linear for technique in parts.techniques.values())
+    depth = deep(subject.module) if linear and not whole else None
+    if depth is None:
+        return measured(*simulated(subject.copy(), subject, training, parts, length, rates))
+    found = []
+    for shallow in SHALLOW:
+        with cut(subject.module, shallow):
+            module = copy.deepcopy(subject.module)
+        found.append(simulated(module, subject, training, parts, length, rates))
+    return lengthened(found, depth)
+
+
+def simulated(
+    module: nn.Module, subject: Subject, training: Training, parts: Parts, length: int, rates: Rates
+) -> tuple[Course, Work]:
+    """The course of memory, and the work of one step."""
+    rows, times = training.batch, 1.0
+    cuts = [technique.rows for technique in parts.techniques.values() if isinstance(technique, Accumulate)]
+    if cuts and training.batch > MICRO * cuts[0]:
+        rows = MICRO * cuts[0]
+        times = training.batch / rows
+
+    def prepare() -> tuple[Kit, Batch]:
+        objective = subject.objective()
+        kit = make_kit(imagined(module), objective, parts, torch.device("cpu"))
+        kit.assemble()
+        return kit, objective.example(rows, length)
+
+    meter = Meter(rates)
+    course = simulate(prepare, meter=meter, clip=training.clip)
+    work = Work()
+    for phase, each in meter.phases.items():
+        work = work.plus(each, times if phase in ("forward", "backward") else 1.0)
+    return course, work
+
+
+def measured(course: Course, work: Work) -> Prediction:
+    """What a course over the whole depth says."""
+    return Prediction(course.peak(), int(course.host.max(initial=0)), course.at_peak(), course.peaks(), work, course)
+
+
+def lengthened(found: list[tuple[Course, Work]], depth: int) -> Prediction:
+    """What the courses of two shallow models say of a deep one."""
+    (low, less), (high, more) = found
+    moments = [course.moments(place) for course in (low, high)]
+    peaks: dict[str, int] = {}
+    phases: dict[str, int] = {}
+    for name in moments[0].keys() & moments[1].keys():
+        pair = low.device[moments[0][name]], high.device[moments[1][name]]
+        peaks[name] = round(extended((float(pair[0]), float(pair[1])), depth))
+        phase = name.partition(" ")[0]
+        phases[phase] = max(phases.get(phase, 0), peaks[name])
+    top = max(sorted(peaks), key=lambda name: peaks[name])
+    before, after = low.at(moments[0][top]), high.at(moments[1][top])
+    at_peak = {kind: round(extended((before[kind], after[kind]), depth)) for kind in CATEGORIES}
+    host = extended((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth)
+    (a, b) = SHALLOW
+    work = replace(less).plus(more.plus(less, -1.0), (depth - a) / (b - a))
+    return Prediction(peaks[top], round(host), at_peak, phases, work)

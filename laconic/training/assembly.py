@@ -1,0 +1,38 @@
+"""From settings to the kit of a step: the same for training, for simulating it, and for timing it."""
+
+import torch
+from torch import nn
+
+from laconic.memory.host import Host
+from laconic.memory.legality import ordered
+from laconic.training.kit import Groups, Kit
+from laconic.training.objective import Objective
+from laconic.training.optimizers import parameter_groups
+from laconic.training.settings import Parts
+
+
+def make_kit(module: nn.Module, objective: Objective, parts: Parts, device: torch.device) -> Kit:
+    """The kit for a module that is to learn, with every technique applied and not yet assembled.
+
+    The module is changed in place: training mode, gradients for every floating-point parameter, float32.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    module.train()
+    if not any(technique.places for technique in parts.techniques.values()):
+        module.to(device)
+
+    def groups(module: nn.Module) -> Groups:
+        return parameter_groups(module, getattr(parts.optimizer, "weight_decay", 0.0))
+
+    kit = Kit(
+        module=module,
+        objective=objective,
+        make_optimizer=parts.optimizer.build,
+        groups=groups,
+        device=device,
+        host=Host(device),
+    )
+    for technique in ordered(parts.techniques):
+        technique.apply(kit)
+    return kit

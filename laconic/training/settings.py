@@ -1,0 +1,132 @@
+"""How a model is trained: the part of a recipe that fine-tuning, distillation and healing share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from laconic import registry
+from laconic.errors import RecipeError
+from laconic.memory.legality import check
+from laconic.memory.technique import Technique
+from laconic.recipe import Named, Strict, explain, read_yaml
+from laconic.tensor import TensorSpec
+from laconic.training.feed import FeedSettings
+from laconic.units import Bytes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the names in the settings stand for."""
+
+    optimizer: Any
+    schedule: Any
+    techniques: Mapping[str, Technique]
+
+
+class Training(Strict):
+    """batch: rows per step, over all devices. length: tokens at which texts are cut; the model's own limit where it is
+    not given. steps stands above epochs. clip: the largest norm of the gradient. every: steps between two snapshots.
+    """
+
+    batch: int = Field(default=16, ge=1)
+    length: int | None = Field(default=None, ge=1)
+    epochs: float = Field(default=3.0, gt=0)
+    steps: int | None = Field(default=None, ge=1)
+    optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
+    schedule: Named = Named(name="linear")
+    clip: float | None = Field(default=1.0, gt=0)
+    techniques: tuple[Named, ...] = ()
+    feed: FeedSettings = FeedSettings()
+    every: int = Field(default=200, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("techniques")
+    @classmethod
+    def _once(cls, techniques: tuple[Named, ...]) -> tuple[Named, ...]:
+        names = [technique.name for technique in techniques]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is given twice; give each technique once, with all its settings")
+        return techniques
+
+    def parts(self) -> Parts:
+        """The optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, wrongly set, or
+        cannot be combined with another."""
+        techniques = {named.name: named.configure("technique") for named in self.techniques}
+        parts = Parts(self.optimizer.configure("optimizer"), self.schedule.configure("schedule"), techniques)
+        check(techniques, parts.optimizer, clip=self.clip)
+        return parts
+
+    def with_techniques(self, techniques: tuple[Named, ...], **changed: Any) -> Self:
+        """The same settings with other techniques."""
+        return self.model_copy(update={"techniques": techniques, **changed})
+
+    def count(self, rows: int) -> int:
+        """Steps of the whole run, for so many rows of data."""
+        return self.steps or max(1, round(self.epochs * rows / self.batch))
+
+
+class TrainingData(Strict):
+    """train: the samples with their labels. evaluate: what the result is judged by; without it, a tenth of `train` is
+    set aside. limit: at most so many samples of each."""
+
+    train: Path
+    evaluate: Path | None = None
+    limit: int | None = Field(default=None, ge=3)
+
+
+class TrainingRecipe(Training):
+    """A source, its data, and how it is trained. memory: what the device may hold; the planner keeps within it."""
+
+    source: str
+    task: str | None = None
+    builder: str | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    inputs: tuple[TensorSpec, ...] = ()
+    data: TrainingData
+    memory: Bytes | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_file(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and isinstance(values.get("data"), (str, Path)):
+            return {**values, "data": {"train": values["data"]}}
+        return values
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str | None) -> str | None:
+        if task is not None and task not in registry.TASKS and ":" not in task:
+            raise ValueError(f"unknown task {task!r}. {registry.did_you_mean(task, registry.TASKS)}")
+        return task
+
+    @classmethod
+    def load(cls, path: Path | None, **given: Any) -> "TrainingRecipe":
+        """Read a recipe of training, and check it down to the settings of its techniques.
+
+        path: a YAML file; None takes what is given alone. given: what the command line says; it stands above the file.
+        Raises RecipeError with the file, the key and what was expected.
+        """
+        where = str(path) if path else "command line"
+        content = read_yaml(path) if path else {}
+        if isinstance(content.get("data"), dict) and isinstance(given.get("data"), dict):
+            given = given | {"data": content["data"] | given["data"]}
+        try:
+            recipe = cls.model_validate(content | given)
+            recipe.parts()
+        except ValidationError as error:
+            raise RecipeError(explain(error, where)) from None
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from None
+        return recipe
+
+    def to_yaml(self) -> str:
+        """As it would be written; reading it gives the same recipe."""
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"techniques", "optimizer", "schedule"})
+        content |= {"optimizer": self.optimizer.plain(), "schedule": self.schedule.plain()}
+        content["techniques"] = [technique.plain() for technique in self.techniques]
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
