@@ -19,7 +19,8 @@ def make_kit(module: nn.Module, objective: Objective, parts: Parts, device: torc
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     module.train()
-    if not any(technique.places for technique in parts.techniques.values()):
+    elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
+    if elsewhere and not any(technique.places for technique in parts.techniques.values()):
         module.to(device)
 
     def groups(module: nn.Module) -> Groups:
