@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.memory.host import Host
+from laconic.memory.supply import Resident, Supply
 from laconic.training.objective import Lesson, Objective
 
 Groups = list[dict[str, Any]]
@@ -32,6 +33,7 @@ class Kit:
     wrap: round the lesson, in order: compilation, data parallelism. synchronised: a context round each micro-batch,
     told whether it is the batch's last. undo: takes each technique off the module again, last first. weights: the
     parameters and buffers as they are to be kept, by name, wherever they lie; None reads them off the module.
+    supply: of weights to layers that run one by one.
     """
 
     module: nn.Module
@@ -50,6 +52,7 @@ class Kit:
     span: Span = silent
     undo: list[Callable[[], None]] = field(default_factory=list)
     weights: Callable[[], dict[str, Tensor]] | None = None
+    supply: Supply = field(default_factory=Resident)
 
     lesson: nn.Module = field(init=False)
     optimizer: Optimizer = field(init=False)

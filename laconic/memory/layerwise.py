@@ -1,0 +1,55 @@
+"""Layers run one by one, and what each has between its input and its output lives only while it runs."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from laconic.errors import RecipeError
+from laconic.memory.passage import Means
+from laconic.memory.stack import Way, stack
+from laconic.memory.technique import Slot, Technique
+from laconic.training.kit import Kit, blocks, stacks
+
+
+class Layerwise(Technique):
+    """Checkpointing in two directions: of the inputs of layers only `snapshots` are kept, and a layer that is run again
+    for its gradient takes `rows` rows of the batch at a time.
+
+    Every layer runs forward twice, and where fewer snapshots are kept than there are layers, some run more often: for n
+    layers and s snapshots, `revolve.advances(n, s) - (n - 1)` runs more. keep: where the snapshots lie. A layer's
+    gradients are handed over once, when they are whole, so that an optimizer in the backward pass can use and free them.
+    """
+
+    slot: ClassVar[Slot] = "activations"
+    exact: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+    excludes: ClassVar[dict[str, str]] = {
+        "checkpoint": "both decide what is kept of a layer",
+        "offload": "it keeps nothing of a layer that could be moved; keep: host moves its snapshots",
+        "compile": "a compiled model has no loop over its layers",
+    }
+
+    rows: int | None = Field(default=None, ge=1)
+    snapshots: int | None = Field(default=None, ge=1)
+    keep: Literal["device", "host"] = "device"
+
+    def apply(self, kit: Kit) -> None:
+        lists = stacks(kit.module)
+        if not lists:
+            raise RecipeError(
+                "layerwise: the model has no list of repeated layers; expected a ModuleList or Sequential of two or "
+                "more modules of one class. Take accumulate, or checkpoint by module names, in its place"
+            )
+        every = [parameter for layer in blocks(kit.module) for parameter in layer.parameters()]
+        if len(every) != len(set(every)):
+            raise RecipeError(
+                "layerwise: layers share weights, whose gradients are whole only when all of them have run. Take "
+                "checkpoint in its place"
+            )
+        way = Way(Means(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.keep))
+        kit.undo.extend(stack(layers, way) for layers in lists)
+        kit.forward.append(way.open)
+        config = getattr(kit.module, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+            kit.undo.append(lambda: setattr(config, "use_cache", True))
