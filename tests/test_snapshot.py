@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -451,27 +452,24 @@ def test_a_folder_that_is_a_file_and_a_keep_of_nothing_are_refused(tmp_path):
 # Several ranks
 
 
-def on_ranks(count, work, folder):
-    """Run `work(folder)` on so many gloo ranks, each a process."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["laconic.training.snapshot", "torch.distributed.fsdp"])
-    store = folder / f"{work.__name__}-{count}.store"
-    processes = [context.Process(target=as_rank, args=(rank, count, store, work, folder)) for rank in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0] * count
-
-
-def as_rank(rank, count, store, work, folder):
-    torch.set_num_threads(1)
+@contextmanager
+def a_group(rank, store):
+    """The rank of a gloo group of two."""
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=timedelta(seconds=50)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=50)
     )
-    work(folder)
+    yield
     dist.destroy_process_group()
+
+
+def as_rank(rank, folder):
+    torch.set_num_threads(1)
+    with a_group(rank, folder / "first"):
+        train_and_save(folder)
+    if rank == 0:
+        load_alone_and_save(folder)
+    with a_group(rank, folder / "second"):
+        load_and_look(folder)
 
 
 def sharded():
@@ -482,11 +480,16 @@ def sharded():
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def keep_whole(state, path):
-    """The state with every tensor whole, as plain safetensors."""
+def tensors_of(state):
     tensors = {f"model.{name}": tensor for name, tensor in state["model"].items()}
     for name, each in state["optimizer"]["state"].items():
         tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in each.items()}
+    return tensors
+
+
+def keep_whole(state, path):
+    """Every tensor of the state, whole, as plain safetensors."""
+    tensors = tensors_of(state)
     full = {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in tensors.items()}
     if dist.get_rank() == 0:
         save_file({name: tensor.clone() for name, tensor in full.items()}, path)
@@ -502,51 +505,51 @@ def train_and_save(folder):
         train(model, optimizer, 2)  # collectives of both at the same time
 
 
-def load_and_save_again(folder):
+def load_alone_and_save(folder):
+    model = network(wide=9)
+    state = whole_state(model, torch.optim.AdamW(model.parameters()), step=0)
+    with Snapshots(folder / "snapshots") as snapshots:
+        assert snapshots.load(state) == 3
+        save_file(tensors_of(state), folder / "alone.safetensors")
+        state["loop"]["step"] = 4
+        snapshots.save(4, state)
+
+
+def load_and_look(folder):
     model, optimizer = sharded()
     state = whole_state(model, optimizer, step=0)
     with Snapshots(folder / "snapshots") as snapshots:
-        step = snapshots.load(state)
-        assert state["loop"]["step"] == step
-        state["loop"]["step"] += 1
-        keep_whole(state, folder / f"loaded-{step}.safetensors")
-        snapshots.save(step + 1, state)
+        assert snapshots.load(state) == 4
+        assert state["loop"]["step"] == 4
+        keep_whole(state, folder / "loaded.safetensors")
+        snapshots.save(5, state)
 
-
-def test_from_two_ranks_to_one_and_back_to_two_bit_for_bit(tmp_path):
-    on_ranks(2, train_and_save, tmp_path)
-    on_ranks(1, load_and_save_again, tmp_path)
-    on_ranks(2, load_and_save_again, tmp_path)
-    trained = load_file(tmp_path / "trained.safetensors")
-    assert len(trained) == 4 + 3 * 4
-    assert trained["optimizer.0.weight.exp_avg"].any()
-    for step in (3, 4):
-        assert_same(load_file(tmp_path / f"loaded-{step}.safetensors"), trained)
-
-    # And without any ranks at all.
-    model = network(wide=9)
-    state = whole_state(model, torch.optim.AdamW(model.parameters()), step=0)
-    with Snapshots(tmp_path / "snapshots") as snapshots:
-        assert snapshots.load(state) == 5
-    assert_same({f"model.{name}": tensor for name, tensor in state["model"].items()} | trained, trained)
-
-
-def refuse_on_all(folder):
-    model, optimizer = sharded()
-    with Snapshots(folder / "snapshots") as snapshots:
-        state = whole_state(model, optimizer, step=1)
-        snapshots.save(1, state, wait=True)
+        # Damage that one rank sees is damage for all; and so is another model.
         state["model"]["0.bias"].add_(1)
-        snapshots.save(2, state, wait=True)
+        snapshots.save(6, state, wait=True)
         if dist.get_rank() == 1:
-            for path in sorted((folder / "snapshots" / PACKS).iterdir(), key=os.path.getmtime)[-1:]:
-                flip(path)
+            flip(max((folder / "snapshots" / PACKS).iterdir(), key=os.path.getmtime))
         dist.barrier()
-        assert snapshots.load(state) == 1, "damage that one rank sees is damage for all"
+        assert snapshots.load(state) == 5
         del state["model"]["0.bias"]
         with pytest.raises(SourceError, match=r"1 unexpected \(model\.0\.bias\)"):
             snapshots.load(state)
 
 
-def test_ranks_agree_on_what_is_damaged_and_what_is_refused(tmp_path):
-    on_ranks(2, refuse_on_all, tmp_path)
+def test_from_two_ranks_to_one_and_back_to_two_bit_for_bit(tmp_path, monkeypatch):
+    # A process that has imported this module is forked into both ranks.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    processes = [context.Process(target=as_rank, args=(rank, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0, 0]
+    trained = load_file(tmp_path / "trained.safetensors")
+    assert len(trained) == 4 + 3 * 4
+    assert trained["optimizer.0.weight.exp_avg"].any()
+    assert_same(load_file(tmp_path / "alone.safetensors"), trained)
+    assert_same(load_file(tmp_path / "loaded.safetensors"), trained)
