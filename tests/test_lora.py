@@ -1,0 +1,276 @@
+"""Adapters learn, what is frozen stays as it was, and the merged module answers as the trained one."""
+
+import subprocess
+import sys
+from typing import ClassVar
+
+import models
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.errors import RecipeError
+from laconic.memory.account import accounted
+from laconic.memory.legality import conflict
+from laconic.memory.lora import Lora, chosen, head
+from laconic.planner.simulate import imagined, simulate, trace
+from laconic.training.kit import Kit, blocks
+from laconic.training.objective import Objective
+from laconic.training.step import step, trained
+
+SIZES = {"vocab_size": 40, "max_position_embeddings": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+class Labels(Objective):
+    """Cross-entropy of the first output against labels, in one class per row or per token."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def collate(self, samples, labels):
+        raise NotImplementedError
+
+    def terms(self, batch):
+        return batch["targets"].numel()
+
+    def loss(self, module, batch):
+        logits = answers(module, batch)
+        return functional.cross_entropy(logits.flatten(0, -2).float(), batch["targets"].flatten(), reduction="sum")
+
+    def example(self, rows, length):
+        ids = torch.arange(rows * length).view(rows, length) % SIZES["vocab_size"]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "targets": ids}
+
+
+class Classes(Labels):
+    def example(self, rows, length):
+        return super().example(rows, length) | {"targets": torch.arange(rows) % 3}
+
+
+def answers(module, batch):
+    out = module(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def gpt2(width=32, **settings):
+    sizes = {"n_embd": width, "n_layer": 2, "n_head": 4, "vocab_size": 40, "n_positions": 64}
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(**sizes, **quiet, **settings))
+
+
+def llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **SIZES, use_cache=False, tie_word_embeddings=False))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return models.save_bert(tmp_path_factory.mktemp("models") / "bert", **quiet)
+
+
+@pytest.fixture
+def bert(folder):
+    return load_source(folder).module
+
+
+def make_kit(module, technique, objective=None, lr=0.003):
+    module.train().requires_grad_(True)
+    torch.manual_seed(0)
+    kit = Kit(
+        module=module,
+        objective=objective or Labels(),
+        make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=lr),
+        groups=lambda module: [{"params": trained(module)}],
+    )
+    technique.apply(kit)
+    kit.assemble()
+    return kit
+
+
+def learn(kit, steps=6, rows=4):
+    batch = kit.objective.example(rows, 6)
+    return [float(step(kit, batch)) for _ in range(steps)]
+
+
+def snapshot(module):
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+MODELS = {"gpt2": (gpt2, Labels), "llama": (llama, Labels)}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, bert):
+    module, objective = (bert, Classes()) if name == "bert" else (MODELS[name][0](), MODELS[name][1]())
+    before = snapshot(module)
+    classes = [type(part) for part in module.modules()]
+    kit = make_kit(module, Lora(rank=4), objective)
+    losses = learn(kit)
+    assert losses[-1] < losses[0]
+    module.eval()
+    batch = objective.example(4, 6)
+    with torch.no_grad():
+        expected = answers(module, batch)
+        assert kit.finish() is module
+        torch.testing.assert_close(answers(module, batch), expected, atol=1e-5, rtol=1e-5)
+    assert [type(part) for part in module.modules()] == classes
+    after = snapshot(module)
+    assert list(after) == list(before)
+    changed = {key.rpartition(".")[0] for key in before if not torch.equal(before[key], after[key])}
+    assert changed == set(chosen(module, None)) | (
+        {"model.classifier", "model.bert.pooler.dense"} if name == "bert" else set()
+    )
+    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in module.parameters())
+    assert not hasattr(module, "peft_config")
+
+
+def test_only_adapters_and_the_head_learn(bert):
+    kit = make_kit(bert, Lora(rank=4), Classes())
+    names = {name for name, parameter in bert.named_parameters() if parameter.requires_grad}
+    assert {name for name in names if "lora_" not in name} == {
+        f"model.{layer}.{kind}" for layer in ("bert.pooler.dense", "classifier") for kind in ("weight", "bias")
+    }
+    frozen = {name: value for name, value in snapshot(bert).items() if name not in names}
+    learn(kit, steps=1)
+    assert all(torch.equal(value, frozen[name]) for name, value in bert.state_dict().items() if name in frozen)
+    assert {id(parameter) for parameter in kit.optimizer.state} <= {id(parameter) for parameter in trained(bert)}
+
+
+def test_without_train_head_the_head_stays(bert):
+    make_kit(bert, Lora(train_head=False), Classes())
+    assert all("lora_" in name for name, parameter in bert.named_parameters() if parameter.requires_grad)
+
+
+def test_projections_of_an_embedder_learn(tmp_path):
+    chain = (("Pooling", {"pooling_mode_mean_tokens": True}),)
+    module = load_source(models.save_embedder(tmp_path / "embedder", *chain)).module
+    module.projections.append(nn.Sequential(nn.Linear(32, 8), nn.Tanh()))
+    assert module.projections[0][0] in head(module, chosen(module, None))
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_an_output_layer_over_a_vocabulary_is_no_head(make):
+    module = make()
+    assert head(module, chosen(module, None)) == []
+
+
+def test_a_bfloat16_base_learns_under_autocast_and_merges_in_float32(bert):
+    kit = make_kit(bert, Lora(rank=4, base="bfloat16"), Classes())
+    kinds = {parameter.requires_grad: parameter.dtype for parameter in bert.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    losses = learn(kit)
+    assert losses[-1] < losses[0]
+    bert.eval().float()
+    batch = kit.objective.example(4, 6)
+    with torch.no_grad():
+        expected = answers(bert, batch)
+        torch.testing.assert_close(answers(kit.finish(), batch), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_targets_are_the_ends_of_names():
+    module = llama()
+    assert chosen(module, ("q_proj", "1.mlp.up_proj")) == [
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.mlp.up_proj",
+    ]
+
+
+def test_targets_of_a_module_without_blocks_learn_and_so_does_what_follows_them():
+    module = models.Perceptron([4, 8, 8, 3])
+    names = chosen(module, ("layers.0", "layers.1"))
+    assert head(module, names) == [module.layers[2]]
+
+
+def test_a_state_is_taken_up_again():
+    kit = make_kit(llama(), Lora(rank=4))
+    learn(kit, steps=2)
+    state = {name: value.clone() for name, value in kit.state().items()}
+    again = make_kit(llama(), Lora(rank=4))
+    again.module.load_state_dict(state)
+    batch = kit.objective.example(2, 6)
+    with torch.no_grad():
+        assert torch.equal(answers(again.module, batch), answers(kit.module, batch))
+
+
+def test_adapters_learn_through_checkpointed_blocks():
+    def checkpointed(module):
+        for block in blocks(module):
+            forward = block.forward
+            block.forward = lambda *args, forward=forward, **kwargs: checkpoint(
+                forward, *args, use_reentrant=False, **kwargs
+            )
+        return module
+
+    plain = learn(make_kit(gpt2(), Lora(rank=4)))
+    assert learn(make_kit(checkpointed(gpt2()), Lora(rank=4))) == pytest.approx(plain, abs=1e-6)
+
+
+def test_the_result_is_saved_and_opened(folder, tmp_path):
+    source = load_source(folder)
+    kit = make_kit(source.module, Lora(rank=4), Classes())
+    learn(kit)
+    module = kit.finish()
+    result = Checkpoint.of(module, source.task, outputs=source.outputs, source=source.source, size=source.size)
+    result.save(tmp_path / "tuned")
+    batch = kit.objective.example(2, 6)
+    again = Checkpoint.load(tmp_path / "tuned").module
+    torch.testing.assert_close(answers(again, batch), answers(module, batch), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("module", "targets", "said"),
+    [
+        (models.ResidualNet(), None, "ResidualNet has none. Name linear layers in targets \\(head\\)"),
+        (models.BiLstm().lstm, None, "there are none"),
+        (models.Perceptron([4, 8, 3]), ("layer.0",), "no linear layer 'layer.0'"),
+        (models.Tied(), ("head",), "weights of head are those of another layer too"),
+    ],
+)
+def test_a_model_without_layers_to_adapt_is_refused(module, targets, said):
+    with pytest.raises(RecipeError, match=said):
+        Lora(targets=targets).apply(Kit(module, Labels(), torch.optim.SGD, lambda module: []))
+
+
+def test_what_it_cannot_be_combined_with_is_said():
+    class Other(Lora):
+        slot = "precision"
+        excludes: ClassVar = {}
+
+    for name in Lora.excludes:
+        assert f"lora and {name} cannot be combined" in conflict({"lora": Lora(), name: Other()}, None)
+
+
+def test_peft_opens_quietly():
+    code = "from laconic.memory.lora import library; library()"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def peaks(technique, width=64):
+    def prepare(fake):
+        with accounted("host"):
+            module = gpt2(width)
+            module = imagined(module) if fake else module
+        kit = make_kit(module, technique)
+        return kit, kit.objective.example(4, 32)
+
+    return simulate(lambda: prepare(True)).peak(), trace(lambda: prepare(False), torch.device("cpu")).peak()
+
+
+@pytest.mark.parametrize("technique", [Lora(rank=4), Lora(rank=4, base="bfloat16")])
+def test_the_simulated_peak_is_the_real_one(technique):
+    simulated, real = peaks(technique)
+    assert simulated == pytest.approx(real, rel=0.02)
