@@ -6,6 +6,15 @@ from typing import Any
 from laconic.errors import RecipeError
 from laconic.memory.technique import SLOTS, Technique
 
+NEEDS = {
+    "per-parameter": ("per_parameter", "steps one parameter at a time, which this optimizer cannot"),
+    "stochastic-rounding": (
+        "stochastic_rounding",
+        "loses small updates unless the optimizer has stochastic_rounding: true",
+    ),
+}
+"""What a technique may ask of an optimizer: the attribute that tells, and what is said where it is false."""
+
 ONE = {"precision", "loss", "attention", "weights", "compile", "allocator"}
 """Slots that hold one technique at most."""
 
@@ -27,8 +36,10 @@ def conflict(techniques: Mapping[str, Technique], optimizer: Any, *, clip: float
             return f"{name} works on top of {' or '.join(technique.requires)}. Add it"
         if clip is not None and "clip" in technique.excludes:
             return f"{name} and clip cannot be combined: {technique.excludes['clip']}. Set clip: null"
-        if not getattr(optimizer, "per_parameter", True) and "per-parameter" in technique.requires_of_optimizer:
-            return f"{name} steps one parameter at a time, which this optimizer cannot. Choose another optimizer"
+        for need in technique.requires_of_optimizer:
+            attribute, sentence = NEEDS[need]
+            if not getattr(optimizer, attribute, False):
+                return f"{name} {sentence}. Choose another optimizer, or other settings of it"
     for slot in SLOTS:
         held = [name for name, technique in techniques.items() if technique.slot == slot]
         if slot in ONE and len(held) > 1:

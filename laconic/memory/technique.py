@@ -37,7 +37,8 @@ class Technique(BaseModel, ABC):
     requires: ClassVar[Sequence[str]] = ()
     """Techniques by name, one of which must be there too."""
     requires_of_optimizer: ClassVar[Sequence[str]] = ()
-    """"per-parameter": the optimizer must be able to step one parameter at a time."""
+    """"per-parameter": the optimizer must be able to step one parameter at a time. "stochastic-rounding": its setting
+    of that name must be on."""
 
     places: ClassVar[bool] = False
     """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""

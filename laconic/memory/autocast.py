@@ -1,0 +1,37 @@
+"""Products in 16 bits, weights and loss in FP32 (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740)."""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from laconic.memory.technique import Slot, Technique
+from laconic.training.kit import Kit
+
+
+class Bf16(Technique):
+    """Products in BF16, which has the range of FP32 and 8 bits of mantissa."""
+
+    slot: ClassVar[Slot] = "precision"
+    exact: ClassVar[bool] = False
+
+    def apply(self, kit: Kit) -> None:
+        kit.forward.append(lambda: torch.autocast(kit.device.type, dtype=torch.bfloat16))
+
+
+class Fp16(Technique):
+    """Products in FP16, and a loss that is scaled up, so that small gradients do not fall below its range.
+
+    scale: of the loss, at first; doubled after `interval` steps without an overflow, halved and the step left out after
+    one.
+    """
+
+    slot: ClassVar[Slot] = "precision"
+    exact: ClassVar[bool] = False
+
+    scale: float = Field(default=2.0**16, gt=0)
+    interval: int = Field(default=2000, ge=1)
+
+    def apply(self, kit: Kit) -> None:
+        kit.forward.append(lambda: torch.autocast(kit.device.type, dtype=torch.float16))
+        kit.scaler = torch.amp.GradScaler(kit.device.type, init_scale=self.scale, growth_interval=self.interval)

@@ -1,0 +1,50 @@
+"""Code that is compiled for the model: fewer passes over memory, and fewer activations that are kept."""
+
+import importlib.util
+import os
+import shutil
+from typing import ClassVar, Literal
+
+import torch
+
+from laconic.errors import RecipeError
+from laconic.memory.technique import Slot, Technique, replace_forward
+from laconic.training.kit import Kit, blocks
+
+
+class Compile(Technique):
+    """torch.compile. What it saves is known when it has run: a simulation does not tell.
+
+    scope: blocks compiles the repeated layers, which share their code, each for itself; step the whole model with its
+    loss. mode: as in torch.compile.
+    """
+
+    slot: ClassVar[Slot] = "compile"
+    exact: ClassVar[bool] = True
+    simulated: ClassVar[bool] = False
+
+    scope: Literal["blocks", "step"] = "blocks"
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+
+    def apply(self, kit: Kit) -> None:
+        check_compiler(kit.device)
+        if self.scope == "step":
+            kit.wrap.append(lambda lesson: torch.compile(lesson, mode=self.mode))  # type: ignore[return-value, arg-type]
+            return
+        layers = blocks(kit.module)
+        if not layers:
+            raise RecipeError(
+                "compile: the model has no repeated layers (a ModuleList or Sequential of modules of one class). "
+                "Set scope: step"
+            )
+        for layer in layers:
+            replace_forward(kit, layer, torch.compile(layer.forward, mode=self.mode))
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise RecipeError where torch.compile has nothing to compile with."""
+    if device.type == "cpu":
+        if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl") if name):
+            raise RecipeError("compile: there is no C++ compiler on this machine. Install g++, or remove compile")
+    elif importlib.util.find_spec("triton") is None:
+        raise RecipeError("compile: Triton is not installed, which compiles for a GPU. Install it, or remove compile")

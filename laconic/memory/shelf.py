@@ -1,0 +1,156 @@
+"""Where tensors wait that are away from the device: in the host's memory, or in a file."""
+
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.errors import RecipeError, TrainingFailure
+from laconic.memory.account import accounted
+from laconic.memory.host import Host
+
+
+@dataclass(eq=False)
+class Place:
+    """Where a tensor is. content: what a shelf needs to find it. pending: what must be waited for."""
+
+    content: Any
+    pending: Future[Any] | None = field(default=None)
+
+
+class Shelf(ABC):
+    """Takes flat tensors [elements] and gives copies of them on the device."""
+
+    @abstractmethod
+    def put(self, tensor: Tensor) -> Place:
+        """Send a tensor away."""
+
+    @abstractmethod
+    def get(self, place: Place) -> Tensor:
+        """A copy on the device, whose content is there after `wait`."""
+
+    @abstractmethod
+    def wait(self, place: Place) -> None:
+        """Let the computation go on only when the copy is there."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Hold on to nothing that was sent away."""
+
+
+class HostShelf(Shelf):
+    """The host's memory."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def put(self, tensor: Tensor) -> Place:
+        return Place(self.host.put(tensor))
+
+    def get(self, place: Place) -> Tensor:
+        return self.host.get(place.content, category="activations")
+
+    def wait(self, place: Place) -> None:
+        self.host.wait()
+
+    def settle(self) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Of a file, in bytes, and of what kind it is. imagined: it has no content, and was not written."""
+
+    start: int
+    count: int
+    dtype: torch.dtype
+    imagined: bool
+
+
+class Disk(Shelf):
+    """A file without a name, which is gone when the process is, however it ends.
+
+    One thread reads and writes. A tensor stays in memory until the next is sent away, so that one is written while the
+    other is computed. The file is as large as the most that was ever away at once.
+    """
+
+    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+        """Raises RecipeError where no file can be made in the folder."""
+        self.device = device
+        try:
+            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
+        except OSError as error:
+            raise RecipeError(
+                f"offload: no file can be made in {folder}: {error.strerror}. Give another folder"
+            ) from None
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="offload")
+        self.writing: tuple[Tensor, Place] | None = None
+        self.end = 0
+        self.away = 0
+
+    def put(self, tensor: Tensor) -> Place:
+        self.settle()
+        size = tensor.nbytes
+        stretch = Stretch(self.end, len(tensor), tensor.dtype, tensor.untyped_storage().device.type == "meta")
+        place = Place(stretch)
+        self.end += size
+        self.away += 1
+        weakref.finalize(place, self._left).atexit = False
+        if not stretch.imagined:
+            source = tensor.cpu().view(torch.uint8).numpy()
+            place.pending = self.thread.submit(self._write, source, stretch.start)
+        self.writing = tensor, place
+        return place
+
+    def get(self, place: Place) -> Tensor:
+        stretch: Stretch = place.content
+        with accounted("device", "activations"):
+            tensor = torch.empty(stretch.count, dtype=stretch.dtype, device=self.device)
+        if not stretch.imagined:
+            place.pending = self.thread.submit(self._read, tensor, stretch.start)
+        return tensor
+
+    def wait(self, place: Place) -> None:
+        if place.pending is not None:
+            pending, place.pending = place.pending, None
+            try:
+                pending.result()
+            except OSError as error:
+                raise TrainingFailure(
+                    f"offload: {error.strerror}, at {self.end} bytes. Give a folder with more room"
+                ) from error
+
+    def settle(self) -> None:
+        if self.writing is not None:
+            _, place = self.writing
+            self.writing = None
+            self.wait(place)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.thread.shutdown()
+        self.file.close()
+
+    def _left(self) -> None:
+        self.away -= 1
+        if not self.away:
+            self.end = 0
+
+    def _write(self, source: Any, start: int) -> None:
+        self.file.seek(start)
+        self.file.write(source)
+        self.file.flush()
+
+    def _read(self, into: Tensor, start: int) -> None:
+        here = into if self.device.type == "cpu" else torch.empty_like(into, device="cpu")
+        self.file.seek(start)
+        content: Any = here.view(torch.uint8).numpy()
+        self.file.readinto(content)
+        if here is not into:
+            into.copy_(here)
