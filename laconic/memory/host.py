@@ -24,7 +24,7 @@ class Host:
             return torch.empty(like.shape, dtype=dtype or like.dtype, device="cpu", pin_memory=self._stream is not None)
 
     def put(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
-        """A copy on the host; it may be read after `wait`."""
+        """A copy on the host; it may be read there after `settle`, and taken back at once."""
         into = self.empty(tensor) if into is None else into
         if self._stream is None:
             with accounted("host", copying=True):
@@ -49,3 +49,8 @@ class Host:
         """Let the computation begin only after the copies that were asked for."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def settle(self) -> None:
+        """Let the host read what was put."""
+        if self._stream is not None:
+            self._stream.synchronize()

@@ -51,6 +51,11 @@ class Ledger:
             self.events.append((number, size - entry.size, len(self.positions) - 1))
             entry.size = size
 
+    def begin(self) -> None:
+        """Forget how memory came to be in use: the course begins with what is alive now. Before a run the weights may
+        have been where they do not stay."""
+        self.events = [(number, entry.size, 0) for number, entry in enumerate(self.entries) if entry.size]
+
     def claim(self, number: int, category: Category) -> None:
         """Say what a block has been for, from its birth."""
         self.entries[number].category = category

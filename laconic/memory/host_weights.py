@@ -1,0 +1,91 @@
+"""Weights, gradients and the optimizer's state on the host; on the device what the layer under way computes with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from laconic.memory.account import accounted
+from laconic.memory.host import Host
+from laconic.memory.streaming import Doubles, Streamed
+from laconic.memory.technique import Slot, Technique
+from laconic.training.kit import Groups, Kit, blocks
+
+DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class HostWeights(Technique):
+    """The model's parameters are float32 and stay on the host, where the optimizer steps. Layers are streamed to the
+    device one by one, a copy of the rest stays there.
+
+    dtype: of what the device computes with. fp32 is exact; bf16 is mixed precision with float32 masters (Micikevicius et
+    al., arXiv 1710.03740), with half of the traffic. Undone, the model is left on the host.
+    """
+
+    slot: ClassVar[Slot] = "weights"
+    exact: ClassVar[bool] = False
+    places: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+    requires: ClassVar[Sequence[str]] = ("layerwise",)
+    excludes: ClassVar[Mapping[str, str]] = {
+        "fp16": "its scaler looks for the gradients on the device. bf16 layers need none",
+        "in-backward": "the gradient of an embedding that is also the head arrives in two parts",
+        "pure-bf16": "the weights on the host are float32",
+    }
+
+    dtype: Literal["bf16", "fp32"] = "bf16"
+
+    def apply(self, kit: Kit) -> None:
+        for parameter in kit.module.parameters():
+            parameter.data = hosted(kit.host, parameter)
+        for owner in kit.module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                setattr(owner, name, buffer.to(kit.device))
+        layers = blocks(kit.module)
+        supply = Streamed(kit.host, DTYPES[self.dtype])
+        for layer in layers:
+            supply.hold(layer)
+        supply.refresh()
+        doubles = Doubles(kit.module, {parameter for layer in layers for parameter in layer.parameters()}, supply)
+
+        def refresh() -> None:
+            supply.refresh()
+            doubles.refresh()
+
+        make = kit.make_optimizer
+        kit.make_optimizer = lambda groups: on_host(make, groups, refresh)
+        kit.supply = supply
+        kit.forward.append(doubles.swapped)
+        kit.undo.append(lambda: restore(kit.module))
+
+
+def hosted(host: Host, parameter: nn.Parameter) -> torch.Tensor:
+    """The parameter's values on the host, float32 where they are floating-point."""
+    with accounted("host", "parameters"):
+        dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
+        return host.empty(parameter, dtype).copy_(parameter.data)
+
+
+def on_host(make: Callable[[Groups], Optimizer], groups: Groups, after: Callable[[], None]) -> Optimizer:
+    """The optimizer, whose bytes count as the host's; `after` follows each of its steps."""
+    optimizer = make(groups)
+    stack = ExitStack()
+
+    def before(*_: Any) -> None:
+        stack.enter_context(accounted("host"))
+
+    def behind(*_: Any) -> None:
+        after()
+        stack.close()
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(behind)
+    return optimizer
+
+
+def restore(module: nn.Module) -> None:
+    """Everything on the host."""
+    module.to("cpu")
