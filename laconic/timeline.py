@@ -4,6 +4,7 @@ The same figures give the same bytes: ids come from a fixed salt, and nothing sa
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,12 @@ def draw(
         figure.savefig(path, dpi=160, metadata=none)
 
 
+def bands(names: Sequence[str]) -> list[Phase]:
+    """The phases of events, from the name of each event's phase: one wherever the name changes."""
+    edges = [number for number, name in enumerate(names) if not number or name != names[number - 1]]
+    return [(names[start], start, end) for start, end in pairwise([*edges, len(names) - 1])] if edges else []
+
+
 def used(series: Mapping[str, Bytes]) -> dict[str, Bytes]:
     """The categories that ever hold a byte."""
     return {name: values for name, values in series.items() if values.any()}
@@ -177,14 +184,13 @@ def colour(name: str, series: Mapping[str, Bytes]) -> str:
 
 
 def shade(axes: Axes, phases: Sequence[Phase], *, named: bool) -> None:
-    """Bands behind the areas, every other one shaded, with the name above where it fits."""
+    """Bands behind the areas, every other one shaded, with the name above where it fits; slivers are left out."""
     left, right = axes.get_xlim()
     assert isinstance(axes.figure, Figure)
     points = 72 * axes.get_position().width * axes.figure.get_figwidth() / (right - left)
-    for number, (name, start, end) in enumerate(phases):
-        start, end = max(start, left), min(end, right)
-        if end <= start:
-            continue
+    clipped = [(name, max(start, left), min(end, right)) for name, start, end in phases]
+    wide = [(name, start, end) for name, start, end in clipped if points * (end - start) >= 3]
+    for number, (name, start, end) in enumerate(wide):
         if number % 2 == 0:
             axes.axvspan(start, end, color=SHADE, lw=0, zorder=0)
         if number:

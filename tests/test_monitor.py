@@ -50,8 +50,9 @@ def test_a_reading_is_in_tokens_where_there_are_any_else_in_rows(gauge):
     reading = gauge.read(report(1))
     assert (reading.speed, reading.unit, reading.mfu) == (2000, "tokens", None)
     assert reading.idle == pytest.approx(0.1)
-    rows = gauge.read(report(1, tokens=0))
-    assert (rows.speed, rows.unit) == (16, "rows")
+    for tokens in (0, 8):
+        rows = gauge.read(report(1, tokens=tokens))
+        assert (rows.speed, rows.unit) == (16, "rows")
 
 
 def test_the_peak_of_a_cpu_run_is_what_the_process_holds_and_says_so(gauge):
@@ -241,6 +242,31 @@ def test_attention_is_counted_on_a_cpu():
     with flops.span("forward"):
         functional.scaled_dot_product_attention(q, k, v)
     assert flops.utilisation(1, 1.0) == pytest.approx(3 * 2 * (2 * 2 * 4 * 8 * 12 * 16) / 1e9)
+
+
+def test_a_product_with_4_bit_weights_is_counted():
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    layer = bitsandbytes.nn.Linear4bit(64, 32, quant_type="nf4", compute_dtype=torch.float32).to(CPU)
+    flops = Flops(PEAK, learning=0)
+    forward(flops, layer, torch.ones(8, 64, requires_grad=True))
+    assert flops.utilisation(8, 1.0) == pytest.approx(2 * 2 * 8 * 64 * 32 / 1e9)
+
+
+def test_a_compiled_model_is_counted_and_compiled_after_the_first_step():
+    met, counts = [], []
+
+    def compiler(graph, inputs):
+        met.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(nn.Linear(16, 16), backend=compiler)
+    flops = Flops(PEAK)
+    for _ in range(2):
+        forward(flops, compiled, torch.ones(4, 16)).sum().backward()
+        with flops.span("optimizer"):
+            counts.append(len(met))
+    assert counts == [0, 1]
+    assert flops.utilisation(4, 1.0) == pytest.approx(3 * 2 * 4 * 16 * 16 / 1e9)
 
 
 def test_nothing_counted_is_no_utilisation():

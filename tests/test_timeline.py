@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from laconic.errors import UsageError
-from laconic.timeline import COLUMNS, draw, thin
+from laconic.timeline import COLUMNS, bands, draw, thin
 
 GIB = 2**30
 PHASES = [("forward", 0, 4), ("backward", 4, 8), ("optimizer", 8, 9)]
@@ -85,6 +85,21 @@ def test_a_long_run_is_thinned_and_keeps_its_peak(tmp_path):
     draw(np.arange(total.size), {"activations": total * GIB}, [], None, tmp_path / "a.svg")
     assert "5000.00 GiB" in words(tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size < 600_000
+
+
+def test_bands_begin_where_the_phase_changes():
+    assert bands([]) == []
+    assert bands(["build", "forward", "forward", "backward"]) == [
+        ("build", 0, 1),
+        ("forward", 1, 3),
+        ("backward", 3, 3),
+    ]
+
+
+def test_only_phases_with_room_are_named(tmp_path):
+    at, phases = np.arange(1000), [("forward", 0, 500), ("sliver", 500, 501), ("backward", 501, 999)]
+    draw(at, {"parameters": at}, phases, None, tmp_path / "a.svg")
+    assert {"forward", "sliver", "backward"} & set(words(tmp_path / "a.svg")) == {"forward", "backward"}
 
 
 @pytest.mark.parametrize("values", [[7], [0, 0, 0], [1, 1, 1]])

@@ -121,7 +121,7 @@ class Energy:
             self._samples.append(self._meter.sample())
 
     def step(self, report: StepReport) -> None:
-        self._units += report.tokens or report.rows
+        self._units += report.count
 
     def close(self) -> None:
         if self._meter is None or self._closed.is_set():

@@ -1,5 +1,6 @@
 """How much of a device's arithmetic a training run uses: model FLOPs utilisation (PaLM, arXiv:2204.02311, app. B)."""
 
+import math
 import re
 import time
 import warnings
@@ -47,8 +48,8 @@ class Peak:
 def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
     """The data sheet's figure where there is one, else the best that a large product of matrices reaches here.
 
-    The measurement is made once per machine and kept in the cache. On a machine that is busy it comes out too low, and
-    the utilisation too high.
+    The measurement is made once per machine and kept in the cache. On a machine that is busy it may come out too low,
+    and the utilisation too high.
     """
     precision = precision_of(device, dtype)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else this_machine().processor
@@ -81,20 +82,26 @@ def datasheet(name: str, precision: str) -> float | None:
     return None
 
 
-def measure(device: torch.device, dtype: torch.dtype, *, rounds: int = 7) -> float:
+def measure(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) -> float:
     """FLOP/s of the best of a few products of large square matrices."""
     size, repeat = (4096, 20) if device.type == "cuda" else (1024, 1)
+    clock = time.perf_counter if device.type == "cuda" else processor_time
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
     best = float("inf")
     for _ in range(rounds + 1):
         wait(device)
-        start = time.perf_counter()
+        start = clock()
         for _ in range(repeat):
             torch.mm(a, b)
         wait(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return 2 * size**3 * repeat / best
+
+
+def processor_time() -> float:
+    """Seconds that each thread of the process has had a core: others that want it too do not count."""
+    return time.process_time() / torch.get_num_threads()
 
 
 def wait(device: torch.device) -> None:
@@ -110,8 +117,17 @@ def attention(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = Non
     return int(2 * batch * heads * length * key[-2] * (width + value[-1]))
 
 
-UNCOUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
-"""The kernel that torch 2.13 runs on a CPU and counts as nothing."""
+def product(rows: Any, packed: Any, shape: Any, *args: Any, **kwargs: Any) -> int:
+    """FLOPs of a product with 4-bit weights of this shape, [out, in], from the shape of its input, [..., in]."""
+    return int(2 * math.prod(rows) * shape[0])
+
+
+def uncounted() -> dict[Any, Any]:
+    """Formulas for kernels that torch 2.13 counts as nothing: of attention on a CPU, and of bitsandbytes, if loaded."""
+    formulas: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
+        formulas[torch.ops.bitsandbytes.gemm_4bit] = product
+    return formulas
 
 
 class Flops:
@@ -121,6 +137,7 @@ class Flops:
     and for those of the parameters that learn. What is computed a second time (gradient checkpointing) is not counted:
     that is what tells MFU from the utilisation of the hardware. Products of matrices, convolutions and attention are
     counted; recurrent layers on a CPU are not, by torch. Later steps are taken to cost the same per token or row.
+    A compiled model runs uncompiled for the one step that is counted.
     """
 
     def __init__(self, peak: Peak, *, learning: float = 1.0) -> None:
@@ -139,9 +156,12 @@ class Flops:
         if name != "forward" or not self._counting:
             yield
             return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Using `torch.compile")  # its hooks count a module twice; we sum
-            with FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter:
+        # What torch.compile first meets under the counter, it would never compile: it waits for the next step.
+        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="Using `torch.compile"
+            )  # about hooks by module; only the sum is used
+            with FlopCounterMode(display=False, custom_mapping=uncounted()) as counter:
                 yield
         self._forward += counter.get_total_flops()
 

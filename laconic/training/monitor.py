@@ -26,8 +26,9 @@ class StepReport:
     """What the loop says after a step.
 
     step: steps done, from 1. loss: the batch's mean. lr: the learning rate of the first group. tokens: of the batch,
-    without padding; 0 where its rows are no text. rows: of the batch. seconds: that the step took, waiting included.
-    waited: seconds of these that the device had no batch. norm: of the gradient before clipping, where it was taken.
+    without padding; no more than the rows where these are no text. rows: of the batch. seconds: that the step took,
+    waiting included. waited: seconds of these that the device had no batch. norm: of the gradient before clipping,
+    where it was taken.
     """
 
     step: int
@@ -38,6 +39,16 @@ class StepReport:
     seconds: float
     waited: float
     norm: float | None = None
+
+    @property
+    def unit(self) -> str:
+        """What the batch is counted in: tokens, or rows where they are no text."""
+        return "tokens" if self.tokens > self.rows else "rows"
+
+    @property
+    def count(self) -> int:
+        """Of the batch, in `unit`."""
+        return max(self.tokens, self.rows)
 
 
 class Observer(Protocol):
@@ -54,7 +65,7 @@ class Observer(Protocol):
 class Reading:
     """What follows from a report.
 
-    speed: per second, of `unit` (tokens, or rows where there are none). idle: share of the time, 0 to 1, that the
+    speed: per second, of the report's `unit`. idle: share of the time, 0 to 1, that the
     device waited. mfu: model FLOPs utilisation, 0 to 1; None where nobody counts. memory: the most bytes in use so far.
     """
 
@@ -78,10 +89,10 @@ class Gauge:
         """The figures of one step."""
         seconds = max(report.seconds, 1e-9)
         return Reading(
-            speed=(report.tokens or report.rows) / seconds,
-            unit="tokens" if report.tokens else "rows",
+            speed=report.count / seconds,
+            unit=report.unit,
             idle=min(report.waited / seconds, 1.0),
-            mfu=self._flops.utilisation(report.tokens or report.rows, seconds) if self._flops else None,
+            mfu=self._flops.utilisation(report.count, seconds) if self._flops else None,
             memory=peak_memory(self._device),
         )
 
@@ -91,7 +102,7 @@ class Gauge:
             memory = "peak memory: tensors on the device, as the allocator counts them"
         else:
             memory = "peak memory: all that the process holds (resident), Python and libraries included"
-        return [memory, *([f"MFU: {self._flops.peak}"] if self._flops else [])]
+        return [memory, *([f"MFU: share {self._flops.peak}"] if self._flops else [])]
 
 
 def peak_memory(device: torch.device) -> int:
@@ -149,7 +160,7 @@ class Progress:
             self._bar.start()
 
     def _restart(self) -> None:
-        self._seconds, self._units, self._waited, self._mfu = Average(), Average(), Average(), Average()
+        self._seconds, self._count, self._waited, self._used = Average(), Average(), Average(), Average()
 
     def step(self, report: StepReport) -> None:
         if report.step == self._start + 2:  # the first step warms up: it compiles, counts and allocates
@@ -157,9 +168,9 @@ class Progress:
         reading = self._gauge.read(report)
         self._loss.add(report.loss)
         self._seconds.add(report.seconds)
-        self._units.add(reading.speed * report.seconds)
+        self._count.add(report.count)
         self._waited.add(report.waited)
-        self._mfu.add(math.nan if reading.mfu is None else reading.mfu)
+        self._used.add(math.nan if reading.mfu is None else reading.mfu * report.seconds)
         line = self._line(report, reading)
         if self._bar:
             self._bar.update(self._task, completed=report.step, description=line)
@@ -174,9 +185,9 @@ class Progress:
     def _line(self, report: StepReport, reading: Reading) -> str:
         seconds = max(self._seconds.value, 1e-9)
         loss = self._loss.value if math.isfinite(report.loss) else report.loss
-        figures = [f"loss {loss:.4f}", f"{short(self._units.value / seconds)} {reading.unit}/s"]
-        if not math.isnan(self._mfu.value):
-            figures.append(f"MFU {percent(self._mfu.value)}")
+        figures = [f"loss {loss:.4f}", f"{short(self._count.value / seconds)} {reading.unit}/s"]
+        if not math.isnan(self._used.value):
+            figures.append(f"MFU {percent(self._used.value / seconds)}")
         figures += [f"peak {binary(reading.memory)}", f"waited {percent(self._waited.value / seconds)}"]
         left = self._total - report.step
         return "  ".join([*figures, *([f"{clock(left * seconds)} left"] if left > 0 else [])])
