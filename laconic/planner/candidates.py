@@ -1,0 +1,133 @@
+"""The combinations of techniques that are worth predicting, as data."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+
+from laconic.errors import RecipeError
+from laconic.memory.legality import conflict
+from laconic.planner.simulate import imagined, imagining
+from laconic.planner.subject import Subject
+from laconic.recipe import Named
+from laconic.training.assembly import make_kit
+from laconic.training.settings import Training
+
+Choice = tuple[Any, ...]
+"""Techniques as a recipe writes them."""
+
+FREE: Choice = ("sdpa", "chunked-loss")
+"""What costs neither exactness nor time, wherever the model has a place for it."""
+
+ACTIVATIONS: Sequence[Choice] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
+SMALLER = "adamw-8bit"
+LEAN: Sequence[Choice] = (
+    ({"layerwise": {"rows": 1, "snapshots": 4}}, {"chunked-loss": {"defer": True}}, "in-backward"),
+    ({"layerwise": {"rows": 1}}, "bf16", "in-backward"),
+    ({"layerwise": {"rows": 1, "keep": "host"}}, {"host-weights": {"dtype": "fp32"}}),
+    ({"layerwise": {"rows": 1, "keep": "host"}}, {"host-weights": {"dtype": "bf16"}}),
+    ({"lora": {"base": "bfloat16"}}, "bf16"),
+    ({"lora": {"base": "bfloat16"}}, "bf16", "checkpoint", "accumulate"),
+    ("qlora", "bf16", "checkpoint", "accumulate"),
+)
+"""Combinations that trade more for memory than the ladder does. What is named in them stands above FREE."""
+
+ADAPTERS = frozenset({"lora", "qlora"})
+"""What trains adapters, and not the weights themselves."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """training: the settings with these techniques. whole: whether all weights learn. exact: whether the losses are
+    those of plain FP32 training with the optimizer that was asked for, to 1e-5."""
+
+    training: Training
+    whole: bool
+    exact: bool
+
+    @property
+    def name(self) -> str:
+        """As people say it."""
+        parts = [spelled(named) for named in self.training.techniques]
+        return " + ".join([*parts, self.training.optimizer.name])
+
+
+def spelled(named: Named) -> str:
+    """A technique and its settings, as in `checkpoint(policy=selective)`."""
+    settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
+    return f"{named.name}({settings})" if settings else named.name
+
+
+def candidates(subject: Subject, training: Training, device: torch.device) -> list[Candidate]:
+    """Plain training, what the settings ask for, a ladder of common combinations, and lean ones; the legal ones of
+    them that the model has a place for."""
+    fits = applicable(subject, training)
+    found: dict[str, Candidate] = {}
+    for choice, optimizer, clip in proposals(training, device):
+        techniques = tuple(Named.model_validate(each) for each in choice)
+        changed = training.with_techniques(techniques, optimizer=optimizer, clip=clip)
+        if all(technique.name in fits for technique in techniques) and legal(changed):
+            candidate = judged(changed, training)
+            found.setdefault(candidate.name, candidate)
+    return list(found.values())
+
+
+def proposals(training: Training, device: torch.device) -> Iterator[tuple[Choice, Named, float | None]]:
+    """Techniques, optimizer and clip of each combination, legal or not."""
+    given, clip = training.optimizer, training.clip
+    asked = tuple({named.name: named.config} for named in training.techniques)
+    yield (), given, clip
+    yield asked, given, clip
+    rows = max(1, training.batch // 8)
+    cuts: Sequence[Choice] = ((), ({"accumulate": {"rows": rows}},), ("in-backward",))
+    low = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bf16"
+    precisions: Sequence[Choice] = ((), (low,))
+    for precision, activations, cut in product(precisions, ACTIVATIONS, cuts):
+        choice = (*FREE, *precision, *activations, *cut)
+        kept = None if "in-backward" in cut else clip
+        yield choice, given, kept
+        if precision and given.name == "adamw":
+            yield choice, Named(name=SMALLER, config=given.config), kept
+    for lean in LEAN:
+        named = {Named.model_validate(each).name for each in lean}
+        kept = None if "in-backward" in named else clip
+        yield (*(free for free in FREE if free not in named), *lean), given, kept
+
+
+def applicable(subject: Subject, training: Training) -> set[str]:
+    """The techniques that the model has a place for, each tried alone on a model without bytes."""
+    names = {named.name for named in training.techniques} | {"accumulate", "in-backward", *FREE, "bf16", "fp16"}
+    for choice in (*ACTIVATIONS, *LEAN):
+        names |= {Named.model_validate(each).name for each in choice}
+    found = set()
+    for name in sorted(names):
+        try:
+            technique = Named(name=name).configure("technique")
+            parts = training.with_techniques(()).parts()
+            with imagining():
+                kit = make_kit(imagined(subject.copy()), subject.objective(), parts, torch.device("cpu"))
+                if not technique.requires:
+                    technique.apply(kit)
+            found.add(name)
+        except RecipeError:
+            continue
+    return found
+
+
+def legal(training: Training) -> bool:
+    """Whether the techniques go together, and with the optimizer."""
+    techniques = {named.name: named.configure("technique") for named in training.techniques}
+    return conflict(techniques, training.optimizer.configure("optimizer"), clip=training.clip) is None
+
+
+def judged(training: Training, given: Training) -> Candidate:
+    """The candidate of these settings, beside those that were given."""
+    techniques = {named.name: named.configure("technique") for named in training.techniques}
+    exact = (
+        all(technique.exact for technique in techniques.values())
+        and training.optimizer == given.optimizer
+        and training.clip == given.clip
+    )
+    return Candidate(training, whole=not ADAPTERS & techniques.keys(), exact=exact)

@@ -1,0 +1,137 @@
+"""The plan of a training: what each combination takes, the fastest that fits, and the largest batch that would."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from laconic.errors import RecipeError
+from laconic.planner.candidates import Candidate, candidates
+from laconic.planner.predict import Prediction, predict
+from laconic.planner.rates import Rates, measure
+from laconic.planner.subject import Subject
+from laconic.progress import Steps
+from laconic.training.settings import Training
+
+HEADROOM = 0.05
+"""The share of the memory that is left free, for what allocators waste and libraries keep for themselves."""
+ALIKE = 1.03
+"""Times within this factor are the same: the more exact one is taken, then the one that takes less memory."""
+ATTEMPTS = 12
+"""Predictions at most in looking for the largest batch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A combination, and what it is predicted to take."""
+
+    candidate: Candidate
+    prediction: Prediction
+
+    def fits(self, memory: int) -> bool:
+        """Whether it stays within so many bytes, HEADROOM left free."""
+        return self.prediction.peak <= memory * (1 - HEADROOM)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """rows: the first is plain training. chosen: the fastest that fits; None where none does. largest: rows of a batch
+    that still fit with the chosen techniques; None where a batch is taken in parts, so that any fits."""
+
+    subject: Subject
+    length: int
+    memory: int
+    rates: Rates
+    rows: tuple[Row, ...]
+    chosen: Row | None
+    largest: int | None
+
+    @property
+    def plain(self) -> Row:
+        """Training without any technique."""
+        return self.rows[0]
+
+    def front(self) -> list[Row]:
+        """The rows that no other beats in both memory and time, from the fastest on."""
+        rows = sorted(self.rows, key=lambda row: (row.prediction.seconds, row.prediction.peak))
+        kept: list[Row] = []
+        for row in rows:
+            if not kept or row.prediction.peak < kept[-1].prediction.peak:
+                kept.append(row)
+        return kept
+
+
+def plan(
+    subject: Subject,
+    training: Training,
+    *,
+    length: int,
+    memory: int,
+    device: torch.device,
+    steps: Steps | None = None,
+    rates: Rates | None = None,
+) -> Plan:
+    """Predict every combination, and choose. Nothing is allocated, and no weight is read.
+
+    memory: bytes of the device. Raises RecipeError where the model has no room for texts of this length.
+    """
+    steps = steps or Steps()
+    if subject.longest is not None and length > subject.longest:
+        raise RecipeError(f"{subject.name} takes at most {subject.longest} tokens, and {length} are asked for")
+    with steps.step("measure what this device does") as step:
+        rates = rates or measure(device)
+        step.note = rates.name
+    tried = candidates(subject, training, device)
+    rows = []
+    with steps.step("simulate", len(tried)) as step:
+        for candidate in tried:
+            rows.append(Row(candidate, predict(subject, candidate.training, length, rates)))
+            step.advance()
+        step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
+    chosen = choose(rows, memory)
+    largest = None
+    if chosen:
+        with steps.step("find the largest batch"):
+            largest = largest_batch(subject, chosen, length, memory, rates)
+        whole = predict(subject, chosen.candidate.training, length, rates, whole=True)
+        chosen = replace(chosen, prediction=whole)
+    return Plan(subject, length, memory, rates, tuple(rows), chosen, largest)
+
+
+def choose(rows: Sequence[Row], memory: int) -> Row | None:
+    """The fastest that fits and trains all weights; where none does, the fastest that fits."""
+    fitting = [row for row in rows if row.fits(memory)]
+    whole = [row for row in fitting if row.candidate.whole] or fitting
+    if not whole:
+        return None
+    best = min(row.prediction.seconds for row in whole)
+    near = [row for row in whole if row.prediction.seconds <= ALIKE * best]
+    return min(near, key=lambda row: (not row.candidate.exact, row.prediction.peak))
+
+
+def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates: Rates) -> int | None:
+    """The most rows of a batch that fit with these techniques; None where a batch is taken in parts.
+
+    Memory grows nearly in a line with the rows, so the line through the last two guesses gives the next.
+    """
+    training = chosen.candidate.training
+    if any(named.name == "accumulate" for named in training.techniques):
+        return None
+
+    def peak(rows: int) -> int:
+        return predict(subject, training.model_copy(update={"batch": rows}), length, rates).peak
+
+    limit = memory * (1 - HEADROOM)
+    good, bad = training.batch, 0
+    known = {good: chosen.prediction.peak}
+    guess = 2 * good
+    for _ in range(ATTEMPTS):
+        known[guess] = peak(guess)
+        good, bad = (max(good, guess), bad) if known[guess] <= limit else (good, guess)
+        if bad == good + 1:
+            break
+        a, b = sorted(known)[-2:] if not bad else (good, bad)
+        slope = (known[b] - known[a]) / (b - a)
+        aim = int(a + (limit - known[a]) / slope) if slope > 0 else 2 * b
+        guess = min(max(aim, good + 1), bad - 1) if bad else max(aim, good + 1)
+    return good
