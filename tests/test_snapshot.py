@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from laconic.artifact import seal, unseal
 from laconic.errors import SourceError, TrainingFailure, UnknownFormat, UsageError
+from laconic.training import pack
 from laconic.training.card import PACKS, card_path
 from laconic.training.snapshot import Snapshots
 
@@ -255,6 +257,36 @@ def test_frozen_weights_are_written_once(snapshots):
         assert sum(new) < 3 * 70_000, "what changed, of two snapshots"
 
 
+def test_what_is_said_to_be_frozen_is_looked_at_once(snapshots, monkeypatch):
+    looked_at = []
+    real = pack.digest
+    monkeypatch.setattr(pack, "digest", lambda tensor: looked_at.append(tensor.data_ptr()) or real(tensor))
+    state = {"model": {"base": torch.randn(9), "base_scale": torch.randn(9), "lora": torch.randn(9)}}
+    own = state["model"]["base"].data_ptr()
+    snapshots.save(1, state, frozen=["model.base"])
+    snapshots.latest()
+    assert own in looked_at, "it was copied"
+    assert len(looked_at) == 3
+    snapshots.save(2, state, frozen=["model.base"])
+    snapshots.latest()
+    assert len(looked_at) == 3 + 2
+    assert own not in looked_at[3:]
+    loaded = blank(state)
+    snapshots.load(loaded)
+    assert_same(loaded, state)
+
+
+def test_what_is_frozen_is_written_again_where_it_was_lost(snapshots):
+    state = state_of()
+    snapshots.save(1, state, frozen=["model"], wait=True)
+    for name in packs(snapshots):
+        (snapshots.folder / PACKS / name).unlink()
+    snapshots.save(2, state, frozen=["model"], wait=True)
+    loaded = blank(state)
+    assert snapshots.load(loaded) == 2
+    assert_same(loaded, state)
+
+
 def test_a_state_that_did_not_change_costs_a_card(snapshots):
     snapshots.save(1, state_of(), wait=True)
     before = packs(snapshots)
@@ -441,9 +473,16 @@ def test_nothing_on_disk_is_a_pickle(snapshots):
         json.loads(path.read_bytes()) if path.suffix == ".json" else load_file(path)
 
 
+def test_a_folder_that_went_away_is_told(snapshots):
+    shutil.rmtree(snapshots.folder)
+    snapshots.save(1, state_of())
+    with pytest.raises(TrainingFailure, match="Look whether it is still there"):
+        snapshots.close()
+
+
 def test_a_folder_that_is_a_file_and_a_keep_of_nothing_are_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file"):
+    with pytest.raises(UsageError, match="cannot hold the snapshots"):
         Snapshots(tmp_path / "file")
     with pytest.raises(UsageError, match="at least 1"):
         Snapshots(tmp_path / "folder", keep=0)

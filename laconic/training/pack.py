@@ -42,22 +42,35 @@ def digest(tensor: Tensor) -> str:
 
 
 class Writer(StorageWriter):
-    """Writes what is new into packs, and the card when all ranks are done. known: the cards whose packs may be used."""
+    """Writes what is new into packs, and the card when all ranks are done.
 
-    def __init__(self, folder: Path, step: int, values: dict[str, Any], known: Mapping[int, Card]) -> None:
+    known: the cards whose packs may be used. keys: of the tensors that did not change since they were looked at last;
+    after the write, of all that this rank wrote.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        values: dict[str, Any],
+        known: Mapping[int, Card],
+        keys: Mapping[MetadataIndex, str],
+    ) -> None:
         self.folder = folder
+        self.keys = dict(keys)
         self.step = step
         self.values = values
         self.sizes = {name: pack.size for card in known.values() for name, pack in card.packs.items()}
         self.places = {key: name for card in known.values() for key, name in card.places.items()}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        keys: dict[MetadataIndex, str] = {}
         fresh: dict[str, Tensor] = {}
         size = 0
         for item in sorted(plan.items, key=lambda item: (item.index.fqn, tuple(item.index.offset or ()))):
+            if self.keys.get(item.index) in self.places:
+                continue
             tensor = own(planner.resolve_data(item))
-            keys[item.index] = key = digest(tensor)
+            self.keys[item.index] = key = digest(tensor)
             if key not in self.places:
                 fresh[key] = tensor
                 size += tensor.nbytes
@@ -66,6 +79,7 @@ class Writer(StorageWriter):
                 size = 0
         self._close(fresh)
         done: Future[list[WriteResult]] = Future()
+        keys = {item.index: self.keys[item.index] for item in plan.items}
         places = {index: (key, self.places[key]) for index, key in keys.items()}
         done.set_result([WriteResult(i, self.sizes[name], (key, name)) for i, (key, name) in places.items()])
         return done

@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from laconic.errors import SourceError, TrainingFailure, UsageError
 from laconic.training.card import PACKS, Card, check_packs, read_card, steps, sweep
@@ -32,31 +33,36 @@ class Snapshots:
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         if keep < 1:
             raise UsageError(f"at least 1 snapshot must be kept, not {keep}")
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{folder} is a file; expected a folder for the snapshots. Choose another name")
-        (folder / PACKS).mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / PACKS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder} cannot hold the snapshots: {error}. Choose another folder") from error
         self.folder = folder
         self.keep = keep
         self._damaged: set[int] = set()
+        self._keys: dict[MetadataIndex, str] = {}
         self._group = dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._writing: Future[None] | None = None
         # Said by torch at each save of a single process; here and not where it is said, since filters are no thread's.
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
-    def save(self, step: int, state: Mapping[str, Any], *, wait: bool = False) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, wait: bool = False, frozen: Collection[str] = ()) -> None:
         """Copy the state to host memory, and write it in the background; what is on the disk already is not written.
 
         state: nested mappings and lists of tensors, DTensors and plain JSON values. Plain values, and tensors that are
         not sharded, are taken to be alike on all ranks. wait: write from the tensors themselves, without the copy, and
-        return when it is on the disk. A write still under way is waited for.
+        return when it is on the disk. frozen: dotted paths of what does not change any more: it is not copied, and is
+        looked at once. A write still under way is waited for.
         Raises UsageError for a state that holds other things, TrainingFailure where this write, or the one before,
         failed; the snapshots before it are kept.
         """
         self._settle()
         shards, values = cut(state)
         if not wait:
-            shards, values = {name: shard.copy() for name, shard in shards.items()}, deepcopy(values)
+            shards = {name: shard if is_below(name, frozen) else shard.copy() for name, shard in shards.items()}
+            values = deepcopy(values)
+        self._keys = {index: key for index, key in self._keys.items() if is_below(index.fqn, frozen)}
         self._writing = self._thread.submit(self._write, step, shards, values)
         del shards  # the background is to hold the copies alone
         if wait:
@@ -75,6 +81,7 @@ class Snapshots:
         Raises SourceError where none is whole, and for one of another model.
         """
         self._settle()
+        self._keys = {}
         shards, values = cut(state)
         whole: list[int] = self._gather(sorted(self._whole(), reverse=True))[0]
         for step in whole:
@@ -114,7 +121,7 @@ class Snapshots:
 
     def _write(self, step: int, shards: dict[str, Shard], values: dict[str, Any]) -> None:
         known = self._whole()
-        writer = Writer(self.folder, step, values, known)
+        writer = Writer(self.folder, step, values, known, self._keys)
         try:
             state_dict_saver.save(shards, storage_writer=writer, planner=Saving(), process_group=self._group)
         except CheckpointException as error:
@@ -124,6 +131,7 @@ class Snapshots:
                 f"{f'That of step {max(known)} is kept' if known else 'There is none before it'}. "
                 f"Make room there, or give another folder"
             ) from error
+        self._keys = writer.keys
         self._damaged.discard(step)
         self._sweep(sorted(self._whole(), reverse=True)[: self.keep])
 
@@ -189,13 +197,24 @@ class Snapshots:
 
     def _settle(self) -> None:
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        try:
+            if writing is not None:
+                writing.result()
+        except OSError as error:
+            raise TrainingFailure(
+                f"snapshots cannot be written to {self.folder}: {error}. Look whether it is still there"
+            ) from error
 
 
 def first(error: CheckpointException) -> BaseException:
     """What went wrong on the first rank where something did."""
     return error.failures[min(error.failures)][0]
+
+
+def is_below(path: str, paths: Collection[str]) -> bool:
+    """Whether a dotted path is one of these, or goes on from one."""
+    names = path.split(".")
+    return any(".".join(names[: stop + 1]) in paths for stop in range(len(names)))
 
 
 def text(found: tuple[str, tuple[int, ...]] | None) -> str:
