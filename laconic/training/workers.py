@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -146,7 +147,8 @@ def begin(worker: int) -> None:
     """What a worker does first.
 
     Ctrl-C, and a SIGTERM to the whole group, are for the training to answer, which still needs its batches then. Only
-    the second SIGTERM ends a worker: DataLoader's, which gives up waiting.
+    the second SIGTERM ends a worker: DataLoader's, which gives up waiting. Where the training is killed, the worker
+    ends, too: DataLoader looks for the server that forked it, and that one lives as long as it has workers.
     """
 
     def spared(number: int, frame: FrameType | None) -> None:
@@ -154,7 +156,16 @@ def begin(worker: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, spared)
+    threading.Thread(target=follow, name="laconic-follow", daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one worker, one core; torch sees to its own threads
+
+
+def follow() -> None:
+    """End this process when the one that started it has ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def as_it_is(made: Any) -> Any:
