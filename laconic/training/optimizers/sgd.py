@@ -25,5 +25,5 @@ class Sgd(Optimizer):
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            fused=True,
+            foreach=False,  # no copy of all gradients; the fused kernel does not know sharded weights
         )
