@@ -16,7 +16,7 @@ class Bf16(Technique):
     exact: ClassVar[bool] = False
 
     def apply(self, kit: Kit) -> None:
-        kit.forward.append(lambda: torch.autocast(kit.device.type, dtype=torch.bfloat16))
+        kit.forward.append(lambda: autocast(kit, torch.bfloat16))
 
 
 class Fp16(Technique):
@@ -33,5 +33,11 @@ class Fp16(Technique):
     interval: int = Field(default=2000, ge=1)
 
     def apply(self, kit: Kit) -> None:
-        kit.forward.append(lambda: torch.autocast(kit.device.type, dtype=torch.float16))
+        kit.forward.append(lambda: autocast(kit, torch.float16))
         kit.scaler = torch.amp.GradScaler(kit.device.type, init_scale=self.scale, growth_interval=self.interval)
+
+
+def autocast(kit: Kit, dtype: torch.dtype) -> torch.autocast:
+    """Without torch's cache, which holds a copy of every weight until the pass ends: with checkpoint, where no graph
+    holds them, that is half of the weights' bytes for nothing. Only a layer that is used twice is cast twice."""
+    return torch.autocast(kit.device.type, dtype=dtype, cache_enabled=False)
