@@ -242,6 +242,13 @@ def test_the_wait_is_counted_and_said():
     assert one.report().endswith("%), no workers")
 
 
+def test_the_wait_is_never_more_than_the_time_that_passed():
+    one = feed(texts(9), slow)
+    for _ in one:
+        break
+    assert 0 < one.waited <= one.elapsed
+
+
 def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
     monkeypatch.setattr("laconic.training.search.SECONDS", 0.0)
     one = feed(texts(9), slow, workers="auto", stop=30)
@@ -305,7 +312,6 @@ def test_workers_end_when_the_loop_is_left(leave):
     elif leave == "break":
         for _ in one:
             break
-        one.close()
     else:
         with pytest.raises(RuntimeError, match="training"):
             train_and_fail(one)
@@ -519,6 +525,12 @@ def test_no_more_workers_are_tried_than_it_takes_to_wait_no_longer():
 
 def test_workers_that_slow_the_step_down_are_sent_home():
     search = searched(lambda workers: (0.0, 0.05) if workers else (0.02, 0.02))
+    assert search.workers == 0
+    assert sorted(search.seconds) == [0, 1]
+
+
+def test_a_second_worker_is_not_tried_where_the_first_one_makes_it_much_slower():
+    search = searched(lambda workers: (0.1 if workers else 0.02, 0.02))
     assert search.workers == 0
     assert sorted(search.seconds) == [0, 1]
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Annotated, Any, Literal, Self
@@ -38,8 +39,8 @@ class FeedSettings(Strict):
 class Feed:
     """The batches of the steps from `start` to before `stop`, on the device: iterate over (step, batch), once.
 
-    waited: seconds that the loop waited for a batch; elapsed: seconds from its first step on. Leave it, or close it,
-    and the worker processes end.
+    waited: seconds that the loop waited for a batch; elapsed: seconds from its first step on. The worker processes
+    end with the loop; use it as a context where an error may leave the loop, since whoever holds the error holds them.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class Feed:
                 "not one of a function's body, or set workers: 0"
             )
         self._search = Search(most_workers() if leaves else 0, settings.prefetch)
-        self._running: Generator[tuple[int, Batch], None, None] | None = None
+        # Not held: a loop that is left drops it, and that ends the workers.
+        self._running: weakref.ref[Generator[tuple[int, Batch], None, None]] | None = None
         self.waited = 0.0
         self.elapsed = 0.0
 
@@ -99,14 +101,15 @@ class Feed:
 
     def __iter__(self) -> Iterator[tuple[int, Batch]]:
         self.close()
-        self._running = self._run()
-        return self._running
+        running = self._run()
+        self._running = weakref.ref(running)
+        return running
 
     def close(self) -> None:
-        """End the worker processes."""
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        """End the worker processes, wherever the loop stands."""
+        running = self._running() if self._running else None
+        if running is not None:
+            running.close()
 
     def _run(self) -> Generator[tuple[int, Batch], None, None]:
         step, began = self._start, time.perf_counter()
@@ -116,14 +119,15 @@ class Feed:
                 while step < self._stop and not changed:
                     asked = time.perf_counter()
                     batch = next(made)
-                    waited = time.perf_counter() - asked
-                    self.waited += waited
+                    given = time.perf_counter()
+                    self.waited += given - asked
+                    self.elapsed = given - began
                     yield step, batch
                     step += 1
                     now = time.perf_counter()
                     self.elapsed = now - began
                     if self._settings.workers == "auto":
-                        changed = self._search.observe(waited, now - asked, self._stop - step)
+                        changed = self._search.observe(given - asked, now - asked, self._stop - step)
 
     def _batches(self, steps: range) -> Generator[Batch, None, None]:
         made = batches(

@@ -12,6 +12,8 @@ NOTICEABLE = 0.02
 """The share of a step's time below which waiting does not matter."""
 BETTER = 0.95
 """What a step must take, measured by the best so far, for a count to be kept."""
+HOPELESS = 1.25
+"""What a step with one worker takes, measured by one without, where two are not tried: the cores are busy enough."""
 
 
 class Search:
@@ -59,8 +61,9 @@ class Search:
         if better:
             self._best = self.workers
         waits = self._waited >= NOTICEABLE * self._spent and self._waited / self._steps * left >= WORTH
-        # One worker that makes batches as slowly as this process did gains nothing yet; two would.
-        if waits and self.workers < self._most and (better or self.workers == 1):
+        # One worker that makes batches about as fast as this process did gains nothing yet; two would.
+        hopeful = better or (self.workers == 1 and own < HOPELESS * self.seconds[self._best])
+        if waits and self.workers < self._most and hopeful:
             self.workers = min(max(1, 2 * self.workers), self._most)
         else:
             self.workers, self.settled = self._best, True
