@@ -473,11 +473,20 @@ def test_nothing_on_disk_is_a_pickle(snapshots):
         json.loads(path.read_bytes()) if path.suffix == ".json" else load_file(path)
 
 
+def test_an_earlier_step_does_not_take_the_place_of_a_later_one(snapshots):
+    snapshots.save(10, state_of())
+    with pytest.raises(UsageError, match=r"holds a snapshot of step 10, and step 2 would come after it"):
+        snapshots.save(2, state_of(2.0))
+    snapshots.save(10, state_of(3.0))
+    loaded = blank(state_of())
+    assert snapshots.load(loaded) == 10
+    assert_same(loaded, state_of(3.0))
+
+
 def test_a_folder_that_went_away_is_told(snapshots):
     shutil.rmtree(snapshots.folder)
-    snapshots.save(1, state_of())
     with pytest.raises(TrainingFailure, match="Look whether it is still there"):
-        snapshots.close()
+        snapshots.save(1, state_of())
 
 
 def test_a_folder_that_is_a_file_and_a_keep_of_nothing_are_refused(tmp_path):

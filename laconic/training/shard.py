@@ -124,12 +124,13 @@ def like(saved: Any, given: Any) -> Any:
 def pieces(name: str, tensor: Tensor) -> Iterator[tuple[str, Shard]]:
     """What this rank holds of a tensor, as plain tensors."""
     if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        if mesh.get_coordinate() is None:
+        mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        if here is None:
             return
         local = tensor.to_local().detach()
         if hasattr(local, "__tensor_flatten__"):
-            yield from pieces(f"{name}[{mesh.get_coordinate()} of {list(mesh.shape)}]", local)
+            place, places = ("x".join(map(str, numbers)) for numbers in (here, mesh.shape))
+            yield from pieces(f"{name}[{place} of {places}]", local)
         else:
             (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
             yield name, Shard(tensor.shape, chunk.offsets, local)

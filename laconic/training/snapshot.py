@@ -54,10 +54,15 @@ class Snapshots:
         not sharded, are taken to be alike on all ranks. wait: write from the tensors themselves, without the copy, and
         return when it is on the disk. frozen: dotted paths of what does not change any more: it is not copied, and is
         looked at once. A write still under way is waited for.
-        Raises UsageError for a state that holds other things, TrainingFailure where this write, or the one before,
-        failed; the snapshots before it are kept.
+        Raises UsageError for a state that holds other things, and where there is a snapshot of a later step already;
+        TrainingFailure where this write, or the one before, failed: the snapshots before it are kept.
         """
         self._settle()
+        if later := [other for other in self._steps() if other > step and other not in self._damaged]:
+            raise UsageError(
+                f"{self.folder} holds a snapshot of step {max(later)}, and step {step} would come after it. "
+                f"Go on from that one, or give another folder"
+            )
         shards, values = cut(state)
         if not wait:
             shards = {name: shard if is_below(name, frozen) else shard.copy() for name, shard in shards.items()}
@@ -125,7 +130,7 @@ class Snapshots:
         try:
             state_dict_saver.save(shards, storage_writer=writer, planner=Saving(), process_group=self._group)
         except CheckpointException as error:
-            self._sweep(steps(self.folder))
+            self._sweep(self._steps())
             raise TrainingFailure(
                 f"the snapshot of step {step} could not be written to {self.folder}: {first(error)}. "
                 f"{f'That of step {max(known)} is kept' if known else 'There is none before it'}. "
@@ -145,7 +150,7 @@ class Snapshots:
     def _whole(self) -> dict[int, Card]:
         """The cards of the snapshots that are not damaged, as far as that is known without reading all of them."""
         cards = {}
-        for step in steps(self.folder):
+        for step in self._steps():
             if step not in self._damaged:
                 try:
                     card = read_card(self.folder, step)
@@ -197,12 +202,15 @@ class Snapshots:
 
     def _settle(self) -> None:
         writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _steps(self) -> list[int]:
         try:
-            if writing is not None:
-                writing.result()
+            return steps(self.folder)
         except OSError as error:
             raise TrainingFailure(
-                f"snapshots cannot be written to {self.folder}: {error}. Look whether it is still there"
+                f"the folder of the snapshots, {self.folder}, does not read: {error}. Look whether it is still there"
             ) from error
 
 
