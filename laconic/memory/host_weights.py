@@ -21,14 +21,13 @@ class HostWeights(Technique):
     """The model's parameters are float32 and stay on the host, where the optimizer steps. Layers are streamed to the
     device one by one, a copy of the rest stays there.
 
-    dtype: of what the device computes with. fp32 is exact; bf16 is mixed precision with float32 masters (Micikevicius et
-    al., arXiv 1710.03740), with half of the traffic. Undone, the model is left on the host.
+    dtype: of what the device computes with. fp32 is exact; bf16 is mixed precision with float32 masters (Micikevicius
+    et al., arXiv 1710.03740), with half of the traffic. Undone, the model is left on the host.
     """
 
     slot: ClassVar[Slot] = "weights"
     exact: ClassVar[bool] = False
     places: ClassVar[bool] = True
-    linear: ClassVar[bool] = False
     requires: ClassVar[Sequence[str]] = ("layerwise",)
     excludes: ClassVar[Mapping[str, str]] = {
         "fp16": "its scaler looks for the gradients on the device. bf16 layers need none",

@@ -1,6 +1,6 @@
 """Layers run one by one, and what each has between its input and its output lives only while it runs."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,12 +17,11 @@ class Layerwise(Technique):
 
     Every layer runs forward twice, and where fewer snapshots are kept than there are layers, some run more often: for n
     layers and s snapshots, `revolve.advances(n, s) - (n - 1)` runs more. keep: where the snapshots lie. A layer's
-    gradients are handed over once, when they are whole, so that an optimizer in the backward pass can use and free them.
+    gradients are handed over once, when they are whole, for an optimizer in the backward pass to use and free.
     """
 
     slot: ClassVar[Slot] = "activations"
     exact: ClassVar[bool] = True
-    linear: ClassVar[bool] = False
     excludes: ClassVar[dict[str, str]] = {
         "checkpoint": "both decide what is kept of a layer",
         "offload": "it keeps nothing of a layer that could be moved; keep: host moves its snapshots",
@@ -32,6 +31,10 @@ class Layerwise(Technique):
     rows: int | None = Field(default=None, ge=1)
     snapshots: int | None = Field(default=None, ge=1)
     keep: Literal["device", "host"] = "device"
+
+    @property
+    def linear(self) -> bool:
+        return self.snapshots is None
 
     def apply(self, kit: Kit) -> None:
         lists = stacks(kit.module)
@@ -49,7 +52,7 @@ class Layerwise(Technique):
         way = Way(Means(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.keep))
         kit.undo.extend(stack(layers, way) for layers in lists)
         kit.forward.append(way.open)
-        config = getattr(kit.module, "config", None)
+        config: Any = getattr(kit.module, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False
             kit.undo.append(lambda: setattr(config, "use_cache", True))

@@ -82,7 +82,9 @@ class Grads:
                 "chunked-loss: the gradient of a loss was taken twice, expected once. Compute it again"
             )
         self.used = True
-        return [None if grad is None else grad.mul_(scale) for grad in (self.hidden, self.weight, self.bias)]
+        found = [None if grad is None else grad.mul_(scale) for grad in (self.hidden, self.weight, self.bias)]
+        self.hidden = self.weight = self.bias = None  # the graph lives on: what it gave away is not its to keep
+        return found
 
 
 def sweep(

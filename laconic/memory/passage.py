@@ -12,7 +12,7 @@ from laconic.memory.account import accounted
 from laconic.memory.host import Host
 from laconic.memory.replay import Dice, Precision, borrowed
 from laconic.memory.revolve import schedule
-from laconic.memory.supply import Sums, Supply
+from laconic.memory.supply import Sums, Supply, on_gradient
 from laconic.memory.turn import Turn
 
 
@@ -94,32 +94,30 @@ class Passage:
     def down(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         """From the gradient of the top's output, which is overwritten, to that of the bottom's input, if `wanted`."""
         shelf, visits = self._shelf, self._visits()
-        given: Tensor | None = gradient
-        del gradient
         state, self._state = self._state, None
         at = len(self._turns) - 1
         with borrowed(self.means.device):
             for number, (kind, step) in enumerate(self._down, 1):
                 if kind == "restore":
                     state, at = shelf.take(step), step
-                elif kind == "store":
-                    assert state is not None
+                    continue
+                assert state is not None, "every schedule restores a state after it has used one up"
+                if kind == "store":
                     shelf.store(step, state)
                 elif kind == "free":
                     shelf.free(step)
                 elif kind == "advance":
                     for turn in self._turns[at:step]:
-                        assert state is not None
                         state = run(self.means, turn, state, self._next(visits), self._precision)[0]
                     at = step
                 else:
-                    if number < len(self._down) and self._down[number].kind == "restore":
-                        shelf.fetch(self._down[number].step)
-                    assert state is not None and given is not None
-                    given = self._reverse(self._turns[step], state, given, wanted or step > 0, self._next(visits))
+                    for soon in self._down[number : number + 1]:
+                        if soon.kind == "restore":
+                            shelf.fetch(soon.step)
+                    gradient = self._reverse(self._turns[step], state, gradient, wanted or step > 0, self._next(visits))
                     state = None
         self.means.supply.close()
-        return given
+        return gradient if wanted else None
 
     def _visits(self) -> deque[nn.Module]:
         """The layers that run on the way down, in order."""
@@ -140,8 +138,8 @@ class Passage:
         visits.popleft()
         return visits[0] if visits else None
 
-    def _reverse(self, turn: Turn, state: Tensor, gradient: Tensor, wanted: bool, then: nn.Module | None) -> Tensor | None:
-        """Run a layer again and take it back, part by part; gives the gradient of its input."""
+    def _reverse(self, turn: Turn, state: Tensor, gradient: Tensor, wanted: bool, then: nn.Module | None) -> Tensor:
+        """Run a layer again and take it back, part by part; gives the gradient of its input, if `wanted`."""
         weights = self.means.supply.take(turn.layer, then)
         parameters = dict(turn.layer.named_parameters())
         parts = parts_of(state, self.means.rows)
@@ -150,14 +148,14 @@ class Passage:
         for name, weight in weights.items():
             leaves[name] = weight.detach().requires_grad_(parameters[name].requires_grad)
             if leaves[name].requires_grad:
-                leaves[name].register_post_accumulate_grad_hook(partial(sums.add, name))
+                on_gradient(leaves[name], partial(sums.add, name))
         found = gradient if (gradient.shape, gradient.dtype) == (state.shape, state.dtype) else torch.empty_like(state)
         for part, dice in zip(parts, turn.dice, strict=True):
             sums.begin()
             dice.lay(self.means.device)
             self._reverse_part(turn, leaves, state, gradient, found if wanted else None, part)
         sums.close()
-        return found if wanted else None
+        return found
 
     def _reverse_part(
         self,

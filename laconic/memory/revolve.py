@@ -46,7 +46,8 @@ def _reverse(start: int, end: int, free: int) -> Iterator[Action]:
 
 def advances(steps: int, snapshots: int) -> int:
     """The fewest forward steps with which a chain can be taken back, the first sweep counted, and the one that each
-    reversal makes for itself not: r n - C(s + r, s + 1) for n steps, s snapshots, and the least r with C(s + r, s) >= n."""
+    reversal makes for itself not: r n - C(s + r, s + 1), n steps, s snapshots, the least r for which C(s + r, s) >= n.
+    """
     sweeps = _sweeps(steps, snapshots)
     return sweeps * steps - comb(snapshots + sweeps, snapshots + 1)
 

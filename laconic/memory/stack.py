@@ -148,7 +148,7 @@ class Joined(torch.autograd.Function):
         return top.pop()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None, None]:
         passage, ctx.passage = ctx.passage, None
         return None, None, passage.down(gradient, ctx.needs_input_grad[2]), None

@@ -1,6 +1,6 @@
 """Weights that live on the host and come to the device when it is their turn."""
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from functools import partial
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from laconic.memory.account import accounted
 from laconic.memory.host import Host
+from laconic.memory.supply import on_gradient
 
 
 class Streamed:
@@ -99,7 +100,7 @@ class Doubles:
             self._copies[master] = supply.host.get(master.data, dtype=dtype, category="parameters")
         leaf = nn.Parameter(self._copies[master], requires_grad=master.requires_grad)
         if leaf.requires_grad:
-            leaf.register_post_accumulate_grad_hook(partial(send, supply, master))
+            on_gradient(leaf, partial(send, supply, master))
         return leaf
 
     @contextmanager

@@ -69,3 +69,8 @@ class Sums:
         """Give away those of which the last part had none."""
         while self._sums:
             self._give(*self._sums.popitem())
+
+
+def on_gradient(leaf: Tensor, call: Callable[[Tensor], None]) -> None:
+    """Call with a leaf, whenever its gradient is there."""
+    leaf.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]

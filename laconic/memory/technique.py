@@ -43,11 +43,13 @@ class Technique(BaseModel, ABC):
     places: ClassVar[bool] = False
     """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
 
-    linear: ClassVar[bool] = True
-    """Whether the memory in each part of a step grows in a straight line with the number of layers."""
-
     simulated: ClassVar[bool] = True
     """Whether a simulated step tells what it saves."""
+
+    @property
+    def linear(self) -> bool:
+        """Whether the memory in each part of a step grows in a straight line with the number of layers."""
+        return True
 
     @abstractmethod
     def apply(self, kit: Kit) -> None:
