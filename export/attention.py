@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import bidirectional_mask_function, eager_mask
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 NAME = "laconic"
 MASKED = -1e4
@@ -42,13 +42,18 @@ def attention(
 def mask(
     *args: Any, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **kwargs: Any
 ) -> Tensor | None:
-    """What is added to the scores: [batch, 1, 1, seq] where all may attend to all, else transformers' own."""
+    """What is added to the scores: [batch, 1, 1, seq] where all may attend to all, else [batch, 1, seq, seq]."""
+    hidden: Any = 0.0
     if mask_function is not bidirectional_mask_function:
-        own: Tensor = eager_mask(*args, mask_function=mask_function, attention_mask=attention_mask, **kwargs)
-        return own
-    if attention_mask is None:
+        # The padding is added below, and not looked up by transformers: so no step has a mask of all rows, and no value
+        # is beyond what FP16 can hold.
+        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        hidden = 1 - sdpa_mask(*args, mask_function=mask_function, **{**kwargs, **skips}).to(torch.float32)
+    elif attention_mask is None:
         return None
-    return (1 - attention_mask.to(torch.float32))[:, None, None, :] * MASKED
+    padding = 0.0 if attention_mask is None else (1 - attention_mask.to(torch.float32))[:, None, None, :]
+    added: Tensor = (hidden + padding) * MASKED
+    return added
 
 
 @contextmanager

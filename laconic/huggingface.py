@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from laconic.classifier import ImageClassifier, TextClassifier
 from laconic.embedder import (
     MODULES,
     EmbedderConfig,
@@ -24,7 +25,9 @@ from laconic.embedder import (
     read_modules,
 )
 from laconic.errors import SourceError, UntrustedSource
+from laconic.language_model import LanguageModel, check_head
 from laconic.processors import read_preprocess, read_tokenizer
+from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.task import Task
 from laconic.tasks.text_classification import TextClassification
@@ -35,6 +38,7 @@ AUTO = {
     "text-embedding": "AutoModel",
     "text-classification": "AutoModelForSequenceClassification",
     "image-classification": "AutoModelForImageClassification",
+    "causal-lm": "AutoModelForCausalLM",
 }
 """The class of transformers that builds the model, by task."""
 
@@ -51,31 +55,6 @@ class Loaded:
     output: str
     source: dict[str, Any]
     size: int
-
-
-class TextClassifier(nn.Module):
-    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
-
-
-class ImageClassifier(nn.Module):
-    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values=pixel_values).logits
-        return logits
 
 
 def load(folder: Path, *, task: str | None, trust: bool) -> Loaded:
@@ -106,19 +85,22 @@ def task_of(folder: Path, config: Mapping[str, Any]) -> str:
     for ending, task in (
         ("ForSequenceClassification", "text-classification"),
         ("ForImageClassification", "image-classification"),
+        ("ForCausalLM", "causal-lm"),
+        ("LMHeadModel", "causal-lm"),
         ("Model", "text-embedding"),
     ):
         if name.endswith(ending):
             return task
     raise SourceError(
-        f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, or a "
-        f"bare encoder. Name a --task it can serve ({', '.join(AUTO)}), or give a --builder"
+        f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, "
+        f"a causal language model, or a bare encoder. Name a --task it can serve ({', '.join(AUTO)}), or give "
+        f"a --builder"
     )
 
 
 def check_classes(folder: Path, config: Mapping[str, Any], task: str) -> None:
     """Raise SourceError for a classifier whose answer is not one of several classes."""
-    if task == "text-embedding":
+    if task not in (TextClassification.name, ImageClassification.name):
         return
     kind, labels = config.get("problem_type"), config.get("id2label")
     count = len(labels) if labels else config.get("num_labels", 2)
@@ -151,6 +133,12 @@ def _load_text_model(
         labels = read_labels(config)
         made = TextClassification(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
         return Loaded(TextClassifier(model), made, "logits", source, size)
+    if task == "causal-lm":
+        language = LanguageModel(model)
+        check_head(language, folder)
+        start_id = start_of(model.config, pad_id)
+        lm = CausalLm(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, start_id=start_id)
+        return Loaded(language, lm, "logits", source, size)
     module = TextEmbedder(model, embedder)
     if sentence:
         fill_projections(module, sentence.weights)
@@ -196,9 +184,15 @@ def build(source: Mapping[str, Any]) -> nn.Module:
             )
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
-    if task == "text-embedding":
+    return wrap(model, source)
+
+
+def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
+    """The module round a model of transformers."""
+    if source["task"] == "text-embedding":
         return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
-    return ImageClassifier(model) if task == "image-classification" else TextClassifier(model)
+    kinds = {"image-classification": ImageClassifier, "causal-lm": LanguageModel}
+    return kinds.get(source["task"], TextClassifier)(model)
 
 
 def _options(config: Any, task: str) -> dict[str, Any]:
@@ -272,6 +266,12 @@ def positions(model: Any) -> int | None:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     return count if isinstance(count, int) and count > 0 else None
+
+
+def start_of(config: Any, pad_id: int) -> int:
+    """The token that begins a text, for texts without any of their own; else the one that ends it, else the padding."""
+    ids = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
+    return next((index for index in ids if isinstance(index, int)), pad_id)
 
 
 def takes_types(model: Any) -> bool:

@@ -185,6 +185,22 @@ def save_embedder(folder: Path, *modules: tuple[str, dict[str, object]]) -> Path
     return folder
 
 
+def save_gpt2(folder: Path) -> Path:
+    """GPT-2, whose head is its table of words."""
+    config = transformers.GPT2Config(
+        vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=2, eos_token_id=3
+    )
+    return save_transformer(folder, transformers.GPT2LMHeadModel(config))
+
+
+def save_llama(folder: Path) -> Path:
+    """Llama, two heads to a key, with a head of its own."""
+    config = transformers.LlamaConfig(
+        **TEXT, num_key_value_heads=2, bos_token_id=2, eos_token_id=3, tie_word_embeddings=False
+    )
+    return save_transformer(folder, transformers.LlamaForCausalLM(config))
+
+
 def save_vit(folder: Path) -> Path:
     """ViT on images of 16 x 16."""
     config = transformers.ViTConfig(

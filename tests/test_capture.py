@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from transformers.pytorch_utils import Conv1D
 
 from export import graph_file
 from export.capture import capture, capture_parity
@@ -31,6 +32,8 @@ SAVED = {
     "roberta": models.save_roberta,
     "embedder": models.save_embedder,
     "vit": models.save_vit,
+    "gpt2": models.save_gpt2,
+    "llama": models.save_llama,
 }
 BUILT = {"residual": models.ResidualNet, "mobilenet": models.MobileNet, "lstm": models.BiLstm, "tied": models.Tied}
 
@@ -129,8 +132,9 @@ def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
         assert layer.module in layer.node
         module = checkpoint.module.get_submodule(layer.module)
         weight = module.weight.detach().numpy()
+        weight = weight.T if isinstance(module, Conv1D) else weight  # GPT-2 keeps a linear layer's weight the other way
         assert layer.shape[layer.axis] == weight.shape[0]
-        if isinstance(module, torch.nn.Linear):
+        if isinstance(module, (torch.nn.Linear, Conv1D)):
             assert layer.kind == "MatMul"
             factor = weights[layer.weight].ravel()[0] / weight.T.ravel()[0]  # a scale that followed the layer
             np.testing.assert_allclose(weights[layer.weight], weight.T * factor, rtol=1e-5)
@@ -144,7 +148,7 @@ def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
 def test_every_linear_layer_and_convolution_is_listed(captured):
     for name in [*SAVED, *BUILT]:
         checkpoint, graph = captured(name)
-        kinds = (torch.nn.Linear, torch.nn.Conv2d, torch.nn.Embedding)
+        kinds = (torch.nn.Linear, Conv1D, torch.nn.Conv2d, torch.nn.Embedding)
         expected = {path for path, module in checkpoint.module.named_modules() if isinstance(module, kinds)}
         assert {layer.module for layer in graph.layers} == expected, name
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.tasks import image_classification
+from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tasks.task import Tolerance
 from laconic.tasks.tensors import Tensors
@@ -29,6 +30,7 @@ TASKS = {
     "image-classification": ImageClassification(
         (PIXELS,), preprocess=ImagePreprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3), labels=("cat", "dog")
     ),
+    "causal-lm": CausalLm(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, start_id=1),
     "tensors": Tensors(
         (
             TensorSpec(name="x", dtype="float32", shape=("batch", "time"), bounds={"time": (1, 32)}),

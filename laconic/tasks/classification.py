@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,8 +22,8 @@ class Classification:
     """
 
     tolerance = Tolerance(mean=0.98)
-    metric = "accuracy"
-    answer = "label"
+    metric: ClassVar[str] = "accuracy"
+    answer: ClassVar[str] = "label"
     """What an answer calls the class that it names."""
     labels: tuple[str, ...]
 

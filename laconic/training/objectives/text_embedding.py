@@ -18,13 +18,13 @@ class TextEmbedding(Ranking):
         if dataset is None:
             return Ranking(task)
         if dataset.per_row == 2:
-            alike = dataset.labels is None or all(label == 1 for label in dataset.labels)
-            if not alike and len(set(dataset.labels or ())) == 1:
+            scores = set(dataset.labels or (1.0,))
+            if len(scores) == 1 and scores != {1.0}:
                 raise DataError(
-                    f"all pairs of {dataset.name} have the score {dataset.labels[0]}: none is more alike than another. "
+                    f"all pairs of {dataset.name} have the score {scores.pop():g}: none is more alike than another. "
                     f"Give pairs of several scores, or the score 1 to pairs that belong together"
                 )
-            return Ranking(task) if alike else CoSent(task)
+            return CoSent(task) if len(scores) > 1 else Ranking(task)
         if dataset.labels is None:
             raise DataError(
                 f"{dataset.name} holds single texts without labels, which teach an embedding nothing. Give each row a "

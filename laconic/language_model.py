@@ -1,0 +1,81 @@
+"""Causal language models: of each text, the logits of the token that follows it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import masking_utils
+
+from laconic.errors import SourceError
+
+CLOSE = 1e-4
+"""How far the logits of the two ways may be apart, as a share of the largest."""
+
+
+class LanguageModel(nn.Module):
+    """input_ids and attention_mask, [batch, seq] int64, padded on the right, to the next token's logits [batch, vocab].
+
+    Training asks for the hidden states instead, and makes of them and the head what it needs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def head(self) -> nn.Module:
+        """The layer from hidden states to logits."""
+        model: Any = self.model
+        head: nn.Module = model.get_output_embeddings()
+        return head
+
+    def hidden(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """[batch, seq, width]. position_ids: of rows that hold several texts, each counted from 0, and no mask beside
+        them: no text sees another."""
+        packed = position_ids is not None or torch.compiler.is_compiling()
+        model: Any = self.model
+        with nullcontext() if packed else one_text_a_row():
+            answer = model.base_model(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            )
+        states: Tensor = answer.last_hidden_state
+        return states
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self.hidden(input_ids, attention_mask)
+        last = (attention_mask.sum(dim=1) - 1).clamp(min=0)
+        logits: Tensor = self.head(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0])
+        return logits
+
+
+@contextmanager
+def one_text_a_row() -> Iterator[None]:
+    """While it lasts, transformers does not look for several texts in a row.
+
+    Without a mask it reads all positions on the device to find them, once a pass; and where tensors have no values, it
+    takes them as found, and the mask that it then makes costs memory that training does not need.
+    """
+    find = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = find
+
+
+def check_head(module: LanguageModel, origin: Any) -> None:
+    """Raise SourceError for a model that does something to its logits behind the head: here it would be left out."""
+    ids = torch.arange(3)[None]
+    with torch.no_grad():
+        expected: Tensor = module.model.eval()(input_ids=ids, use_cache=False).logits[:, -1]
+        found: Tensor = module(ids, torch.ones_like(ids))
+    if not torch.allclose(found, expected, atol=CLOSE * float(expected.abs().max()), rtol=0):
+        raise SourceError(
+            f"{origin} holds a {type(module.model).__name__}, whose logits are more than its head makes of its hidden "
+            f"states (a scale, a cap); expected a plain head. Build the model in a function of your own, and give it "
+            f"with --builder"
+        )

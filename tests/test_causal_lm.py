@@ -1,0 +1,124 @@
+"""A language model is a classifier of the next token: loaded, saved, served and scored as one."""
+
+import models
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from laconic.checkpoint import load_source
+from laconic.errors import DataError, InputError, SourceError
+from laconic.language_model import one_text_a_row
+
+TEXTS = ["hello world", "the model answers every question about its weights", "a", ""]
+SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=SAVED)
+def folder(request, tmp_path_factory):
+    return SAVED[request.param](tmp_path_factory.mktemp(request.param) / "source")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    return load_source(folder)
+
+
+def tensors(checkpoint, texts):
+    return {name: torch.from_numpy(array) for name, array in checkpoint.task.encode(texts).items()}
+
+
+def test_the_answer_is_what_follows_each_text_whatever_it_is_padded_to(folder, checkpoint):
+    assert checkpoint.task.name == "causal-lm"
+    assert [(spec.name, spec.shape) for spec in checkpoint.outputs] == [("logits", ("batch", 40))]
+    assert checkpoint.task.max_tokens == 64
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    together = checkpoint.module(**tensors(checkpoint, TEXTS))
+    for row, text in enumerate(TEXTS):
+        ids = tensors(checkpoint, [text])["input_ids"]
+        torch.testing.assert_close(together[row], own(ids).logits[0, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_language_model_is_saved_with_its_ties_and_opens_as_it_was(checkpoint, tmp_path):
+    checkpoint.save(tmp_path / "saved")
+    again = load_source(tmp_path / "saved")
+    assert again.key == checkpoint.key
+    assert again.task.assets() == checkpoint.task.assets()
+    inputs = tensors(checkpoint, TEXTS)
+    assert torch.equal(again.module(**inputs), checkpoint.module(**inputs))
+    tables = [each.model.get_input_embeddings().weight for each in (checkpoint.module, again.module)]
+    tied = checkpoint.module.model.config.model_type == "gpt2"
+    assert [
+        table is each.head.weight for table, each in zip(tables, (checkpoint.module, again.module), strict=True)
+    ] == [tied] * 2
+
+
+def test_without_a_mask_the_fast_kernel_is_taken_and_positions_are_not_searched(checkpoint, monkeypatch):
+    seen = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*args, **kwargs):
+        seen.append((kwargs.get("attn_mask"), kwargs.get("is_causal")))
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    ids = torch.arange(12).reshape(2, 6)
+    plain = checkpoint.module.hidden(ids)
+    assert seen == [(None, True)] * 2
+    torch.testing.assert_close(plain, checkpoint.module.hidden(ids, torch.ones_like(ids)))
+    find = transformers.masking_utils.find_packed_sequence_indices
+    with pytest.raises(ZeroDivisionError), one_text_a_row():
+        raise ZeroDivisionError
+    assert transformers.masking_utils.find_packed_sequence_indices is find
+
+
+def test_texts_that_share_a_row_do_not_see_one_another(checkpoint):
+    first, second = torch.tensor([[5, 6, 7]]), torch.tensor([[9, 8]])
+    packed = checkpoint.module.hidden(torch.cat([first, second], dim=1), position_ids=torch.tensor([[0, 1, 2, 0, 1]]))
+    torch.testing.assert_close(packed[:, :3], checkpoint.module.hidden(first), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed[:, 3:], checkpoint.module.hidden(second), atol=1e-5, rtol=1e-5)
+
+
+def test_a_text_without_a_token_begins_as_the_model_does(checkpoint):
+    checkpoint.task.tokenizer.post_processor = None
+    try:
+        batch = checkpoint.task.encode(["", "a b"])
+        assert batch["input_ids"].tolist() == [[2, 0], batch["input_ids"][1].tolist()]
+        assert batch["attention_mask"].tolist() == [[1, 0], [1, 1]]
+        assert checkpoint.task.encode([""])["input_ids"].tolist() == [[2]]
+    finally:
+        checkpoint.task.tokenizer.post_processor = models.tokenizer().post_processor
+
+
+def test_answers_name_the_likeliest_tokens(checkpoint):
+    task = checkpoint.task
+    logits = np.full((1, 40), -9.0, np.float32)
+    logits[0, task.index("world")] = 3
+    (answer,) = task.decode({"logits": logits})
+    assert answer["token"] == "world"
+    assert len(answer["scores"]) == 5
+    assert task.scorer({"logits": logits}, ["world"])(np.arange(1)) == 1
+    assert task.parse_label("world") == task.parse_label(task.index("world")) == task.index("world")
+
+
+@pytest.mark.parametrize("label", ["hello world", "", 99, -1, True, 0.5, None])
+def test_what_is_not_one_token_is_no_label(checkpoint, label):
+    with pytest.raises(DataError, match="label"):
+        checkpoint.task.parse_label(label)
+
+
+def test_a_pair_of_texts_is_no_text(checkpoint):
+    with pytest.raises(InputError, match="must be a text"):
+        checkpoint.task.parse(["a", "b"])
+
+
+def test_a_model_that_bends_its_logits_is_refused(tmp_path):
+    config = transformers.CohereConfig(**models.TEXT, num_key_value_heads=2, logit_scale=0.5, pad_token_id=0)
+    folder = models.save_transformer(tmp_path / "m", transformers.CohereForCausalLM(config))
+    with pytest.raises(SourceError, match="more than its head makes"):
+        load_source(folder)

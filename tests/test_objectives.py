@@ -1,0 +1,312 @@
+"""What a model is taught: the right loss for the data, the same mean however a batch is cut, nothing without labels."""
+
+import artifacts
+import models
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from laconic import registry
+from laconic.checkpoint import BUILD, load_source
+from laconic.data import Dataset, read
+from laconic.errors import DataError
+from laconic.planner.simulate import imagined, simulate
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import TensorSpec
+from laconic.training.kit import Kit
+from laconic.training.objective import TARGETS
+from laconic.training.objectives.causal_lm import IGNORED, NextToken
+from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.objectives.contrastive import Contrastive
+from laconic.training.objectives.cosent import CoSent
+from laconic.training.objectives.ranking import Ranking
+from laconic.training.objectives.tensors import Targets
+
+TEXTS = ["hello world", "the model answers every question about its weights", "a b", "while every request waits"]
+SAVED = {
+    "text-embedding": models.save_embedder,
+    "text-classification": models.save_bert,
+    "image-classification": models.save_vit,
+    "causal-lm": models.save_gpt2,
+}
+X = TensorSpec(name="x", dtype="float32", shape=("batch", 4))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    made = {}
+
+    def get(task):
+        if task not in made:
+            made[task] = load_source(SAVED[task](tmp_path_factory.mktemp(task) / "source"))
+        return made[task]
+
+    return get
+
+
+class Fixed(torch.nn.Module):
+    """Answers with what it holds, whatever is asked."""
+
+    def __init__(self, *answers):
+        super().__init__()
+        self.answers = answers
+
+    def forward(self, **inputs):
+        return self.answers
+
+
+def fixed(*answers):
+    module = Fixed(*answers)
+    module.forward = lambda *inputs, **named: answers
+    return module
+
+
+def dataset(tmp_path, task, text):
+    path = tmp_path / "data.jsonl"
+    path.write_text(text)
+    return read(path, task)
+
+
+# Every task
+
+
+@pytest.mark.parametrize("name", registry.TASKS)
+def test_every_task_has_an_objective(name):
+    assert callable(registry.resolve("objective", name).of)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_step_on_an_example_is_simulated_without_a_value(checkpoint, name):
+    found = checkpoint(name)
+    objective = registry.resolve("objective", name).of(found.task)
+    real = objective.example(3, 12)
+    rows = {len(tensor) for tensor in real.values()}
+    assert rows == {6 if name == "text-embedding" else 3}
+    assert "attention_mask" not in real or real["attention_mask"].all()
+    module = BUILD[found.source["kind"]](found.source).train().requires_grad_(True)
+
+    def prepare():
+        kit = Kit(
+            imagined(module),
+            objective,
+            lambda groups: torch.optim.SGD(groups, lr=0.1),
+            lambda module: [{"params": list(module.parameters())}],
+        )
+        kit.assemble()
+        return kit, objective.example(3, 12)
+
+    assert simulate(prepare).peak() > 0
+
+
+@pytest.mark.parametrize("name", ["text-classification", "image-classification", "tensors", "text-embedding"])
+def test_samples_without_labels_teach_nothing(checkpoint, name):
+    task = Tensors((X,)) if name == "tensors" else checkpoint(name).task
+    kinds = {"text-embedding": Contrastive}
+    objective = kinds.get(name, registry.resolve("objective", name))(task)
+    with pytest.raises(DataError, match="no labels"):
+        objective.collate(task.examples(2), None)
+
+
+def mean_and_gradient(objective, module, batch, rows):
+    module.requires_grad_(True).zero_grad()
+    parts = objective.split(batch, rows)
+    total = sum(objective.terms(part) for part in parts)
+    loss = sum(objective.loss(module, part) / total for part in parts)
+    loss.backward()
+    gradient = torch.cat([each.grad.flatten() for each in module.parameters() if each.grad is not None])
+    return loss.item(), gradient
+
+
+@pytest.mark.parametrize("name", ["text-classification", "causal-lm"])
+def test_a_batch_in_parts_has_the_same_mean_and_gradient(checkpoint, name):
+    found = checkpoint(name)
+    objective = registry.resolve("objective", name).of(found.task)
+    batch = objective.collate(TEXTS, [0, 1, 2, 0] if name == "text-classification" else None)
+    whole, gradient = mean_and_gradient(objective, found.module, batch, None)
+    parts, other = mean_and_gradient(objective, found.module, batch, 3)
+    assert parts == pytest.approx(whole, rel=1e-6)
+    torch.testing.assert_close(other, gradient, atol=1e-6, rtol=1e-4)
+
+
+# Classification and tensors
+
+
+def test_classes_are_learned_by_cross_entropy(checkpoint):
+    found = checkpoint("text-classification")
+    objective = CrossEntropy(found.task)
+    batch = objective.collate(TEXTS, [0, 2, 1, 1])
+    logits = found.module(**{name: tensor for name, tensor in batch.items() if name != TARGETS})
+    expected = cross_entropy(logits, torch.tensor([0, 2, 1, 1]), reduction="sum")
+    torch.testing.assert_close(objective.loss(found.module, batch), expected)
+    assert objective.terms(batch) == 4
+    assert objective.tokens(batch) == sum(len(found.task.tokenizer.encode(text).ids) for text in TEXTS)
+
+
+def test_whole_numbers_are_classes_and_others_are_reached_by_their_square():
+    objective, logits = Targets(Tensors((X,))), torch.tensor([[1.0, 2.0], [0.0, 3.0]])
+    samples = [{"x": np.zeros(4, np.float32)}] * 2
+    classes = objective.collate(samples, [1, 0])
+    expected = cross_entropy(logits, torch.tensor([1, 0]), reduction="sum")
+    torch.testing.assert_close(objective.loss(fixed(logits, None), classes), expected)
+    numbers = objective.collate(samples, [[1.0, 1.0], [0.0, 0.0]])
+    assert objective.loss(fixed(logits), numbers) == pytest.approx(0.5 + 4.5)
+    assert objective.terms(numbers) == 2
+    single = objective.collate(samples, [0.5, 1.0])
+    assert objective.loss(fixed(torch.tensor([[1.5], [1.0]])), single) == pytest.approx(1)
+
+
+def test_labels_that_do_not_fit_the_answer_are_refused():
+    objective, samples = Targets(Tensors((X,))), [{"x": np.zeros(4, np.float32)}] * 2
+    with pytest.raises(DataError, match="a label holds 3 numbers, an answer 2"):
+        objective.loss(fixed(torch.zeros(2, 2)), objective.collate(samples, [[0.5] * 3] * 2))
+    with pytest.raises(DataError, match="one per row"):
+        objective.loss(fixed(torch.zeros(2, 2)), objective.collate(samples, [[1, 0]] * 2))
+    with pytest.raises(DataError, match="label -1 is no class"):
+        objective.collate(samples, [0, -1])
+
+
+def test_an_example_has_labels_like_those_of_the_data():
+    task = Tensors((X,))
+    samples = [{"x": np.full(4, number, np.float32)} for number in range(3)]
+    numbers = Dataset.of(samples, task, labels=[[0.5, 1.5]] * 3)
+    assert Targets.of(task, numbers).example(5, 1)[TARGETS].shape == (5, 2)
+    classes = Dataset.of(samples, task, labels=[0, 1, 2])
+    assert Targets.of(task, classes).example(5, 1)[TARGETS].dtype == torch.int64
+
+
+# Language models
+
+
+def test_each_next_token_is_a_term_and_padding_is_none(checkpoint):
+    found = checkpoint("causal-lm")
+    objective = NextToken.of(found.task)
+    batch = objective.collate(TEXTS, None)
+    lengths = [len(found.task.tokenizer.encode(text).ids) for text in TEXTS]
+    assert objective.terms(batch) == objective.tokens(batch) == sum(lengths) - 4
+    assert batch["input_ids"].shape == (4, max(lengths) - 1)
+    assert int((batch[TARGETS] != IGNORED).sum()) == objective.terms(batch)
+    expected = 0.0
+    for text in TEXTS:
+        ids = torch.tensor([found.task.tokenizer.encode(text).ids])
+        expected += found.module.model(input_ids=ids, labels=ids).loss * (ids.shape[1] - 1)
+    torch.testing.assert_close(objective.loss(found.module, batch), expected)
+
+
+def test_rows_of_one_length_have_no_mask(checkpoint):
+    objective = NextToken.of(checkpoint("causal-lm").task)
+    batch = objective.collate(["a b", "b a"], None)
+    assert batch.keys() == {"input_ids", TARGETS}
+    assert objective.terms(batch) == 6
+
+
+def test_a_label_is_the_token_that_follows(checkpoint):
+    task = checkpoint("causal-lm").task
+    objective = NextToken.of(task)
+    world = task.parse_label("world")
+    batch = objective.collate(["hello", "a b"], [world, world])
+    assert objective.terms(batch) == 3 + 4
+    assert batch[TARGETS][1, -1] == batch[TARGETS][0, 2] == world
+
+
+def test_texts_of_a_token_each_have_nothing_to_foretell(checkpoint):
+    task = checkpoint("causal-lm").task
+    task.tokenizer.post_processor, kept = None, task.tokenizer.post_processor
+    try:
+        with pytest.raises(DataError, match="two tokens"):
+            NextToken.of(task).collate(["a", "b"], None)
+        assert NextToken.of(task).terms(NextToken.of(task).collate(["a", "a b"], None)) == 1
+    finally:
+        task.tokenizer.post_processor = kept
+
+
+def test_the_loss_from_hidden_states_can_be_replaced(checkpoint):
+    found = checkpoint("causal-lm")
+    objective, seen = NextToken.of(found.task), []
+
+    def spy(hidden, weight, bias, targets):
+        seen.append((tuple(hidden.shape), tuple(weight.shape), bias, targets.dtype))
+        return hidden.sum()
+
+    objective.cross_entropy = spy
+    objective.loss(found.module, objective.example(2, 8))
+    assert seen == [((16, 32), (40, 32), None, torch.int64)]
+
+
+# Embeddings
+
+
+def test_the_data_say_how_an_embedding_is_taught(checkpoint, tmp_path):
+    task = checkpoint("text-embedding").task
+
+    def kind(*rows):
+        return type(registry.resolve("objective", task.name).of(task, dataset(tmp_path, task, "\n".join(rows))))
+
+    pair = '{"text1": "a %s", "text2": "b %s", "score": %s}'
+    assert kind(pair % (1, 1, 0.5), pair % (2, 2, 4)) is CoSent
+    assert kind(pair % (1, 1, 1), pair % (2, 2, 1)) is Ranking
+    assert kind('{"text1": "a", "text2": "b"}', '{"text1": "c", "text2": "d"}') is Ranking
+    assert kind('{"text": "a", "label": "x"}', '{"text": "b", "label": "y"}') is Contrastive
+    with pytest.raises(DataError, match=r"score 0\.5: none is more alike"):
+        kind(pair % (1, 1, 0.5), pair % (2, 2, 0.5))
+    with pytest.raises(DataError, match="single texts without labels"):
+        kind('{"text": "a"}')
+    with pytest.raises(DataError, match="have the label 'x'"):
+        kind('{"text": "a", "label": "x"}', '{"text": "b", "label": "x"}')
+
+
+def vectors(*rows):
+    return normalize(torch.tensor(rows, dtype=torch.float32), dim=-1)
+
+
+def test_cosines_are_put_into_the_order_of_the_scores():
+    objective = CoSent(artifacts.embedding_task())
+    batch = objective.collate(["a", "b", "a", "c", "b", "c"], [0.9, 0.9, 0.1, 0.1, 0.1, 0.1])
+    ordered = vectors([1, 0], [1, 0.1], [1, 0], [0, 1], [1, 0], [0.1, 1])
+    reversed_ = vectors([1, 0], [0, 1], [1, 0], [1, 0.1], [1, 0], [1, 0])
+    assert objective.terms(batch) == 3
+    assert not objective.splits
+    low, high = (float(objective.loss(fixed(each), batch)) for each in (ordered, reversed_))
+    cosines = [float(reversed_[index] @ reversed_[index + 1]) for index in (0, 2, 4)]
+    expected = np.log1p(sum(np.exp(20 * (cosine - cosines[0])) for cosine in cosines[1:]))
+    assert high / 3 == pytest.approx(expected, rel=1e-5)
+    assert low < 1e-4
+
+
+def test_equal_scores_are_in_no_order():
+    objective = CoSent(artifacts.embedding_task())
+    batch = objective.collate(["a", "b", "a", "c"], [0.3] * 4)
+    states = vectors([1, 0], [0, 1], [1, 0], [1, 0]).requires_grad_()
+    loss = objective.loss(fixed(states), batch)
+    assert loss.item() == 0
+    loss.backward()
+
+
+def test_each_text_finds_its_own_among_the_others():
+    objective = Ranking(artifacts.embedding_task())
+    batch = objective.collate(["a", "b", "c", "d"], None)
+    states = vectors([1, 0], [1, 0.2], [0, 1], [0.3, 1])
+    expected = cross_entropy(states[0::2] @ states[1::2].T * 20, torch.arange(2), reduction="sum")
+    torch.testing.assert_close(objective.loss(fixed(states), batch), expected)
+    assert objective.terms(batch) == 2
+    twins = objective.collate(["a", "b", "c", "b"], None)
+    assert float(objective.loss(fixed(vectors([1, 0], [0, 1], [0, 1], [0, 1])), twins)) == 0
+
+
+def test_texts_of_a_class_come_together_and_one_alone_adds_nothing():
+    objective = Contrastive(artifacts.embedding_task())
+    batch = objective.collate(["a", "b", "c"], ["x", "x", "y"])
+    states = vectors([1, 0], [1, 0.5], [0, 1])
+    likely = (states @ states.T / 0.05).fill_diagonal_(-torch.inf).log_softmax(-1)
+    torch.testing.assert_close(objective.loss(fixed(states), batch), -(likely[0, 1] + likely[1, 0]))
+    lonely = objective.collate(["a", "b", "c"], ["x", "y", "z"])
+    trained = states.clone().requires_grad_()
+    loss = objective.loss(fixed(trained), lonely)
+    loss.backward()
+    assert loss.item() == 0
+    assert trained.grad.isfinite().all()
