@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from typing import ClassVar
 
 import models
@@ -17,6 +18,7 @@ from laconic.errors import RecipeError
 from laconic.memory.account import accounted
 from laconic.memory.legality import conflict
 from laconic.memory.lora import Lora, chosen, head
+from laconic.memory.qlora import BLOCK, NF4, PIECE, FourBit, Qlora, decode, encode, grow, shrink
 from laconic.planner.simulate import imagined, simulate, trace
 from laconic.training.kit import Kit, blocks
 from laconic.training.objective import Objective
@@ -111,12 +113,17 @@ def snapshot(module):
 MODELS = {"gpt2": (gpt2, Labels), "llama": (llama, Labels)}
 
 
+TECHNIQUES = {"lora": (Lora(rank=4), 1e-5), "qlora": (Qlora(rank=4, base="float32"), 1e-4)}
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, bert):
+def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, technique, bert):
     module, objective = (bert, Classes()) if name == "bert" else (MODELS[name][0](), MODELS[name][1]())
     before = snapshot(module)
     classes = [type(part) for part in module.modules()]
-    kit = make_kit(module, Lora(rank=4), objective)
+    technique, near = TECHNIQUES[technique]
+    kit = make_kit(module, technique, objective)
     losses = learn(kit)
     assert losses[-1] < losses[0]
     module.eval()
@@ -124,7 +131,7 @@ def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, be
     with torch.no_grad():
         expected = answers(module, batch)
         assert kit.finish() is module
-        torch.testing.assert_close(answers(module, batch), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(answers(module, batch), expected, atol=near, rtol=near)
     assert [type(part) for part in module.modules()] == classes
     after = snapshot(module)
     assert list(after) == list(before)
@@ -194,18 +201,20 @@ def test_targets_of_a_module_without_blocks_learn_and_so_does_what_follows_them(
     assert head(module, names) == [module.layers[2]]
 
 
-def test_a_state_is_taken_up_again():
-    kit = make_kit(llama(), Lora(rank=4))
+@pytest.mark.parametrize("kind", [Lora, Qlora])
+def test_a_state_is_taken_up_again(kind):
+    kit = make_kit(llama(), kind(rank=4))
     learn(kit, steps=2)
     state = {name: value.clone() for name, value in kit.state().items()}
-    again = make_kit(llama(), Lora(rank=4))
+    again = make_kit(llama(), kind(rank=4))
     again.module.load_state_dict(state)
     batch = kit.objective.example(2, 6)
-    with torch.no_grad():
+    with torch.no_grad(), kit.passing():
         assert torch.equal(answers(again.module, batch), answers(kit.module, batch))
 
 
-def test_adapters_learn_through_checkpointed_blocks():
+@pytest.mark.parametrize("technique", [Lora(rank=4), Qlora(rank=4, base="float32")])
+def test_adapters_learn_through_checkpointed_blocks(technique):
     def checkpointed(module):
         for block in blocks(module):
             forward = block.forward
@@ -214,8 +223,8 @@ def test_adapters_learn_through_checkpointed_blocks():
             )
         return module
 
-    plain = learn(make_kit(gpt2(), Lora(rank=4)))
-    assert learn(make_kit(checkpointed(gpt2()), Lora(rank=4))) == pytest.approx(plain, abs=1e-6)
+    plain = learn(make_kit(gpt2(), technique))
+    assert learn(make_kit(checkpointed(gpt2()), technique)) == pytest.approx(plain, abs=1e-6)
 
 
 def test_the_result_is_saved_and_opened(folder, tmp_path):
@@ -270,7 +279,71 @@ def peaks(technique, width=64):
     return simulate(lambda: prepare(True)).peak(), trace(lambda: prepare(False), torch.device("cpu")).peak()
 
 
-@pytest.mark.parametrize("technique", [Lora(rank=4), Lora(rank=4, base="bfloat16")])
+SIMULATED = [Lora(rank=4), Lora(rank=4, base="bfloat16"), Qlora(rank=4), Qlora(rank=4, base="float32", double=False)]
+
+
+@pytest.mark.parametrize("technique", SIMULATED)
 def test_the_simulated_peak_is_the_real_one(technique):
     simulated, real = peaks(technique)
     assert simulated == pytest.approx(real, rel=0.02)
+
+
+# Four bits
+
+
+def pairs():
+    values = torch.tensor(NF4)
+    return torch.cartesian_prod(values, values)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (7, 13), (3, PIECE // 2)])
+def test_each_weight_becomes_the_nearest_of_sixteen(shape):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    codes, scales = encode(weight, torch.tensor(NF4))
+    decoded = decode(codes, scales, pairs(), weight.shape, torch.float32)
+    blocks = functional.pad(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
+    assert torch.equal(scales, blocks.abs().amax(1))
+    widest = max(b - a for a, b in pairwise(NF4)) / 2
+    error = functional.pad((decoded - weight).abs().flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
+    assert bool((error <= scales[:, None] * widest * 1.0001).all())
+    assert torch.equal(encode(decoded, torch.tensor(NF4))[0], codes)
+
+
+def test_weights_of_zero_stay_zero():
+    weight = torch.zeros(2, 64)
+    assert torch.equal(decode(*encode(weight, torch.tensor(NF4)), pairs(), weight.shape, torch.float32), weight)
+
+
+def test_scales_of_scales_are_near():
+    scales = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1
+    small, units, mean = shrink(scales)
+    assert small.dtype == torch.int8
+    torch.testing.assert_close(grow(small, units, mean), scales, atol=0.5 / 127, rtol=0)
+
+
+@pytest.mark.parametrize(("double", "bits"), [(True, 4.13), (False, 4.5)])
+def test_frozen_weights_take_about_four_bits(double, bits):
+    module = gpt2(128)
+    weights = sum(module.get_submodule(name).weight.numel() for name in chosen(module, None))
+    make_kit(module, Qlora(double=double))
+    layers = [part for part in module.modules() if isinstance(part, FourBit)]
+    size = sum(value.nbytes for part in layers for name, value in part.state_dict().items() if name != "bias")
+    assert size * 8 / weights == pytest.approx(bits, abs=0.01)
+    assert not any(parameter.numel() == 0 for parameter in module.parameters())
+
+
+def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
+    module = llama()
+    name = "model.layers.0.mlp.up_proj"
+    make_kit(module, Qlora(targets=(name,), base="float32"))
+    layer = module.get_submodule(name).base_layer
+    x = torch.randn(3, 32, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
+    weight = layer.dense(torch.float32)
+    torch.testing.assert_close(gradient, 2 * (x @ weight.T) @ weight)
+
+
+def test_four_bits_learn_under_autocast(bert):
+    kit = make_kit(bert, Qlora(rank=4), Classes())
+    losses = learn(kit)
+    assert losses[-1] < losses[0]
