@@ -1,5 +1,6 @@
 """Products in 16 bits, weights and loss in FP32 (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740)."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -28,6 +29,7 @@ class Fp16(Technique):
 
     slot: ClassVar[Slot] = "precision"
     exact: ClassVar[bool] = False
+    excludes: ClassVar[Mapping[str, str]] = {"shard": "each rank would judge its loss scale by its own shards"}
 
     scale: float = Field(default=2.0**16, gt=0)
     interval: int = Field(default=2000, ge=1)

@@ -24,6 +24,8 @@ class InBackward(Technique):
         "accumulate": "gradients of several parts would have to wait for the last",
         "clip": "the norm of the whole gradient is known only when all of it is there",
         "fp16": "the loss scale can be judged only when the whole gradient is there",
+        "replicate": "a gradient is averaged over the ranks after it would have been used",
+        "shard": "a gradient is averaged over the ranks after it would have been used",
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("per-parameter",)
 

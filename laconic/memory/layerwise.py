@@ -26,6 +26,8 @@ class Layerwise(Technique):
         "checkpoint": "both decide what is kept of a layer",
         "offload": "it keeps nothing of a layer that could be moved; keep: host moves its snapshots",
         "compile": "a compiled model has no loop over its layers",
+        "replicate": "gradients that are handed over layer by layer are none that ranks could wait for",
+        "shard": "gradients that are handed over layer by layer are none that ranks could wait for",
     }
 
     rows: int | None = Field(default=None, ge=1)

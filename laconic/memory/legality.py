@@ -19,15 +19,22 @@ ONE = {"precision", "loss", "attention", "weights", "compile", "allocator"}
 """Slots that hold one technique at most."""
 
 
-def check(techniques: Mapping[str, Technique], optimizer: Any, *, clip: float | None = None) -> None:
-    """Raise RecipeError for the first two that cannot be combined, saying why."""
-    fault = conflict(techniques, optimizer, clip=clip)
+def check(
+    techniques: Mapping[str, Technique], optimizer: Any, *, clip: float | None = None, way: str | None = None
+) -> None:
+    """Raise RecipeError for the first two that cannot be combined, saying why. way: as in `conflict`."""
+    fault = conflict(techniques, optimizer, clip=clip, way=way)
     if fault:
         raise RecipeError(fault)
 
 
-def conflict(techniques: Mapping[str, Technique], optimizer: Any, *, clip: float | None = None) -> str | None:
-    """Why these cannot be combined; None where they can."""
+def conflict(
+    techniques: Mapping[str, Technique], optimizer: Any, *, clip: float | None = None, way: str | None = None
+) -> str | None:
+    """Why these cannot be combined; None where they can. way: how they are spread over ranks, "replicate" or "shard";
+    None where they are not."""
+    if way == "shard" and not optimizer.dtensor:
+        return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
     for name, technique in techniques.items():
         for other, reason in technique.excludes.items():
             if other in techniques:
@@ -36,6 +43,8 @@ def conflict(techniques: Mapping[str, Technique], optimizer: Any, *, clip: float
             return f"{name} works on top of {' or '.join(technique.requires)}. Add it"
         if clip is not None and "clip" in technique.excludes:
             return f"{name} and clip cannot be combined: {technique.excludes['clip']}. Set clip: null"
+        if way in technique.excludes:
+            return f"{name} and mesh ({way}) cannot be combined: {technique.excludes[way]}. Remove one of them"
         for need in technique.requires_of_optimizer:
             attribute, sentence = NEEDS[need]
             if not getattr(optimizer, attribute, False):

@@ -1,7 +1,7 @@
 """Activations that wait for the backward pass on the host, or in a file."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ class Offload(Technique):
 
     slot: ClassVar[Slot] = "activations"
     exact: ClassVar[bool] = True
+    excludes: ClassVar[Mapping[str, str]] = {"shard": "it would take gathered weights for activations, and keep them"}
 
     where: Literal["host", "disk"] = "host"
     folder: Path | None = None

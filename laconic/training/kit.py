@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from laconic.memory.host import Host
 from laconic.memory.supply import Resident, Supply
-from laconic.training.objective import Lesson, Objective
+from laconic.training.objective import Batch, Lesson, Objective
 
 Groups = list[dict[str, Any]]
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -25,7 +25,7 @@ def silent(name: str) -> AbstractContextManager[None]:
 
 @dataclass(eq=False)
 class Kit:
-    """The parts of a step, on one device of `world`.
+    """The parts of a step, on one device.
 
     module: the model in training mode; techniques may change how it computes, not what its parameters are called.
     make_optimizer: from parameter groups; techniques wrap it. forward: contexts round every forward pass. rows: of a
@@ -34,6 +34,9 @@ class Kit:
     told whether it is the batch's last. undo: takes each technique off the module again, last first. weights: the
     parameters and buffers as they are to be kept, by name, wherever they lie; None reads them off the module.
     supply: of weights to layers that run one by one.
+    Of several ranks: parts: micro-batches that each takes at least. total: from the terms of this rank's batch to what
+    its summed loss is divided by. average: of a loss over the ranks. any: whether something is so on one of them.
+    gathered: a context in which the module can be called outside a step, by all ranks alike.
     """
 
     module: nn.Module
@@ -47,8 +50,11 @@ class Kit:
     scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
     wrap: list[Callable[[nn.Module], nn.Module]] = field(default_factory=list)
     synchronised: Callable[[nn.Module, bool], AbstractContextManager[Any]] = lambda lesson, last: nullcontext()
-    total: Callable[[int], float] = float
-    """From the terms of this rank's batch to what the summed loss is divided by, over all ranks."""
+    parts: int = 1
+    total: Callable[[int], float | Tensor] = float
+    average: Callable[[Tensor], Tensor] = lambda loss: loss
+    any: Callable[[bool], bool] = bool
+    gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
     span: Span = silent
     undo: list[Callable[[], None]] = field(default_factory=list)
     weights: Callable[[], dict[str, Tensor]] | None = None
@@ -71,6 +77,12 @@ class Kit:
             for context in self.forward:
                 stack.enter_context(context())
             yield
+
+    def split(self, batch: Batch) -> list[Batch]:
+        """The batch in micro-batches; some without rows, where this rank has fewer than another."""
+        parts = self.objective.split(batch, self.rows)
+        nothing = {name: tensor[:0] if tensor.ndim else tensor for name, tensor in parts[0].items()}
+        return parts + [nothing] * (self.parts - len(parts))
 
     def state(self) -> dict[str, Tensor]:
         """The weights by name, as they are to be kept."""

@@ -12,6 +12,7 @@ from laconic import registry
 from laconic.errors import RecipeError
 from laconic.memory.legality import check
 from laconic.memory.technique import Technique
+from laconic.parallel.mesh import Mesh
 from laconic.recipe import Named, Strict, explain, read_yaml
 from laconic.tensor import TensorSpec
 from laconic.training.feed import FeedSettings
@@ -30,6 +31,7 @@ class Parts:
 class Training(Strict):
     """batch: rows per step, over all devices. length: tokens at which texts are cut; the model's own limit where it is
     not given. steps stands above epochs. clip: the largest norm of the gradient. every: steps between two snapshots.
+    mesh: how it is spread over the ranks that were started.
     """
 
     batch: int = Field(default=16, ge=1)
@@ -41,6 +43,7 @@ class Training(Strict):
     clip: float | None = Field(default=1.0, gt=0)
     techniques: tuple[Named, ...] = ()
     feed: FeedSettings = FeedSettings()
+    mesh: Mesh = Mesh()
     every: int = Field(default=200, ge=1)
     seed: int = Field(default=0, ge=0)
 

@@ -15,7 +15,7 @@ def step(kit: Kit, batch: Batch, *, clip: float | None = None) -> Tensor:
     of the whole batch, over all ranks: so a ragged batch has the same mean, and the same gradient, however it is cut.
     clip: the largest norm of the gradient; None leaves it.
     """
-    parts = kit.objective.split(batch, kit.rows)
+    parts = kit.split(batch)
     total = kit.total(sum(kit.objective.terms(part) for part in parts))
     loss = torch.zeros((), device=kit.device)
     for number, part in enumerate(parts, 1):
@@ -33,7 +33,7 @@ def step(kit: Kit, batch: Batch, *, clip: float | None = None) -> Tensor:
         kit.scaler.step(kit.optimizer)
         kit.scaler.update()
         kit.optimizer.zero_grad(set_to_none=True)
-    return loss
+    return kit.average(loss)
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:

@@ -1,0 +1,47 @@
+"""Data parallelism: each rank has the whole model, and the gradients of all are averaged while they arise."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from laconic.training.kit import Kit
+
+Compression = Literal["fp16", "bf16"]
+HOOKS: Mapping[Compression, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
+
+
+def replicate(kit: Kit, compress: Compression | None) -> None:
+    """Let the kit's lesson be averaged over the ranks (DDP: Li et al., PyTorch Distributed, arXiv 2006.15704).
+
+    Buffers are not averaged: a batch normalisation sees the rows of its rank alone, and the first rank's is kept.
+    """
+
+    def wrap(lesson: nn.Module) -> nn.Module:
+        # A parameter that a task leaves out is no error, neither here nor on one device.
+        parallel = DistributedDataParallel(
+            lesson,
+            device_ids=[kit.device] if kit.device.type == "cuda" else None,
+            forward_sync_buffers=False,
+            find_unused_parameters=True,
+            gradient_as_bucket_view=True,
+        )
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+        if compress:
+            parallel.register_comm_hook(None, HOOKS[compress])
+        kit.undo.append(lambda: setattr(kit, "lesson", lesson))
+        return parallel
+
+    kit.wrap.append(wrap)
+    kit.synchronised = synchronised
+
+
+def synchronised(lesson: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    """Gradients of all but a batch's last part stay on their rank, where they add up."""
+    if last or not isinstance(lesson, DistributedDataParallel):
+        return nullcontext()
+    return lesson.no_sync()

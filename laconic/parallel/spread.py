@@ -1,0 +1,43 @@
+"""One kit on each of several ranks, that learn as one from their parts of each batch."""
+
+from math import ceil
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from laconic.errors import RecipeError
+from laconic.memory.legality import check
+from laconic.parallel.ranks import Ranks
+from laconic.parallel.replicate import replicate
+from laconic.parallel.shard import shard
+from laconic.training.kit import Kit
+from laconic.training.settings import Training
+
+
+def spread(kit: Kit, training: Training, ranks: Ranks) -> None:
+    """Put the mesh of the settings into a kit, after all techniques and before it is assembled. Every rank calls it.
+
+    A rank has part of each batch, of `training.batch` rows over all. The loss that a step gives is the mean over the
+    whole batch, and so is its gradient. Raises RecipeError where mesh, ranks, techniques, optimizer or task do not go
+    together.
+    """
+    mesh = training.mesh
+    copies, shards = mesh.resolve(ranks.world)
+    if ranks.world == 1 and not mesh.sharded:
+        return
+    parts = training.parts()
+    check(parts.techniques, parts.optimizer, clip=training.clip, way=mesh.way)
+    if not kit.objective.splits and ranks.world > 1:
+        raise RecipeError(
+            "mesh: this task compares the rows of a batch with one another, and each rank sees its own alone. Train on "
+            "one device"
+        )
+    # Of each batch all ranks take as many parts, since each part is a round of collectives.
+    kit.parts = ceil(ceil(training.batch / ranks.world) / kit.rows) if kit.rows else 1
+    kit.total, kit.average, kit.any = ranks.total, ranks.average, ranks.any
+    if not mesh.sharded:
+        replicate(kit, mesh.compress)
+    elif copies == 1:
+        shard(kit, mesh, init_device_mesh(kit.device.type, (shards,), mesh_dim_names=("shard",)))
+    else:
+        axes = init_device_mesh(kit.device.type, (copies, shards), mesh_dim_names=("replicate", "shard"))
+        shard(kit, mesh, axes)
