@@ -131,6 +131,19 @@ def read(path: Path, task: Task) -> Dataset:
     Raises DataError, naming the row, for the first one that does not fit; MissingPackage where a format needs one.
     """
     path = Path(path)
+    rows = rows_of(path, task)
+    check = partial(entry, task=task, path=path)
+    if task.field == "image":
+        # Decoding lets go of the interpreter lock.
+        with ThreadPoolExecutor(cores()) as pool:
+            entries = list(pool.map(check, rows))
+    else:
+        entries = [check(row) for row in rows]
+    return collect(entries, task, path.name, file=None if path.is_dir() else path)
+
+
+def rows_of(path: Path, task: Task) -> Iterator[Row]:
+    """The rows of a file or a folder, as they stand there. Raises DataError, MissingPackage."""
     if not path.exists():
         near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
@@ -140,14 +153,7 @@ def read(path: Path, task: Task) -> Dataset:
             f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
         )
     rows: Iterator[Row] = registry.resolve("format", kind)(path, task)
-    check = partial(entry, task=task, path=path)
-    if task.field == "image":
-        # Decoding lets go of the interpreter lock.
-        with ThreadPoolExecutor(cores()) as pool:
-            entries = list(pool.map(check, rows))
-    else:
-        entries = [check(row) for row in rows]
-    return collect(entries, task, path.name, file=None if path.is_dir() else path)
+    return rows
 
 
 def collect(entries: list[Entry], task: Task, name: str, file: Path | None = None) -> Dataset:

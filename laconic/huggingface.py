@@ -3,8 +3,7 @@
 import inspect
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers.utils import logging as transformers_logging
 
 from laconic.classifier import ImageClassifier, TextClassifier
 from laconic.embedder import (
@@ -26,6 +24,7 @@ from laconic.embedder import (
 )
 from laconic.errors import SourceError, UntrustedSource
 from laconic.language_model import LanguageModel, check_head
+from laconic.pretrained import AUTO, classes, from_pretrained, options, quiet
 from laconic.processors import read_preprocess, read_tokenizer
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
@@ -33,14 +32,6 @@ from laconic.tasks.task import Task
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import BATCH, TensorSpec
-
-AUTO = {
-    "text-embedding": "AutoModel",
-    "text-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-    "causal-lm": "AutoModelForCausalLM",
-}
-"""The class of transformers that builds the model, by task."""
 
 UNTOLD = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 """Keys of config.json that say nothing about the model, or name a place on somebody's disk."""
@@ -57,12 +48,14 @@ class Loaded:
     size: int
 
 
-def load(folder: Path, *, task: str | None, trust: bool) -> Loaded:
+def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
     """Load a folder of transformers or sentence-transformers.
 
+    labels: the classes of a new head, drawn from the seed, in the place of the folder's own if it has one.
     Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code.
     """
-    sentence = read_modules(folder) if (folder / MODULES).is_file() and task in (None, "text-embedding") else None
+    bare = bool(labels) or task in (None, "text-embedding")
+    sentence = read_modules(folder) if (folder / MODULES).is_file() and bare else None
     where = sentence.encoder if sentence else folder
     config = read_json(where / "config.json")
     if config.get("auto_map") and not trust:
@@ -73,10 +66,13 @@ def load(folder: Path, *, task: str | None, trust: bool) -> Loaded:
     task = task or ("text-embedding" if sentence else task_of(where, config))
     if task not in AUTO:
         raise SourceError(f"{where} cannot be loaded for the task {task!r}; expected one of {', '.join(AUTO)}")
+    if labels:
+        config = with_classes(config, labels)
     check_classes(where, config, task)
+    model, size = from_pretrained(where, task, trust=trust, labels=labels, seed=seed)
     if task == "image-classification":
-        return _load_image_classifier(where, config, trust)
-    return _load_text_model(where, config, task, sentence, trust)
+        return _image_classifier(where, config, model, size)
+    return _text_model(where, config, task, sentence, model, size)
 
 
 def task_of(folder: Path, config: Mapping[str, Any]) -> str:
@@ -111,14 +107,13 @@ def check_classes(folder: Path, config: Mapping[str, Any], task: str) -> None:
         )
 
 
-def _load_text_model(
-    folder: Path, config: Mapping[str, Any], task: str, sentence: SentenceTransformer | None, trust: bool
+def _text_model(
+    folder: Path, config: Mapping[str, Any], task: str, sentence: SentenceTransformer | None, model: Any, size: int
 ) -> Loaded:
     embedder = sentence.config if sentence else EmbedderConfig()
     source = source_of(folder, config, task) | (
         {"embedder": embedder.model_dump(mode="json")} if task == "text-embedding" else {}
     )
-    model, size = _from_pretrained(folder, source, trust)
     tokenizer, pad_id, limit = read_tokenizer(folder, model.config, lower=sentence is not None and sentence.lower)
     limits = [limit, positions(model), sentence.max_tokens if sentence else None]
     max_tokens = min(value for value in limits if value is not None)
@@ -147,14 +142,19 @@ def _load_text_model(
     return Loaded(module, purpose, "embedding", source, size)
 
 
-def _load_image_classifier(folder: Path, config: Mapping[str, Any], trust: bool) -> Loaded:
+def _image_classifier(folder: Path, config: Mapping[str, Any], model: Any, size: int) -> Loaded:
     source = source_of(folder, config, "image-classification")
-    model, size = _from_pretrained(folder, source, trust)
     preprocess = read_preprocess(folder, channels=int(getattr(model.config, "num_channels", 3)))
     sides: tuple[int | str, ...] = preprocess.crop or preprocess.resize or ("height", "width")
     spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, preprocess.channels, *sides))
     task = ImageClassification((spec,), preprocess=preprocess, labels=read_labels(config))
     return Loaded(ImageClassifier(model), task, "logits", source, size)
+
+
+def with_classes(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """The config of the same model with a head for these classes."""
+    kept = {key: value for key, value in config.items() if key != "num_labels"}
+    return kept | classes(labels)
 
 
 def source_of(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:
@@ -174,13 +174,13 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     """
     task = source["task"]
     try:
-        with _quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+        with quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
             for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
                 (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
             trust = "code" in source  # whoever opens a checkpoint with code has been asked
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
             model = getattr(transformers, AUTO[task]).from_config(
-                config, dtype=torch.float32, trust_remote_code=trust, **_options(config, task)
+                config, dtype=torch.float32, trust_remote_code=trust, **options(config, task)
             )
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
@@ -193,67 +193,6 @@ def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
         return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
     kinds = {"image-classification": ImageClassifier, "causal-lm": LanguageModel}
     return kinds.get(source["task"], TextClassifier)(model)
-
-
-def _options(config: Any, task: str) -> dict[str, Any]:
-    """No pooler where the vectors are pooled here: its weights would be dead, and random where the source has none."""
-    if task != "text-embedding":
-        return {}
-    kind = transformers.AutoModel._model_mapping.get(type(config), None)
-    known = kind is not None and "add_pooling_layer" in inspect.signature(kind.__init__).parameters
-    return {"add_pooling_layer": False} if known else {}
-
-
-def _from_pretrained(folder: Path, source: Mapping[str, Any], trust: bool) -> tuple[Any, int]:
-    """The model in float32, and the bytes of its files of weights. Raises SourceError."""
-    files = weight_files(folder)
-    safe = files[0].suffix == ".safetensors"
-    try:
-        with _quiet():
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-            model, found = getattr(transformers, AUTO[source["task"]]).from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=trust,
-                use_safetensors=safe,
-                weights_only=not trust,
-                dtype=torch.float32,
-                output_loading_info=True,
-                **_options(config, source["task"]),
-            )
-    except Exception as error:
-        raise SourceError(
-            f"{folder} does not load ({type(error).__name__}: {' '.join(str(error).split())[:300]}). Expected the "
-            f"complete folder that save_pretrained writes; copy it again"
-        ) from error
-    missing = sorted(found["missing_keys"])
-    if missing:
-        raise SourceError(
-            f"{folder} has no weights for {len(missing)} tensors of {type(model).__name__} ({', '.join(missing[:3])}): "
-            f"they would be random. Name the --task that the model was trained for"
-        )
-    return model, sum(path.stat().st_size for path in files)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files with the model's weights, safetensors where there are any. Raises SourceError where one is missing."""
-    for name in (
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-    ):
-        if not (folder / name).is_file():
-            continue
-        if not name.endswith(".index.json"):
-            return [folder / name]
-        shards = sorted(set(read_json(folder / name)["weight_map"].values()))
-        absent = [shard for shard in shards if not (folder / shard).is_file()]
-        if absent:
-            raise SourceError(f"{folder} lacks {', '.join(absent[:3])}, which {name} names. Copy the folder again")
-        return [folder / shard for shard in shards]
-    raise SourceError(f"{folder} has no model.safetensors. Copy the folder again, with its weights")
 
 
 def positions(model: Any) -> int | None:
@@ -284,17 +223,3 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes, in their order."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports: what matters in them is raised as an error here."""
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
