@@ -54,7 +54,7 @@ def grow_segments() -> None:
     value = os.environ.get(VARIABLE) or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if EXPANDABLE in value:
         return
-    if torch.cuda.is_initialized() and torch.cuda.memory_reserved():
+    if torch.cuda.is_available() and torch.cuda.memory_reserved():
         raise RecipeError(
             f"allocator: the device's allocator is at work already, and takes no settings any more. Remove allocator, "
             f"and set {VARIABLE}={EXPANDABLE} in the environment of the command"

@@ -39,6 +39,11 @@ class Checkpointing(Technique):
     policy: Literal["full", "selective"] = "full"
     every: int = Field(default=1, ge=1)
 
+    @property
+    def linear(self) -> bool:
+        """Only where all layers are alike."""
+        return self.every == 1
+
     def apply(self, kit: Kit) -> None:
         layers = blocks(kit.module)
         if not layers:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -81,14 +81,12 @@ class Disk(Shelf):
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        """Raises RecipeError where no file can be made in the folder."""
+        """Raises RecipeError where there is no such folder. The file is made when something is written."""
         self.device = device
-        try:
-            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
-        except OSError as error:
-            raise RecipeError(
-                f"offload: no file can be made in {folder}: {error.strerror}. Give another folder"
-            ) from None
+        self.folder = folder
+        self.file: IO[bytes] | None = None
+        if folder is not None and not folder.is_dir():
+            raise RecipeError(f"offload: there is no folder {folder}. Give another folder")
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="offload")
         self.writing: tuple[Tensor, Place] | None = None
         self.end = 0
@@ -135,7 +133,8 @@ class Disk(Shelf):
     def close(self) -> None:
         """Remove the file."""
         self.thread.shutdown()
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
 
     def _left(self) -> None:
         self.away -= 1
@@ -143,14 +142,16 @@ class Disk(Shelf):
             self.end = 0
 
     def _write(self, source: Any, start: int) -> None:
+        if self.file is None:
+            self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by `close`
         self.file.seek(start)
         self.file.write(source)
         self.file.flush()
 
     def _read(self, into: Tensor, start: int) -> None:
         here = into if self.device.type == "cpu" else torch.empty_like(into, device="cpu")
-        self.file.seek(start)
-        content: Any = here.view(torch.uint8).numpy()
-        self.file.readinto(content)
+        file: Any = self.file
+        file.seek(start)
+        file.readinto(here.view(torch.uint8).numpy())
         if here is not into:
             into.copy_(here)

@@ -1,0 +1,386 @@
+"""Every technique of the registry trains as plain training does, is taken off again, and saves what is predicted."""
+
+import copy
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from laconic import registry
+from laconic.errors import MissingPackage, RecipeError
+from laconic.huggingface import TextClassifier
+from laconic.language_model import LanguageModel
+from laconic.memory.legality import conflict
+from laconic.memory.technique import SLOTS, Technique
+from laconic.planner.simulate import imagined, simulate, trace
+from laconic.recipe import Named
+from laconic.training.assembly import make_kit
+from laconic.training.kit import Kit
+from laconic.training.objective import TARGETS, Batch, Objective
+from laconic.training.objectives.causal_lm import NextToken, padded
+from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.optimizers.adamw import AdamW
+from laconic.training.settings import Parts
+from laconic.training.step import step
+
+CPU = torch.device("cpu")
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}
+STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "accumulate": [{"rows": 2}],
+    "checkpoint": [{}, {"policy": "selective"}, {"every": 2}],
+    "chunked-loss": [{"chunk": 7}, {"chunk": 7, "defer": True}],
+    "offload": [{"smallest": 64}, {"smallest": 64, "where": "disk", "ahead": 2}],
+    "sdpa": [{}, {"backend": "math"}],
+}
+"""Settings that mean something for tiny models; other techniques are tried with their own."""
+CASES = [(name, config) for name in sorted(registry.TECHNIQUES) for config in VARIANTS.get(name, [{}])]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def gpt2(**changes: Any) -> tuple[nn.Module, Objective, Batch]:
+    """A language model with a tied head, and texts of several lengths."""
+    settings = {"bos_token_id": 0, "eos_token_id": 0, "activation_function": "gelu", **STILL, **SMALL, **changes}
+    config = transformers.GPT2Config(vocab_size=61, n_embd=16, n_positions=32, **settings)
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 61, (length,), generator=generator).numpy() for length in (13, 9, 13, 6)]
+    batch = {name: torch.tensor(array) for name, array in padded(texts, 12).items()}
+    return LanguageModel(transformers.GPT2LMHeadModel(config)), NextToken(None), batch
+
+
+def bert() -> tuple[nn.Module, Objective, Batch]:
+    """A classifier, and texts of which one is shorter: transformers leaves a mask out that hides nothing."""
+    config = transformers.BertConfig(
+        vocab_size=61,
+        hidden_size=16,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **SMALL,
+    )
+    ids = torch.randint(0, 61, (4, 10), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[2, 7:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, TARGETS: torch.tensor([0, 1, 2, 1])}
+    return TextClassifier(transformers.BertForSequenceClassification(config)), CrossEntropy(None), batch
+
+
+class Convolutions(nn.Module):
+    """[batch, 3, 8, 8] to [batch, 4]. LayerNorm, since BatchNorm's statistics depend on how a batch is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stages = [
+            nn.Sequential(nn.Conv2d(width, 6, 3, padding=1), nn.LayerNorm([6, 8, 8]), nn.ReLU()) for width in (3, 6, 6)
+        ]
+        self.stages = nn.ModuleList(stages)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        for stage in self.stages:
+            image = stage(image)
+        return self.head(image.mean(dim=(2, 3)))
+
+
+def cnn() -> tuple[nn.Module, Objective, Batch]:
+    """A classifier of images."""
+    image = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return Convolutions(), CrossEntropy(None), {"image": image, TARGETS: torch.tensor([0, 3, 2, 1])}
+
+
+MODELS = {"gpt2": gpt2, "bert": bert, "cnn": cnn}
+
+
+def made(model: str, **changes: Any) -> tuple[nn.Module, Objective, Batch]:
+    torch.manual_seed(0)
+    return MODELS[model](**changes)
+
+
+def find(name: str, config: dict[str, Any]) -> dict[str, Technique]:
+    """The technique, and what it needs beside it."""
+    if importlib.util.find_spec(registry.TECHNIQUES[name].partition(":")[0]) is None:
+        pytest.skip(f"there is no {name} yet")
+    try:
+        technique = Named(name=name, config=config).configure("technique")
+    except MissingPackage as error:
+        pytest.skip(str(error))
+    needed = {} if not technique.requires else find(technique.requires[0], {})
+    return {name: technique, **needed}
+
+
+def optimizer(techniques: dict[str, Technique]) -> AdamW:
+    rounding = any("stochastic-rounding" in one.requires_of_optimizer for one in techniques.values())
+    return AdamW(lr=3e-3, implementation="loop", stochastic_rounding=rounding)
+
+
+def kit_for(module: nn.Module, objective: Objective, techniques: dict[str, Technique]) -> Kit:
+    """An assembled kit. Skips where the model gives a technique nothing to work on."""
+    try:
+        kit = make_kit(module, objective, Parts(optimizer(techniques), None, techniques), CPU)
+        kit.assemble()
+    except RecipeError as error:
+        pytest.skip(str(error))
+    return kit
+
+
+def losses(kit: Kit, batch: Batch, steps: int = 5) -> list[float]:
+    return [float(step(kit, batch)) for _ in range(steps)]
+
+
+def plain(model: str, **changes: Any) -> list[float]:
+    module, objective, batch = made(model, **changes)
+    return losses(kit_for(module, objective, {}), batch)
+
+
+def look(module: nn.Module) -> tuple[Any, ...]:
+    """What a technique may not change for good."""
+    return (
+        [(name, type(part)) for name, part in module.named_modules()],
+        [(name, tuple(one.shape), one.dtype) for name, one in module.state_dict().items()],
+        [name for name, _ in module.named_parameters()],
+        [(name, "forward" in vars(part), len(part._forward_pre_hooks)) for name, part in module.named_modules()],
+        [(name, getattr(part, "inplace", None)) for name, part in module.named_modules()],
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("name", "config"), CASES, ids=str)
+def test_a_technique_trains_as_plain_training_does_and_is_taken_off_again(name, config, model):
+    if name == "compile":
+        pytest.skip("compiled in a test of its own")
+    techniques = find(name, config)
+    module, objective, batch = made(model)
+    before = look(module)
+    kit = kit_for(module, objective, techniques)
+    found, wanted = losses(kit, batch), plain(model)
+    if all(technique.exact for technique in techniques.values()):
+        assert found == pytest.approx(wanted, abs=1e-5)
+    else:
+        assert found[0] == pytest.approx(wanted[0], rel=0.02)
+        assert found[-1] < found[0]
+    assert set(kit.state()) >= set(made(model)[0].state_dict())
+    finished = kit.finish()
+    assert finished is module
+    assert look(finished) == before
+    assert torch.isfinite(objective.loss(finished, batch))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("name", "config"), CASES, ids=str)
+def test_the_simulated_peak_is_the_peak_of_real_tensors(name, config, model):
+    techniques = find(name, config)
+    if not all(technique.simulated for technique in techniques.values()):
+        pytest.skip(f"{name} says that a simulation does not tell what it saves")
+    module, objective, batch = made(model)
+    twin = copy.deepcopy(module)
+
+    kits: list[Kit] = []
+
+    def real() -> tuple[Kit, Batch]:
+        kits.append(kit_for(module, objective, techniques))
+        return kits[-1], {name: tensor.clone() for name, tensor in batch.items()}
+
+    def fake() -> tuple[Kit, Batch]:
+        kit = kit_for(imagined(twin), copy.copy(objective), techniques)
+        return kit, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+
+    batch.pop("attention_mask" if model == "gpt2" else "", None)  # it is counted, and an imagined one holds nothing
+    imaginary, watched = simulate(fake), trace(real, CPU)
+    for kit in kits:
+        kit.finish()
+    assert imaginary.peak() == pytest.approx(watched.peak(), rel=0.01)
+    assert imaginary.host.max(initial=0) == pytest.approx(watched.host.max(initial=0), rel=0.01)
+
+
+def test_every_technique_is_in_a_slot_and_says_whether_it_is_exact():
+    for name in registry.TECHNIQUES:
+        if importlib.util.find_spec(registry.TECHNIQUES[name].partition(":")[0]):
+            kind = registry.resolve("technique", name)
+            assert kind.slot in SLOTS
+            assert isinstance(kind.exact, bool)
+            assert set(kind.excludes) <= {*registry.TECHNIQUES, "clip", "replicate", "shard"}
+
+
+def test_checkpoint_draws_the_same_dropout_again():
+    dropout = {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}
+
+    def run(techniques: dict[str, Technique]) -> list[float]:
+        module, objective, batch = made("gpt2", **dropout)
+        return losses(kit_for(module, objective, techniques), batch)
+
+    assert run(find("checkpoint", {})) == pytest.approx(run({}), abs=1e-5)
+
+
+def test_checkpoint_of_every_layer_saves_more_than_of_every_second_and_selective_less():
+    peaks = [peak("gpt2", "checkpoint", config) for config in ({}, {"every": 2}, {"policy": "selective"})]
+    assert peaks[0] < min(peaks[1:])
+    assert max(peaks) < peak("gpt2")
+
+
+def peak(model: str, name: str | None = None, config: dict[str, Any] | None = None, rows: int = 16) -> int:
+    """Simulated, without the optimizer's step, at more rows than the other tests have."""
+    techniques = find(name, config or {}) if name else {}
+    module, objective, batch = made(model)
+    del batch["attention_mask"]
+
+    def fake() -> tuple[Kit, Batch]:
+        kit = kit_for(imagined(module), objective, techniques)
+        return kit, {name: torch.empty(rows, *one.shape[1:], dtype=one.dtype) for name, one in batch.items()}
+
+    return simulate(fake).peaks()["backward"]
+
+
+def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
+    module, objective, batch = made("gpt2")
+    kit = kit_for(module, objective, find("offload", {"smallest": 1}))
+    sent: list[Tensor] = []
+    put = kit.host.put
+    kit.host.put = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
+    with kit.passing():
+        loss = kit.lesson(batch)
+    weights = {one.untyped_storage().data_ptr() for one in module.parameters()}
+    places = [one.untyped_storage().data_ptr() for one in sent]
+    assert places
+    assert not weights & set(places)
+    loss.backward()
+
+
+def test_offload_gives_its_file_back_after_each_pass():
+    module, objective, batch = made("gpt2")
+    kit = kit_for(module, objective, find("offload", {"smallest": 1, "where": "disk"}))
+    sizes = []
+    for _ in range(3):
+        step(kit, batch)
+        sizes.append(kit.undo[0].__self__.end)
+    assert sizes == [0, 0, 0]
+    kit.finish()
+
+
+def test_offload_to_a_folder_that_is_not_there_says_so(tmp_path):
+    module, objective, _ = made("gpt2")
+    techniques = find("offload", {"where": "disk", "folder": str(tmp_path / "none")})
+    with pytest.raises(RecipeError, match="Give another folder"):
+        make_kit(module, objective, Parts(AdamW(), None, techniques), CPU)
+
+
+def test_fp16_leaves_a_step_out_after_an_overflow_and_halves_the_scale():
+    module, objective, batch = made("gpt2")
+    kit = kit_for(module, objective, find("fp16", {"scale": 2.0**40, "interval": 2}))
+    before = [one.clone() for one in module.parameters()]
+    step(kit, batch, clip=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert kit.scaler.get_scale() == 2.0**39
+    kit.scaler.update(2.0**10)
+    kit.rows = 2
+    for _ in range(2):
+        step(kit, batch, clip=1.0)
+    assert not all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert kit.scaler.get_scale() == 2.0**11
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "pure-bf16"])
+def test_sixteen_bits_stay_near_and_the_loss_is_float32(name):
+    module, objective, batch = made("gpt2")
+    kit = kit_for(module, objective, find(name, {}))
+    with kit.passing():
+        assert kit.lesson(batch).dtype is torch.float32
+    assert losses(kit, batch) == pytest.approx(plain("gpt2"), rel=0.02)
+
+
+def test_pure_bf16_keeps_statistics_and_buffers_in_fp32():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+    _, objective, batch = made("cnn")
+    kit = kit_for(module, objective, find("pure-bf16", {}))
+    kinds = {name: one.dtype for name, one in module.state_dict().items()}
+    assert kinds["0.weight"] is kinds["4.weight"] is torch.bfloat16
+    assert kinds["1.weight"] is kinds["1.running_mean"] is torch.float32
+    found = losses(kit, batch, 10)
+    assert found[-1] < found[0]
+    kit.finish()
+    assert all(one.dtype is torch.float32 for one in module.parameters())
+
+
+def test_pure_bf16_wants_an_optimizer_that_rounds_stochastically():
+    techniques = find("pure-bf16", {})
+    assert "stochastic_rounding: true" in str(conflict(techniques, AdamW()))
+    assert conflict(techniques, AdamW(stochastic_rounding=True)) is None
+
+
+def test_in_place_takes_only_what_is_safe():
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Sigmoid(), nn.ReLU())
+    kit = kit_for(module, CrossEntropy(None), find("in-place", {}))
+    assert [getattr(part, "inplace", None) for part in module] == [None, True, None, False, None, False]
+    kit.finish()
+    assert not module[1].inplace
+
+
+def test_sdpa_gives_the_attention_back_that_was_there():
+    module, objective, _ = made("gpt2")
+    kit = kit_for(module, objective, find("sdpa", {"backend": "math"}))
+    assert module.model.config._attn_implementation == "sdpa"
+    kit.finish()
+    assert module.model.config._attn_implementation == "eager"
+
+
+def test_sdpa_with_a_kernel_is_computed_again_with_the_same_kernel():
+    module, objective, batch = made("gpt2")
+    kit = kit_for(module, objective, find("sdpa", {"backend": "math"}) | find("checkpoint", {}))
+    assert losses(kit, batch) == pytest.approx(plain("gpt2"), abs=1e-5)
+
+
+def test_what_works_alone_works_together():
+    names = {"sdpa": {"backend": "flash"}, "chunked-loss": {"defer": True, "chunk": 5}, "checkpoint": {}}
+    names |= {"offload": {"smallest": 64}, "in-backward": {}}
+    techniques = {name: Named(name=name, config=config).configure("technique") for name, config in names.items()}
+    assert conflict(techniques, AdamW()) is None
+    module, objective, batch = made("gpt2")
+    before = look(module)
+    kit = kit_for(module, objective, techniques)
+    del batch["attention_mask"]  # the fast kernels take no mask
+    batch = {name: tensor[:, :5] for name, tensor in batch.items()}
+    twin, same, _ = made("gpt2")
+    assert losses(kit, batch) == pytest.approx(losses(kit_for(twin, same, {}), batch), abs=1e-5)
+    assert look(kit.finish()) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("checkpoint", {}, "no repeated layers"),
+        ("compile", {}, "no repeated layers"),
+        ("chunked-loss", {}, "no logits over a vocabulary"),
+        ("sdpa", {}, "no model of transformers"),
+        ("in-place", {}, "within a Sequential"),
+    ],
+)
+def test_a_model_that_gives_nothing_to_work_on_is_refused_with_what_to_do(name, config, message):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    with pytest.raises(RecipeError, match=message):
+        make_kit(module, CrossEntropy(None), Parts(AdamW(), None, find(name, config)), CPU)
+
+
+def test_compile_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    module, objective, _ = made("gpt2")
+    with pytest.raises(RecipeError, match=r"Install g\+\+"):
+        make_kit(module, objective, Parts(AdamW(), None, find("compile", {})), CPU)
+
+
+def test_allocator_sets_what_glibc_takes():
+    module, objective, batch = made("cnn")
+    kit = kit_for(module, objective, find("allocator", {"threshold": "64 KiB"}))
+    assert losses(kit, batch) == pytest.approx(plain("cnn"), abs=1e-5)
