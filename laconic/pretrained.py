@@ -1,7 +1,6 @@
 """The weights of a folder of transformers, in the model that its config describes."""
 
 import inspect
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,6 @@ AUTO = {
     "causal-lm": "AutoModelForCausalLM",
 }
 """The class of transformers that builds the model, by task."""
-
-CHATTER = {"torchao": "Failed to load ", "torch.utils._pytree": "%s is an Enum subclass"}
-"""What is logged where transformers finds torchao: of kernels for other machines, and by torch to torchao's authors."""
 
 
 def from_pretrained(
@@ -129,25 +125,15 @@ def weight_files(folder: Path) -> list[Path]:
     raise SourceError(f"{folder} has no model.safetensors. Copy the folder again, with its weights")
 
 
-def silent(record: logging.LogRecord) -> bool:
-    """Whether a record is not chatter."""
-    return not str(record.msg).startswith(CHATTER[record.name])
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports, of which what matters is raised as an error here, and without
-    the chatter of what it imports."""
+    """Without transformers' progress bars and reports: what matters in them is raised as an error here."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for name in CHATTER:
-        logging.getLogger(name).addFilter(silent)
     try:
         yield
     finally:
-        for name in CHATTER:
-            logging.getLogger(name).removeFilter(silent)
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()

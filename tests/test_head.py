@@ -1,12 +1,17 @@
 """A model learns labels that it never had: a new head of the right size, everything else as it was."""
 
 import json
+import logging
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import models
 import pytest
 import torch
 import transformers
 
+from laconic.chatter import CHATTER
 from laconic.checkpoint import Checkpoint, load_source
 from laconic.errors import DataError, SourceError
 from laconic.training.head import class_names, labels_of, open_for, with_labels
@@ -182,9 +187,15 @@ def test_a_recipe_opens_its_source_with_the_labels_of_its_samples(tmp_path):
         labels_of(recipe(tmp_path, bert, '{"text": "hello", "label": 0.5}\n').data.train, "text-classification")
 
 
-def test_nothing_is_said_on_the_way(tmp_path, capfd, caplog):
-    with_labels(models.save_bert(tmp_path / "source"), "text-classification", LABELS)
-    capfd.readouterr()
-    with_labels(tmp_path / "source", "text-classification", LABELS)
-    assert capfd.readouterr() == ("", "")
-    assert not caplog.records
+@pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
+def test_a_command_prints_nothing_of_what_torchao_has_to_say():
+    code = "import laconic.cli; import torchao"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_only_known_chatter_is_left_out(caplog):
+    for name, begins in CHATTER.items():
+        logging.getLogger(name).warning(f"{begins}...")
+        logging.getLogger(name).warning("something else")
+    assert [record.message for record in caplog.records] == ["something else"] * 2
