@@ -1,6 +1,6 @@
 """Each token of a text, from those before it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 [] float32; a target of IGNORED counts nothing."""
 
 IGNORED = -100
+FILLED = "filled"
+"""How many targets each row has, [rows] int64: given where there is no mask, and not all rows are full."""
 
 
 def whole_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
@@ -36,6 +38,11 @@ class NextToken(Objective):
     def __init__(self, task: CausalLm) -> None:
         super().__init__(task)
         self.cross_entropy: LinearCrossEntropy = whole_logits
+        self.layout = Layout()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What makes batches in another process needs no loss, which may hold the model.
+        return vars(self) | {"cross_entropy": whole_logits}
 
     def texts(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> list[Array]:
         """Each sample's tokens, the last of which is only a target. Raises DataError where all are too short."""
@@ -52,16 +59,12 @@ class NextToken(Objective):
         return texts
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        texts = self.texts(samples, labels)
-        arrays = padded(texts, max(map(len, texts)) - 1)
-        if arrays["attention_mask"].all():
-            del arrays["attention_mask"]
-        return tensors(arrays)
+        return tensors(self.layout.rows(self.texts(samples, labels)))
 
     def terms(self, batch: Batch) -> int:
         # An input that is no padding has a target, and the other way round.
-        mask = batch.get("attention_mask")
-        return batch[TARGETS].numel() if mask is None else int(mask.sum())
+        counts = batch.get("attention_mask", batch.get(FILLED))
+        return batch[TARGETS].numel() if counts is None else int(counts.sum())
 
     def tokens(self, batch: Batch) -> int:
         return self.terms(batch)
@@ -75,15 +78,34 @@ class NextToken(Objective):
 
     def example(self, rows: int, length: int) -> Batch:
         ids = tensors(self.task.typical(rows, length))["input_ids"]
-        return {"input_ids": ids, TARGETS: ids.clone()}
+        return {"input_ids": ids, TARGETS: ids.clone()} | tensors(self.layout.example(*ids.shape))
 
 
-def padded(texts: Iterable[Array], width: int) -> Arrays:
-    """input_ids, attention_mask and targets, [texts, width] int64, of texts of at most width + 1 tokens."""
-    texts = list(texts)
-    shape = (len(texts), width)
-    ids, mask, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
-    for row, text in enumerate(texts):
-        count = len(text) - 1
-        ids[row, :count], mask[row, :count], targets[row, :count] = text[:-1], 1, text[1:]
-    return {"input_ids": ids, "attention_mask": mask, TARGETS: targets}
+class Layout:
+    """A row for each text."""
+
+    def rows(self, texts: Sequence[Array]) -> Arrays:
+        """input_ids and targets, [rows, width] int64, and what else the model and `terms` must be told."""
+        widths = [len(text) - 1 for text in texts]
+        arrays = blank(len(texts), max(widths)) | {"attention_mask": np.zeros((len(texts), max(widths)), np.int64)}
+        for row, text in enumerate(texts):
+            write(arrays, text, row, 0)
+            arrays["attention_mask"][row, : widths[row]] = 1
+        if min(widths) == max(widths):
+            del arrays["attention_mask"]
+        return arrays
+
+    def example(self, rows: int, width: int) -> Arrays:
+        """What full rows have beside input_ids and targets."""
+        return {}
+
+
+def blank(rows: int, width: int) -> Arrays:
+    """input_ids and targets of rows without texts."""
+    return {"input_ids": np.zeros((rows, width), np.int64), TARGETS: np.full((rows, width), IGNORED, np.int64)}
+
+
+def write(arrays: Arrays, text: Array, row: int, start: int) -> None:
+    """Put a text's inputs and targets into a row."""
+    stop = start + len(text) - 1
+    arrays["input_ids"][row, start:stop], arrays[TARGETS][row, start:stop] = text[:-1], text[1:]

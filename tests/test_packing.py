@@ -1,0 +1,134 @@
+"""Texts share rows and do not see one another: the same losses, fewer rows."""
+
+import copy
+import pickle
+
+import models
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic.checkpoint import load_source
+from laconic.errors import RecipeError
+from laconic.memory.packing import Packed, Packing, first_fit
+from laconic.planner.simulate import imagined, simulate
+from laconic.training.kit import Kit
+from laconic.training.objective import TARGETS
+from laconic.training.objectives.causal_lm import IGNORED, NextToken, whole_logits
+from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.step import step
+
+TEXTS = ["hello world", "the model answers every question about its weights and memory", "a", "b a", "it waits", ""]
+SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=SAVED)
+def checkpoint(request, tmp_path_factory):
+    return load_source(SAVED[request.param](tmp_path_factory.mktemp(request.param) / "source"))
+
+
+def kit_of(module, objective, *, lr=0.1):
+    return Kit(
+        module,
+        objective,
+        lambda groups: torch.optim.SGD(groups, lr=lr),
+        lambda module: [{"params": list(module.parameters())}],
+    )
+
+
+def each_loss(module, batch):
+    """The loss of each target, by the tokens that lead to it."""
+    hidden = module.hidden(**{name: batch[name] for name in batch if name not in (TARGETS, "filled")})
+    logits = torch.nn.functional.linear(hidden, module.head.weight)
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch[TARGETS], reduction="none")
+    return sorted(losses[batch[TARGETS] != IGNORED].tolist())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [None, 5, 30])
+def test_packed_texts_have_the_losses_that_they_have_apart(checkpoint, length, attention):
+    checkpoint.module.model.set_attn_implementation(attention)
+    objective = NextToken(checkpoint.task)
+    padded = objective.collate(TEXTS, None)
+    kit = kit_of(checkpoint.module, objective)
+    Packing(length=length).apply(kit)
+    packed = objective.collate(TEXTS, None)
+    assert len(packed["input_ids"]) < len(padded["input_ids"])
+    assert packed["input_ids"].shape[1] == max(padded["input_ids"].shape[1], length or 0)
+    assert objective.terms(packed) == int((packed[TARGETS] != IGNORED).sum())
+    with torch.no_grad():
+        expected, found = each_loss(checkpoint.module, padded), each_loss(checkpoint.module, packed)
+        assert found == pytest.approx(expected, abs=1e-5)
+        total = objective.loss(checkpoint.module, packed) / objective.terms(packed)
+    assert total.item() == pytest.approx(np.mean(expected), abs=1e-5)
+    checkpoint.module.model.set_attn_implementation("sdpa")
+
+
+def test_packing_is_taken_off_again_and_changes_no_training(checkpoint):
+    start = {name: value.clone() for name, value in checkpoint.module.state_dict().items()}
+
+    def learned(*techniques, rows=None):
+        checkpoint.module.load_state_dict(start)
+        objective = NextToken(checkpoint.task)
+        kit = kit_of(checkpoint.module.requires_grad_(True), objective)
+        kit.rows = rows
+        for technique in techniques:
+            technique.apply(kit)
+        kit.assemble()
+        losses = [step(kit, kit.objective.collate(TEXTS, None)).item() for _ in range(3)]
+        kit.finish()
+        assert "position_ids" not in objective.collate(TEXTS, None)
+        checkpoint.module.load_state_dict(start)
+        return losses
+
+    plain = learned()
+    assert learned(Packing()) == pytest.approx(plain, abs=1e-5)
+    assert learned(Packing(), rows=1) == pytest.approx(plain, abs=1e-5)
+
+
+def test_rows_that_are_full_need_no_counting(checkpoint):
+    objective = NextToken(checkpoint.task)
+    objective.layout = Packed()
+    batch = objective.collate(["a b", "hello world"], None)
+    assert batch.keys() == {"input_ids", TARGETS, "position_ids"}
+    assert objective.terms(batch) == 6
+
+
+def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
+    objective = NextToken(checkpoint.task)
+    objective.layout = Packed()
+    objective.cross_entropy = lambda hidden, weight, bias, targets: whole_logits(hidden, weight, bias, targets)
+
+    module = copy.deepcopy(checkpoint.module).requires_grad_(True)
+
+    def prepare():
+        kit = kit_of(imagined(module), objective)
+        kit.assemble()
+        return kit, objective.example(2, 9)
+
+    assert simulate(prepare).peak() > 0
+    again = pickle.loads(pickle.dumps(objective.collate))
+    assert torch.equal(again(TEXTS, None)["input_ids"], objective.collate(TEXTS, None)["input_ids"])
+
+
+def test_what_cannot_be_packed_is_refused(checkpoint, tmp_path):
+    bert = load_source(models.save_bert(tmp_path / "bert"))
+    with pytest.raises(RecipeError, match="text-classification answers with one vector a row"):
+        Packing().apply(kit_of(bert.module, CrossEntropy(bert.task)))
+    with pytest.raises(RecipeError, match="takes none"):
+        Packing().apply(kit_of(bert.module.requires_grad_(False).model.bert.pooler, NextToken(checkpoint.task)))
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
+def test_every_text_is_in_one_row_and_no_row_is_too_long(sizes):
+    rows = first_fit(sizes, 20)
+    assert sorted(index for row in rows for index in row) == list(range(len(sizes)))
+    assert all(sum(sizes[index] for index in row) <= 20 for row in rows)
+    assert len(rows) <= 11 / 9 * -(-sum(sizes) // 20) + sum(size > 10 for size in sizes) + 1
