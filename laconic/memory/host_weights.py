@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from laconic.memory.account import accounted
 from laconic.memory.host import Host
-from laconic.memory.streaming import Doubles, Streamed
+from laconic.memory.pure_bf16 import in_bf16
+from laconic.memory.streaming import Doubles, Streamed, narrowed
 from laconic.memory.technique import Slot, Technique
 from laconic.training.kit import Groups, Kit, blocks
 
@@ -43,6 +44,10 @@ class HostWeights(Technique):
         for owner in kit.module.modules():
             for name, buffer in owner.named_buffers(recurse=False):
                 setattr(owner, name, buffer.to(kit.device))
+        if self.dtype == "bf16":
+            for part in kit.module.modules():
+                if narrowed(part):
+                    kit.undo.append(part.register_forward_pre_hook(like_weights, with_kwargs=True).remove)
         layers = blocks(kit.module)
         supply = Streamed(kit.host, DTYPES[self.dtype])
         for layer in layers:
@@ -59,6 +64,12 @@ class HostWeights(Technique):
         kit.supply = supply
         kit.forward.append(doubles.swapped)
         kit.undo.append(lambda: restore(kit.module))
+
+
+def like_weights(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a layer with weights of its own is given, in BF16 where they are: FP32 comes from images and buffers."""
+    lowers = any(weight.dtype is torch.bfloat16 for weight in part.parameters(recurse=False))
+    return in_bf16(part, args, kwargs) if lowers else None
 
 
 def hosted(host: Host, parameter: nn.Parameter) -> torch.Tensor:

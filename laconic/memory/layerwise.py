@@ -1,6 +1,7 @@
 """Layers run one by one, and what each has between its input and its output lives only while it runs."""
 
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -51,10 +52,15 @@ class Layerwise(Technique):
                 "layerwise: layers share weights, whose gradients are whole only when all of them have run. Take "
                 "checkpoint in its place"
             )
+        if any(getattr(part, "running_mean", None) is not None for layer in lists for part in layer.modules()):
+            raise RecipeError(
+                "layerwise: a batch normalisation within the layers would count a batch twice, and sees only a part of "
+                "it. Take offload in its place"
+            )
         way = Way(Means(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.keep))
         kit.undo.extend(stack(layers, way) for layers in lists)
         kit.forward.append(way.open)
-        config: Any = getattr(kit.module, "config", None)
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-            kit.undo.append(lambda: setattr(config, "use_cache", True))
+        for config in {id(part.config): part.config for part in kit.module.modules() if hasattr(part, "config")}.values():
+            if getattr(config, "use_cache", False):
+                config.use_cache = False
+                kit.undo.append(partial(setattr, config, "use_cache", True))

@@ -92,10 +92,10 @@ class Doubles:
         for owner in module.modules():
             for name, master in owner.named_parameters(recurse=False):
                 if master not in inside:
-                    self._places.append((owner, name, master, self._leaf(master, supply)))
+                    dtype = supply.dtype if narrowed(owner) and master.is_floating_point() else master.dtype
+                    self._places.append((owner, name, master, self._leaf(master, supply, dtype)))
 
-    def _leaf(self, master: nn.Parameter, supply: Streamed) -> nn.Parameter:
-        dtype = supply.dtype if master.is_floating_point() else master.dtype
+    def _leaf(self, master: nn.Parameter, supply: Streamed, dtype: torch.dtype) -> nn.Parameter:
         if master not in self._copies:
             self._copies[master] = supply.host.get(master.data, dtype=dtype, category="parameters")
         leaf = nn.Parameter(self._copies[master], requires_grad=master.requires_grad)
@@ -119,6 +119,12 @@ class Doubles:
         """The parameters have changed."""
         for master, copy in self._copies.items():
             copy.copy_(master)
+
+
+def narrowed(part: nn.Module) -> bool:
+    """Whether the weights that are a module's own may be taken in 16 bits: not beside statistics in float32."""
+    own = any(True for _ in part.parameters(recurse=False))
+    return own and getattr(part, "running_mean", None) is None
 
 
 def send(supply: Streamed, master: nn.Parameter, leaf: Tensor) -> None:

@@ -1,0 +1,368 @@
+"""Layers run one by one: the same losses as plain training, in the memory that is predicted."""
+
+import copy
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lessons import MODELS, SHAPE, WORDS, build, gpt2, kit_of, learn, llama, texts
+from torch import nn
+
+from laconic.errors import RecipeError
+from laconic.memory.autocast import Bf16
+from laconic.memory.in_backward import InBackward
+from laconic.memory.layerwise import Layerwise
+from laconic.memory.revolve import advances
+from laconic.planner.simulate import imagined, simulate, trace
+from laconic.training.objective import TARGETS
+
+SETTINGS = [
+    {},
+    {"snapshots": 2},
+    {"rows": 1, "snapshots": 1},
+    {"rows": 3, "keep": "host"},
+    {"snapshots": 3, "keep": "host"},
+]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(make, batch, techniques=(), rows=None, steps=5, clip=1.0):
+    """Losses, and the weights learned."""
+    kit = kit_of(build(make), techniques, rows)
+    losses = learn(kit, batch, steps, clip)
+    return losses, kit.finish().state_dict()
+
+
+def assert_same(found, wanted):
+    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
+    assert list(found[1]) == list(wanted[1])
+    for name, weight in wanted[1].items():
+        torch.testing.assert_close(found[1][name], weight, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_losses_and_weights_are_those_of_plain_training(model, settings):
+    make, batch = MODELS[model]
+    assert_same(trained(make, batch(), [Layerwise(**settings)]), trained(make, batch()))
+
+
+@pytest.mark.parametrize("snapshots", [None, 2])
+def test_dropout_draws_the_same_numbers_as_plain_training_and_leaves_the_same_to_draw(snapshots):
+    make = partial(gpt2, dropout=0.3)
+    plain = trained(make, texts())
+    after = torch.rand(1)
+    assert_same(trained(make, texts(), [Layerwise(snapshots=snapshots)]), plain)
+    assert torch.equal(torch.rand(1), after)
+
+
+class ByRow(nn.Module):
+    """A layer that takes its rows one after another."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return torch.cat([self.layer(row, *args, **kwargs) for row in hidden_states.split(1)])
+
+
+def test_dropout_in_parts_of_a_batch_is_the_same_when_it_is_taken_back():
+    def by_row():
+        model = gpt2(dropout=0.3, use_cache=False)
+        model.transformer.h = nn.ModuleList([ByRow(layer) for layer in model.transformer.h])
+        return model
+
+    wanted, _ = trained(by_row, texts())
+    found, _ = trained(partial(gpt2, dropout=0.3), texts(), [Layerwise(rows=1, snapshots=2)])
+    assert found == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"rows": 1, "snapshots": 2}], ids=str)
+def test_autocast_is_in_force_when_a_layer_runs_again(settings):
+    wanted, _ = trained(llama, texts(), [Bf16()])
+    found, _ = trained(llama, texts(), [Bf16(), Layerwise(**settings)])
+    assert found == pytest.approx(wanted, abs=0.01 if settings else 1e-5)
+
+
+def test_gradients_of_several_micro_batches_add_up():
+    assert_same(trained(gpt2, texts(), [Layerwise(rows=1, snapshots=2)], rows=2), trained(gpt2, texts(), rows=2))
+
+
+def test_an_optimizer_in_the_backward_pass_gets_each_gradient_once_and_whole():
+    techniques = [Layerwise(rows=1, snapshots=2), InBackward()]
+    assert_same(trained(gpt2, texts(), techniques, clip=None), trained(gpt2, texts(), clip=None))
+
+
+def test_hooks_of_a_parameter_are_called_once_a_pass():
+    kit = kit_of(build(gpt2), [Layerwise(rows=1)])
+    calls = []
+    for name, parameter in kit.module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(name))
+    learn(kit, texts(), steps=1)
+    assert sorted(calls) == sorted(name for name, _ in kit.module.named_parameters())
+
+
+def frozen(learns):
+    """A model of which only the parameters learn whose name contains a word."""
+    model = gpt2()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(learns in name)
+    return model
+
+
+@pytest.mark.parametrize("learns", ["mlp.c_fc", "h.2.", "ln_f", "wpe"])
+def test_what_is_frozen_stays_and_the_rest_learns_the_same(learns):
+    make = partial(frozen, learns)
+    assert_same(trained(make, texts(), [Layerwise(rows=1)]), trained(make, texts()))
+
+
+class Net(nn.Module):
+    """Embedding, layers in a list, head; a `way` through the layers."""
+
+    def __init__(self, way, container=nn.ModuleList, width=16):
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, width), nn.Linear(width, WORDS)
+        layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3)]
+        self.layers = container(layers) if container is nn.ModuleList else container(*layers)
+        self.way = way
+
+    def forward(self, input_ids):
+        return self.head(self.way(self.layers, self.table(input_ids)))
+
+
+def loop(layers, hidden):
+    for layer in layers:
+        hidden = layer(hidden)
+    return hidden
+
+
+def beside(layers, hidden):
+    """The sum around the layers hands its own gradient on, twice the same tensor."""
+    return loop(layers, hidden) + hidden
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+def test_a_gradient_that_others_read_too_is_not_written_over(rows):
+    make = partial(Net, beside)
+    assert_same(trained(make, texts(), [Layerwise(rows=rows)]), trained(make, texts()))
+
+
+def test_a_sequence_and_a_slice_of_a_list_are_run_too():
+    for make in (
+        partial(Net, lambda layers, hidden: layers(hidden), nn.Sequential),
+        partial(Net, lambda layers, hidden: loop(layers[:2], hidden)),
+    ):
+        assert_same(trained(make, texts(), [Layerwise(rows=1)]), trained(make, texts()))
+
+
+def test_a_batch_of_as_many_rows_as_tokens_is_right():
+    batch = {name: tensor[:, :4].clone() for name, tensor in texts().items()}
+    assert_same(trained(llama, batch, [Layerwise(rows=1)]), trained(llama, batch))
+
+
+def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class_behind():
+    model = build(gpt2)
+    names, cache = list(model.state_dict()), model.config.use_cache
+    kit = kit_of(model, [Layerwise()])
+    assert list(model.state_dict()) == names
+    assert [*model.transformer.h] == list(model.transformer.h.children())
+    learn(kit, texts(), steps=1)
+    kit.finish()
+    assert type(model.transformer.h) is nn.ModuleList
+    assert not hasattr(model.transformer.h, "way")
+    assert model.config.use_cache is cache
+
+
+def test_without_gradients_the_layers_run_as_they_are():
+    model = build(gpt2)
+    kit = kit_of(model, [Layerwise(rows=1)])
+    with torch.no_grad(), kit.passing():
+        inside = kit.lesson(texts())
+    assert torch.equal(inside, kit.objective.loss(kit.finish(), texts()))
+
+
+def peaks(make, batch, techniques):
+    """Simulated, and watched on real tensors."""
+    module = build(make)
+    twin = copy.deepcopy(module)
+
+    def fake():
+        kit = kit_of(imagined(twin), techniques)
+        return kit, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+
+    def real():
+        return kit_of(module, techniques), {name: tensor.clone() for name, tensor in batch.items()}
+
+    return simulate(fake), trace(real, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [("gpt2", SETTINGS[0]), ("gpt2", SETTINGS[2]), ("llama", SETTINGS[1]), ("llama", SETTINGS[3])],
+    ids=str,
+)
+def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
+    make, batch = MODELS[model]
+    found, watched = peaks(make, batch(), [Layerwise(**settings)])
+    assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
+    assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
+    assert (found.host.max() > 0) == (settings.get("keep") == "host")
+
+
+def test_rows_and_snapshots_and_the_optimizer_in_the_backward_pass_each_take_from_the_peak():
+    batch = {name: tensor.repeat(4, 1) for name, tensor in texts().items()}
+    early = InBackward()
+    ways = [[], [Layerwise()], [Layerwise(), early], [Layerwise(rows=8), early], [Layerwise(rows=8, snapshots=2), early]]
+
+    def backward(techniques):
+        def fake():
+            return kit_of(imagined(build(gpt2)), techniques), {n: torch.empty_like(t) for n, t in batch.items()}
+
+        return simulate(fake).peaks()["backward"]
+
+    found = [backward(techniques) for techniques in ways]
+    assert found == sorted(set(found), reverse=True)
+
+
+def test_layers_run_as_often_as_the_schedule_says():
+    kit = kit_of(build(gpt2), [Layerwise(snapshots=2)])
+    runs = []
+    for layer in kit.module.transformer.h:
+        layer.register_forward_hook(lambda *_: runs.append(1))
+    learn(kit, texts(), steps=1)
+    steps = len(kit.module.transformer.h)
+    # Once each on the way up, which the schedule counts but for the last, and once each to be taken back.
+    assert len(runs) == advances(steps, 2) + 1 + steps
+
+
+def between(layers, hidden):
+    for layer in layers:
+        hidden = layer(hidden) * 2
+    return hidden
+
+
+def by_number(layers, hidden):
+    for number in range(len(layers)):
+        hidden = layers[number](hidden)
+    return hidden
+
+
+def cut_short(layers, hidden):
+    for layer in layers:
+        hidden = layer(hidden)
+        if layer is not None:
+            break
+    return hidden
+
+
+def left_out(layers, hidden):
+    for number, layer in enumerate(layers):
+        hidden = hidden if number == 1 else layer(hidden)
+    return hidden
+
+
+@pytest.mark.parametrize(
+    ("way", "sentence"),
+    [
+        (between, "between two layers of class Sequential"),
+        (by_number, "does not call each of its layers once"),
+        (cut_short, "does not call each of its layers once"),
+        (left_out, "does not call each of its layers once"),
+        (lambda layers, hidden: loop(layers, hidden.mean()), "without hidden states"),
+    ],
+)
+def test_a_model_that_does_something_else_with_its_layers_is_refused(way, sentence):
+    kit = kit_of(build(partial(Net, way)), [Layerwise()])
+    with pytest.raises(RecipeError, match=sentence):
+        learn(kit, texts(), steps=1)
+
+
+class Layer(nn.Module):
+    """Takes something beside the hidden states, and may give it too."""
+
+    def __init__(self, gives=False):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.gives = gives
+
+    def forward(self, hidden_states, extra=None):
+        hidden = self.inner(hidden_states)
+        return (hidden, hidden.mean()) if self.gives else hidden
+
+
+def given(extra, named=False):
+    """A way through layers that take something."""
+
+    def way(layers, hidden):
+        for layer in layers:
+            hidden = layer(hidden_states=hidden, extra=extra()) if named else layer(hidden, extra())
+        return hidden
+
+    return way
+
+
+@pytest.mark.parametrize(
+    ("extra", "sentence"),
+    [
+        (lambda: torch.zeros(16, requires_grad=True), "through which a gradient flows"),
+        (lambda: SimpleNamespace(get_seq_length=int), "use_cache=False"),
+        (lambda: torch.zeros(7, 3), r"shape \[7, 3\].*Set rows: null"),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_what_layers_may_not_be_given_is_refused_with_what_to_try(extra, sentence, named):
+    net = build(partial(Net, given(extra, named)))
+    net.layers = nn.ModuleList([Layer(), Layer()])
+    with pytest.raises(RecipeError, match=sentence):
+        learn(kit_of(net, [Layerwise(rows=1)]), texts(), steps=1)
+
+
+def test_layers_that_give_more_than_their_hidden_states_are_refused():
+    net = build(partial(Net, lambda layers, hidden: hidden + sum(layer(hidden)[0] for layer in layers)))
+    net.layers = nn.ModuleList([Layer(gives=True), Layer(gives=True)])
+    with pytest.raises(RecipeError, match="gives more tensors than its hidden states"):
+        learn(kit_of(net, [Layerwise()]), texts(), steps=1)
+
+
+def test_a_model_without_a_list_of_layers_is_refused():
+    with pytest.raises(RecipeError, match="no list of repeated layers"):
+        kit_of(nn.Linear(2, 2), [Layerwise()])
+
+
+def test_layers_that_share_weights_are_refused():
+    net = Net(loop)
+    net.layers[1][0].weight = net.layers[0][0].weight
+    with pytest.raises(RecipeError, match="layers share weights"):
+        kit_of(net, [Layerwise()])
+
+
+def test_layers_with_batch_statistics_are_refused():
+    net = Net(loop)
+    net.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(12)) for _ in range(2)])
+    with pytest.raises(RecipeError, match="batch normalisation"):
+        kit_of(net, [Layerwise()])
+
+
+@GPU
+def test_on_a_gpu_losses_are_those_of_plain_training_and_dropout_is_drawn_again():
+    def losses(techniques):
+        kit = kit_of(build(partial(gpt2, dropout=0.3)).cuda(), techniques)
+        kit.device = torch.device("cuda")
+        return learn(kit, {name: tensor.cuda() for name, tensor in texts().items()})
+
+    assert losses([Layerwise(snapshots=2)]) == pytest.approx(losses([]), abs=1e-4)
+
+
+def test_the_shapes_of_the_tests_are_those_of_the_models():
+    assert SHAPE["vocab_size"] == WORDS
+    assert set(texts()) == {"input_ids", TARGETS}
