@@ -34,6 +34,10 @@ class Steps:
         """Say what did not go as it might have."""
         self._console.print(Text.assemble(("note", "yellow"), f" {message}"), soft_wrap=True)
 
+    def say(self, title: str, note: str) -> None:
+        """Say what was found on the way."""
+        self._console.print(Text.assemble(("    ", ""), f" {title:<36}            ", (note, "dim")), soft_wrap=True)
+
     @contextmanager
     def step(self, title: str, total: int | None = None) -> Iterator[Step]:
         """Run the body as a step. What the body writes to `note` is shown behind the title when it is done."""

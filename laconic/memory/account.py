@@ -4,11 +4,13 @@ On a GPU a tensor's device says on which side it lies. Where host and device are
 only who makes a tensor can say; the account says it for both, so that a prediction and a measurement count alike.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
 
 Side = Literal["device", "host"]
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
@@ -18,11 +20,14 @@ CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "act
 @dataclass(frozen=True)
 class Account:
     """side: where the bytes lie. category: what they are for; None leaves it to the phase of the step. copying: whether
-    what happens now is a copy between the two sides."""
+    what happens now is a copy between the two sides. simulated: whether nothing is computed, and memory and time alone
+    are wanted. times: how often what happens now would happen."""
 
     side: Side = "device"
     category: Category | None = None
     copying: bool = False
+    simulated: bool = False
+    times: int = 1
 
 
 _PLAIN = Account()
@@ -35,9 +40,7 @@ def current() -> Account:
 
 
 @contextmanager
-def accounted(
-    side: Side | None = None, category: Category | None = None, *, copying: bool = False
-) -> Iterator[None]:
+def accounted(side: Side | None = None, category: Category | None = None, *, copying: bool = False) -> Iterator[None]:
     """Every tensor that is born in the body goes to this account; what is None stays as it is."""
     now = _CURRENT.get()
     token = _CURRENT.set(replace(now, side=side or now.side, category=category or now.category, copying=copying))
@@ -45,3 +48,39 @@ def accounted(
         yield
     finally:
         _CURRENT.reset(token)
+
+
+@contextmanager
+def simulating() -> Iterator[None]:
+    """Nothing is computed in the body, so that repetitions may be left out."""
+    token = _CURRENT.set(replace(_CURRENT.get(), simulated=True))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def reduced(items: Sequence[T]) -> list[T]:
+    """The items; in a simulation the first, the second, which stands for all between, and the last."""
+    few = _CURRENT.get().simulated and len(items) > 3
+    return [items[0], items[1], items[-1]] if few else list(items)
+
+
+def alike(items: Sequence[T], count: int | None = None) -> Iterator[T]:
+    """The items of a loop whose rounds take the same memory and the same time.
+
+    A simulation goes round three times at most, and counts the second for all that are left out. count: how many
+    rounds there are, where `items` are `reduced` already.
+    """
+    count = count or len(items)
+    few = reduced(items)
+    for number, item in enumerate(few):
+        if number != 1 or count <= len(few):
+            yield item
+            continue
+        now = _CURRENT.get()
+        token = _CURRENT.set(replace(now, times=now.times * (count - len(few) + 1)))
+        try:
+            yield item
+        finally:
+            _CURRENT.reset(token)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from laconic.errors import TrainingFailure
+from laconic.memory.account import alike
 from laconic.memory.linear_cross_entropy import Chunked, Grads, logits_of, pieces, precision, sweep
 from laconic.training.objectives.causal_lm import IGNORED
 
@@ -61,7 +62,7 @@ class Late:
             one = self.due.pop()
             inputs = one.hidden.to(one.dtype)
             factor = (one.targets != IGNORED)[:, None] * one.scale
-            for rows in pieces(len(weight), self.chunk * len(weight) // len(inputs)):
+            for rows in alike(pieces(len(weight), self.chunk * len(weight) // len(inputs))):
                 bias = None if one.bias is None else one.bias[rows]
                 slope = logits_of(inputs, weight[rows].to(one.dtype), bias).sub_(one.normaliser[:, None]).exp_()
                 place = one.targets - rows.start

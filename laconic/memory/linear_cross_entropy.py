@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from laconic.errors import TrainingFailure
+from laconic.memory.account import alike
 from laconic.training.objectives.causal_lm import IGNORED
 
 
@@ -72,7 +73,7 @@ class Grads:
         if slope.dtype == self.weight.dtype:
             self.weight.addmm_(slope.T, inputs[part])
             return
-        for rows in pieces(len(table), slope.numel() // inputs.shape[1]):
+        for rows in alike(pieces(len(table), slope.numel() // inputs.shape[1])):
             self.weight[rows] += slope[:, rows].T @ inputs[part]
 
     def scaled(self, scale: Tensor) -> list[Tensor | None]:
@@ -94,7 +95,7 @@ def sweep(
     inputs, table = hidden.to(precision(hidden)), weight.to(precision(hidden))
     total = hidden.new_zeros((), dtype=torch.float32)
     normaliser = hidden.new_empty(len(hidden), dtype=torch.float32)
-    for part in pieces(len(inputs), chunk):
+    for part in alike(pieces(len(inputs), chunk)):
         loss, normaliser[part], slope = slopes(logits_of(inputs[part], table, bias), targets[part])
         total += loss
         grads.add(slope, inputs, table, part)

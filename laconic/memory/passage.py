@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from laconic.memory.account import accounted
+from laconic.memory.account import accounted, alike, reduced
 from laconic.memory.host import Host
 from laconic.memory.replay import Dice, Precision, borrowed
 from laconic.memory.revolve import schedule
@@ -150,7 +150,7 @@ class Passage:
             if leaves[name].requires_grad:
                 on_gradient(leaves[name], partial(sums.add, name))
         found = gradient if (gradient.shape, gradient.dtype) == (state.shape, state.dtype) else torch.empty_like(state)
-        for part, dice in zip(parts, turn.dice, strict=True):
+        for part, dice in alike(list(zip(parts, turn.dice, strict=True)), count_of(state, self.means.rows)):
             sums.begin()
             dice.lay(self.means.device)
             self._reverse_part(turn, leaves, state, gradient, found if wanted else None, part)
@@ -186,7 +186,7 @@ def run(
     parts = parts_of(hidden, means.rows)
     again = bool(turn.dice)
     whole: Tensor | None = None
-    for number, part in enumerate(parts):
+    for number, part in enumerate(alike(parts, count_of(hidden, means.rows))):
         if again:
             turn.dice[number].lay(means.device)
         else:
@@ -210,4 +210,9 @@ def parts_of(hidden: Tensor, rows: int | None) -> list[slice | None]:
     count = hidden.shape[0]
     if rows is None or rows >= count or (hidden.ndim > 1 and hidden.shape[1] == count):
         return [None]
-    return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+    return reduced([slice(start, min(start + rows, count)) for start in range(0, count, rows)])
+
+
+def count_of(hidden: Tensor, rows: int | None) -> int:
+    """How many parts there are, of which a simulation has only some."""
+    return -(-hidden.shape[0] // rows) if rows else 1

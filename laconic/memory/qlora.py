@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from laconic.memory.account import accounted
+from laconic.memory.account import accounted, alike
 from laconic.memory.lora import Lora
 from laconic.training.kit import Kit
 
@@ -141,7 +141,7 @@ def encode(weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(len(flat), dtype=torch.float32, device=weight.device)
     between = (values[1:] + values[:-1]) / 2
     with accounted(category="temporaries"):
-        for start in range(0, len(flat), PIECE // BLOCK):
+        for start in alike(range(0, len(flat), PIECE // BLOCK)):
             piece = flat[start : start + PIECE // BLOCK].float()
             scale = scales[start : start + len(piece)].copy_(piece.abs().amax(1))
             piece = piece / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
@@ -154,7 +154,7 @@ def encode(weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def decode(codes: Tensor, scales: Tensor, pairs: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """The weights that codes stand for."""
     flat = torch.empty(len(scales), BLOCK, dtype=dtype, device=codes.device)
-    for start in range(0, len(scales), PIECE // BLOCK):
+    for start in alike(range(0, len(scales), PIECE // BLOCK)):
         part = flat[start : start + PIECE // BLOCK]
         first = start * BLOCK // 2
         index = codes[first : first + part.numel() // 2].int()

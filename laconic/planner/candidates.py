@@ -21,7 +21,7 @@ Choice = tuple[Any, ...]
 FREE: Choice = ("sdpa", "chunked-loss")
 """What costs neither exactness nor time, wherever the model has a place for it."""
 
-ACTIVATIONS: Sequence[Choice] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
+ACTIVATIONS: tuple[Choice, ...] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
 SMALLER = "adamw-8bit"
 LEAN: Sequence[Choice] = (
     ({"layerwise": {"rows": 1, "snapshots": 4}}, {"chunked-loss": {"defer": True}}, "in-backward"),
@@ -80,16 +80,15 @@ def proposals(training: Training, device: torch.device) -> Iterator[tuple[Choice
     asked = tuple({named.name: named.config} for named in training.techniques)
     yield (), given, clip
     yield asked, given, clip
-    rows = max(1, training.batch // 8)
-    cuts: Sequence[Choice] = ((), ({"accumulate": {"rows": rows}},), ("in-backward",))
+    parts = {"accumulate": {"rows": max(1, training.batch // 8)}}
     low = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bf16"
-    precisions: Sequence[Choice] = ((), (low,))
-    for precision, activations, cut in product(precisions, ACTIVATIONS, cuts):
+    for precision, activations, cut in product(((), (low,)), ACTIVATIONS, ((), (parts,))):
         choice = (*FREE, *precision, *activations, *cut)
-        kept = None if "in-backward" in cut else clip
-        yield choice, given, kept
+        yield choice, given, clip
         if precision and given.name == "adamw":
-            yield choice, Named(name=SMALLER, config=given.config), kept
+            yield choice, Named(name=SMALLER, config=given.config), clip
+    for precision in ((), (low,)):  # gradients are at the peak only where activations are not
+        yield (*FREE, *precision, "checkpoint", "in-backward"), given, None
     for lean in LEAN:
         named = {Named.model_validate(each).name for each in lean}
         kept = None if "in-backward" in named else clip

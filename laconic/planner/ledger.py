@@ -56,9 +56,10 @@ class Ledger:
         have been where they do not stay."""
         self.events = [(number, entry.size, 0) for number, entry in enumerate(self.entries) if entry.size]
 
-    def claim(self, number: int, category: Category) -> None:
-        """Say what a block has been for, from its birth."""
-        self.entries[number].category = category
+    def claim(self, number: int, category: Category, side: Side | None = None) -> None:
+        """Say what a block has been for, and where it has been, from its birth."""
+        entry = self.entries[number]
+        entry.category, entry.side = category, side or entry.side
 
     def close(self) -> "Course":
         """The course of memory over the run."""

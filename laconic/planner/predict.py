@@ -3,12 +3,15 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 import torch
 from torch import nn
 
 from laconic.memory.account import CATEGORIES, Category
 from laconic.memory.accumulate import Accumulate
+from laconic.parallel.ranks import Ranks
+from laconic.parallel.spread import spread
 from laconic.planner.depth import SHALLOW, cut, deep, extended, place
 from laconic.planner.ledger import Course
 from laconic.planner.rates import Rates
@@ -43,8 +46,10 @@ class Prediction:
         return self.work.seconds()
 
 
-def predict(subject: Subject, training: Training, length: int, rates: Rates, *, whole: bool = False) -> Prediction:
-    """Simulate a step of `training.batch` rows of `length` tokens.
+def predict(
+    subject: Subject, training: Training, length: int, rates: Rates, *, whole: bool = False, ranks: Ranks | None = None
+) -> Prediction:
+    """Simulate a step of `training.batch` rows of `length` tokens, on one device, or on the first of several ranks.
 
     A deep stack of equal layers is simulated twice with few of them, and the line through both is followed, part by
     part; `whole` simulates all of them. Raises RecipeError where the techniques do not fit the model.
@@ -53,28 +58,30 @@ def predict(subject: Subject, training: Training, length: int, rates: Rates, *, 
     linear = all(technique.linear for technique in parts.techniques.values())
     depth = deep(subject.module) if linear and not whole else None
     if depth is None:
-        return measured(*simulated(subject.copy(), subject, training, parts, length, rates))
+        return measured(*simulated(subject.copy(), subject, training, parts, length, rates, ranks or Ranks()))
     found = []
     for shallow in SHALLOW:
         with cut(subject.module, shallow):
             module = copy.deepcopy(subject.module)
-        found.append(simulated(module, subject, training, parts, length, rates))
+        found.append(simulated(module, subject, training, parts, length, rates, ranks or Ranks()))
     return lengthened(found, depth)
 
 
 def simulated(
-    module: nn.Module, subject: Subject, training: Training, parts: Parts, length: int, rates: Rates
+    module: nn.Module, subject: Subject, training: Training, parts: Parts, length: int, rates: Rates, ranks: Ranks
 ) -> tuple[Course, Work]:
     """The course of memory, and the work of one step."""
-    rows, times = training.batch, 1.0
+    rows, times = ceil(training.batch / ranks.world), 1.0
     cuts = [technique.rows for technique in parts.techniques.values() if isinstance(technique, Accumulate)]
-    if cuts and training.batch > MICRO * cuts[0]:
+    if cuts and rows > MICRO * cuts[0]:
+        times = rows / (MICRO * cuts[0])
         rows = MICRO * cuts[0]
-        times = training.batch / rows
 
     def prepare() -> tuple[Kit, Batch]:
         objective = subject.objective()
         kit = make_kit(imagined(module), objective, parts, torch.device("cpu"))
+        spread(kit, training, ranks)
+        kit.parts = 1  # no more of them than are simulated
         kit.assemble()
         return kit, objective.example(rows, length)
 

@@ -1,21 +1,26 @@
 """A step of training that allocates nothing, and one that is watched byte by byte.
 
-The only file that uses names of torch which are not public: FakeTensorMode, the dispatch mode, weak dictionaries.
+The only file that uses names of torch which are not public: FakeTensorMode, the dispatch mode, weak dictionaries, the
+fake process group.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from laconic.memory.account import Category, current
+from laconic.memory.account import Category, current, simulating
 from laconic.planner.ledger import Course, Ledger
 from laconic.planner.work import Meter
 from laconic.training.kit import Kit, blocks
@@ -28,6 +33,20 @@ STEPS = 2
 """The optimizer's state is born in the first step, so the second is the one that all others are like."""
 
 
+class Again(AbstractContextManager[None]):
+    """A context that can be entered as often as is liked, made anew each time."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+
+    def __enter__(self) -> None:
+        self._now = self._make()
+        self._now.__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        self._now.__exit__(*details)
+
+
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes every tensor's storage into a ledger while it is entered. Real and fake tensors alike."""
 
@@ -37,15 +56,32 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device = device
         self._numbers = WeakIdKeyDictionary(ref_type=weakref.ref)
         self._meter = meter
+        self._aside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again as operations on what this rank has
+        if self._aside:
+            return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        for value in tree_iter(out):
-            if isinstance(value, Tensor):
-                self.see(value)
+        if isinstance(out, Tensor):
+            self.see(out)
+        elif out is not None:
+            for value in tree_iter(out):
+                if isinstance(value, Tensor):
+                    self.see(value)
         if self._meter is not None:
             self._meter(self.ledger.phase, func, args, kwargs or {}, out)
         return out
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What happens in the body takes no memory."""
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
 
     def __enter__(self) -> "Watch":
         self._resize = torch.UntypedStorage.resize_
@@ -58,11 +94,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        # Where distributed tensors find out the shape of a result, from imagined ones of the size of the whole.
+        ShardingPropagator._fake_mode_lock = Again(self.aside)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *details: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        ShardingPropagator._fake_mode_lock = nullcontext()
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def see(self, tensor: Tensor) -> list[int]:
@@ -71,8 +110,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         A quantized or a distributed tensor is made of several.
         """
         if not isinstance(tensor, FakeTensor) and hasattr(tensor, "__tensor_flatten__"):
-            names, _ = tensor.__tensor_flatten__()
-            return [number for name in names for number in self.see(getattr(tensor, name))]
+            parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            return [number for part in parts if isinstance(part, Tensor) for number in self.see(part)]
         storage = tensor.untyped_storage()
         if storage in self._numbers:
             return [int(self._numbers[storage])]
@@ -83,10 +122,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weakref.finalize(storage, self.ledger.resized, number, 0).atexit = False
         return [number]
 
-    def claim(self, tensor: Tensor, category: Category) -> None:
-        """Say what a tensor is for."""
+    def claim(self, tensor: Tensor, category: Category, *, beside: Tensor | None = None) -> None:
+        """Say what a tensor is for. beside: one that it lies on the same side with."""
+        side = None if beside is None else self.ledger.entries[self.see(beside)[0]].side
         for number in self.see(tensor):
-            self.ledger.claim(number, category)
+            self.ledger.claim(number, category, side)
 
 
 @contextmanager
@@ -94,7 +134,7 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
     """Tell the watch what the kit's tensors are for, and where in the model the step is."""
     ledger = watch.ledger
     handles: list[Any] = []
-    place: dict[nn.Parameter, str] = {}
+    place: dict[Tensor, str] = {}
     layers = blocks(kit.module)
     for index, layer in enumerate(layers):
         name = f"{index}/{len(layers)}"
@@ -106,12 +146,19 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
         ledger.move(ledger.phase, place.get(parameter, ""))
         watch.claim(gradient, "gradients")
 
+    def reduced(shard: Tensor) -> None:
+        assert shard.grad is not None
+        ledger.move(ledger.phase, place.get(shard, ""))
+        watch.claim(shard.grad, "gradients", beside=shard)
+
     def register(parameter: nn.Parameter, call: Callable[[nn.Parameter, Tensor], None]) -> Any:
         hook: Callable[[Tensor], None] = lambda gradient: call(parameter, gradient)  # noqa: E731
         return parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     for parameter in kit.module.parameters():
-        if parameter.requires_grad:
+        if isinstance(parameter, DTensor) and parameter.requires_grad:
+            handles.append(parameter.register_post_accumulate_grad_hook(reduced))
+        elif parameter.requires_grad:
             handles.append(register(parameter, arrived))
     kept, kit.span = kit.span, phases(ledger)
     try:
@@ -176,7 +223,7 @@ def simulate(prepare: Prepare, steps: int = STEPS, *, meter: Meter | None = None
 
     prepare: builds the kit and a batch, from fake tensors (see `imagined`).
     """
-    with imagining():
+    with simulating(), imagining():
         return trace(lambda: never_overflowing(*prepare()), torch.device("cpu"), steps, meter=meter, clip=clip)
 
 
@@ -190,6 +237,16 @@ def never_overflowing(kit: Kit, batch: Batch) -> tuple[Kit, Batch]:
 def imagining() -> FakeTensorMode:
     """A context in which tensors have shapes and no bytes."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def imagined_group(world: int) -> Iterator[None]:
+    """This process is the first of a group of so many ranks, of which no other is there, and nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def imagined(module: nn.Module, device: torch.device | None = None) -> nn.Module:

@@ -56,7 +56,7 @@ class Meter:
         inputs, outputs = tensors((args, kwargs)), tensors(out)
         account = current()
         if account.copying:
-            work.copies += self.rates.copies(float(size(outputs)))
+            work.copies += account.times * self.rates.copies(float(size(outputs)))
             return
         rates = (self.rates.host or self.rates) if account.side == "host" else self.rates
         flops = operations(func, args, kwargs, out)
@@ -68,10 +68,10 @@ class Meter:
             # A product reads its matrices at the speed of the largest pass; the small ones' cost is in the curve.
             seconds = max(product(flops), touched * rates.passes.seconds[-1] / rates.passes.amounts[-1])
         if account.side == "host":
-            work.host += seconds
+            work.host += account.times * seconds
         else:
-            work.device += seconds
-            work.flops += flops
+            work.device += account.times * seconds
+            work.flops += account.times * flops
 
     def free(self, func: Any) -> bool:
         """Whether an operation only looks at memory in another way."""

@@ -134,6 +134,18 @@ class Energy:
         counted = None if self._start is None or end is None else end - self._start
         self.usage = summarise(self._samples, counted, self._units)
 
+    def describe(self) -> str:
+        """One line, as in "device busy 91 % of the time, 1.2 kJ, 0.8 mJ each"; or why there is none."""
+        usage = self.usage
+        if usage is None:
+            return self.reason
+        told = [
+            None if usage.busy is None else f"device busy {100 * usage.busy:.0f} % of the time",
+            None if usage.joules is None else f"{usage.joules:.0f} J ({usage.source})",
+            None if usage.joules_per_unit is None else f"{1e3 * usage.joules_per_unit:.2f} mJ for each token or row",
+        ]
+        return ", ".join(each for each in told if each)
+
 
 def summarise(samples: list[Sample], counted: float | None, units: int) -> Usage:
     """The usage over samples in their order. counted: joules by the device's counter. units: tokens or rows done."""

@@ -40,20 +40,21 @@ class Run:
     events: Sequence[Event] = field(default=())
 
 
-def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run) -> list[float]:
-    """Take the steps that the feed has batches for, and give the loss of each.
+def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run, losses: list[float]) -> None:
+    """Take the steps that the feed has batches for, and add the loss of each to `losses`.
 
     The numbers that a step draws depend on the seed and the step's number alone, so that a run which was interrupted
     and resumed has the same losses as one that was not. SIGTERM and Ctrl-C end the run after the step under way, with a
     snapshot, as KeyboardInterrupt. Raises TrainingFailure where the loss is not a number, OutOfMemory.
     """
-    losses: list[float] = []
     pending: tuple[Tensor, Callable[[float], StepReport]] | None = None
 
     def settle() -> None:
-        # The loss is read one step late: reading it at once would make the device wait for the host.
+        nonlocal pending
         if pending is not None:
-            losses.append(tell(run.observers, pending[1](float(pending[0]))))
+            loss, told = pending
+            pending = None
+            losses.append(tell(run.observers, told(float(loss))))
 
     with stopping() as stop:
         begin, waited = time.perf_counter(), feed.waited
@@ -65,18 +66,17 @@ def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run) -> list[float]:
             schedule.step()
             for event in run.events:
                 event(number + 1)
-            settle()
+            settle()  # a step late: reading a loss at once would make the device wait for the host
             now = time.perf_counter()
             pending = loss, report(kit, batch, number, rate, now - begin, feed.waited - waited)
             begin, waited = now, feed.waited
             due = run.every and (number + 1) % run.every == 0
-            if (due or stop.is_set()) and number + 1 < run.steps:
+            if due or stop.is_set():
+                settle()
                 run.keep(number + 1, stop.is_set())
             if stop.is_set():
-                settle()
                 raise KeyboardInterrupt
         settle()
-    return losses
 
 
 def report(

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -19,11 +20,10 @@ class Codebook:
     """
 
     def __init__(self, bits: int, *, signed: bool) -> None:
-        states = library(f"torchao.optim.subclass_{bits}bit")
         self.ops = library("torchao.optim.quant_utils")
         self.bits = bits
         self.block = {8: 256, 4: 128}[bits]
-        self.values: tuple[float, ...] = states.get_qmap_signed() if signed else states.get_qmap_unsigned()
+        self.values = values(bits, signed=signed)
         self.middles = tuple((low + high) / 2 for low, high in pairwise(self.values))
 
     def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
@@ -43,6 +43,17 @@ class Codebook:
         found = torch.bucketize(scaled, middles, right=True, out_int32=True)
         codes.copy_((found[::2] << 4) | found[1::2] if self.bits == 4 else found)
         scale.copy_(largest)
+
+
+@cache
+def values(bits: int, *, signed: bool) -> tuple[float, ...]:
+    """The values of the codes, from the least to the greatest.
+
+    torchao works them out with tensors, which cannot be read in a simulation: there they must be known already.
+    """
+    states = library(f"torchao.optim.subclass_{bits}bit")
+    found: tuple[float, ...] = states.get_qmap_signed() if signed else states.get_qmap_unsigned()
+    return found
 
 
 def library(name: str) -> Any:

@@ -7,8 +7,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from laconic.memory.account import alike
 from laconic.training.optimizers.adamw import adamw
-from laconic.training.optimizers.codebook import Codebook
+from laconic.training.optimizers.codebook import Codebook, values
 from laconic.training.optimizers.optimizer import Beta, Groups, Optimizer
 from laconic.training.optimizers.parameterwise import ParameterWise, State, local, zeros
 
@@ -29,6 +30,11 @@ class AdamW8bit(Optimizer):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
     stochastic_rounding: bool = False
+
+    def model_post_init(self, context: Any) -> None:
+        """The codes are worked out now: in a simulation it would be too late."""
+        for signed in (True, False):
+            values(self.bits, signed=signed)
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         settings = {"lr": self.lr, "weight_decay": self.weight_decay, "betas": self.betas, "eps": self.eps}
@@ -78,7 +84,7 @@ class LowBitAdamW(ParameterWise):
         flat = weight.reshape(-1)
         tensors = {name: value.view(-1) for name, value in state.items() if name != "step"}
         tensors |= {"weight": flat, "grad": grad.reshape(-1)}
-        for start in range(0, flat.numel(), PIECE):
+        for start in alike(range(0, flat.numel(), PIECE)):
             self._step_piece({name: piece(value, start, flat.numel()) for name, value in tensors.items()}, state, group)
         if not weight.is_contiguous():
             weight.copy_(flat.view(weight.shape))

@@ -1,0 +1,129 @@
+"""What to turn on so that a training fits: before it begins, and after it ran out of memory."""
+
+import copy
+import resource
+
+import torch
+from torch import nn
+
+from laconic.checkpoint import Checkpoint
+from laconic.data import Dataset
+from laconic.errors import GoalMissed
+from laconic.hardware import this_machine
+from laconic.planner.candidates import Candidate, spelled
+from laconic.planner.plan import Plan, Row, plan
+from laconic.planner.predict import predict
+from laconic.planner.rates import measure
+from laconic.planner.subject import Subject
+from laconic.progress import Steps
+from laconic.training.monitor import binary
+from laconic.training.settings import Training, TrainingRecipe
+
+SAMPLES = 64
+"""The longest samples by their characters, of which the longest by its tokens says how long a batch becomes."""
+
+
+def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
+    """The structure of a checkpoint that is loaded; its weights are not copied."""
+    memo: dict[int, object] = {}
+    for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+    module: nn.Module = copy.deepcopy(checkpoint.module, memo)
+    return Subject(name, module, checkpoint.task, getattr(checkpoint.task, "max_tokens", None))
+
+
+def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
+    """Tokens of the longest sample, as the task cuts it; 1 where samples are no texts."""
+    if not hasattr(checkpoint.task, "max_tokens"):
+        return 1
+    ordered = sorted(range(len(dataset)), key=lambda index: -dataset.lengths[index])[:SAMPLES]
+    arrays = checkpoint.task.encode([dataset.samples[index] for index in ordered])
+    return int(next(iter(arrays.values())).shape[1])
+
+
+def fitted(
+    recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps
+) -> tuple[TrainingRecipe, str]:
+    """The recipe with techniques that keep within its memory, and a line that says what was turned on.
+
+    A recipe that names techniques keeps them. Raises GoalMissed where it, or everything, is predicted not to fit.
+    """
+    if recipe.memory is None:
+        return recipe, ""
+    found = plan(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
+    if recipe.techniques:
+        asked = Row(found.rows[0].candidate, predict(subject, recipe, length, found.rates))
+        if not asked.fits(recipe.memory):
+            raise GoalMissed(
+                f"these techniques are predicted to take {binary(asked.prediction.peak)}, of "
+                f"{binary(recipe.memory)}. {sentence(found.chosen, asked)}"
+            )
+        return recipe, ""
+    if found.chosen is None:
+        raise GoalMissed(nothing(found))
+    return adopted(recipe, found.chosen), described(found.chosen)
+
+
+def advised(
+    recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps
+) -> tuple[TrainingRecipe | None, str]:
+    """After a step ran out of memory: a recipe that takes less, and the sentence that says so; None without one."""
+    rates = measure(device)
+    failed = Row(plain(recipe), predict(subject, recipe, length, rates))
+    # What was predicted to fit and did not has shown how much there is.
+    memory = min(recipe.memory or available(device), round(0.95 * failed.prediction.peak))
+    found = plan(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
+    if found.chosen is None:
+        return None, nothing(found)
+    return adopted(recipe, found.chosen, memory), sentence(found.chosen, failed)
+
+
+def plain(recipe: TrainingRecipe) -> Candidate:
+    """The recipe as a candidate."""
+    return Candidate(training=recipe, whole=True, exact=True)
+
+
+def adopted(recipe: TrainingRecipe, row: Row, memory: int | None = None) -> TrainingRecipe:
+    """The recipe with the techniques of a row, and the memory that has turned out to be there."""
+    training: Training = row.candidate.training
+    return recipe.model_copy(
+        update={
+            "techniques": training.techniques,
+            "optimizer": training.optimizer,
+            "clip": training.clip,
+            "memory": memory or recipe.memory,
+        }
+    )
+
+
+def described(row: Row) -> str:
+    """What a row turns on, as a recipe says it."""
+    names = ", ".join(spelled(named) for named in row.candidate.training.techniques) or "no techniques"
+    return f"{names}; optimizer {row.candidate.training.optimizer.name}: {binary(row.prediction.peak)} predicted"
+
+
+def sentence(chosen: Row | None, asked: Row) -> str:
+    """What to turn on instead."""
+    if chosen is None:
+        return "No combination fits. Take a smaller batch or length, or a device with more memory"
+    times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
+    return f"Turn on: {described(chosen)}, {times:.1f} times the time of a step. --auto does so by itself"
+
+
+def nothing(found: Plan) -> str:
+    """What is said where nothing fits."""
+    least = min(found.rows, key=lambda row: row.prediction.peak)
+    return (
+        f"no combination of techniques fits into {binary(found.memory)}; the least that any takes is "
+        f"{binary(least.prediction.peak)} ({least.candidate.name}). Take a smaller batch or length, or more memory"
+    )
+
+
+def available(device: torch.device) -> int:
+    """Bytes that a training may use: of the device, or of the machine as far as the process may have it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    memory = this_machine().memory
+    return memory if soft == resource.RLIM_INFINITY else min(memory, soft)

@@ -1,0 +1,134 @@
+"""A plan as people and programs read it: a table, a recipe to paste, JSON."""
+
+from typing import Any
+
+import yaml
+from rich.table import Table
+
+from laconic.memory.account import CATEGORIES
+from laconic.planner.plan import HEADROOM, Plan, Row
+from laconic.show import OUT, grid
+
+GIB = 2**30
+COLUMNS = ("param", "grad", "optim", "activ", "temp")
+
+
+def show(plan: Plan, *, everything: bool = False) -> None:
+    """Print the table, the choice, and how to say it in a recipe."""
+    training = plan.plain.candidate.training
+    title = (
+        f"{plan.subject.name}: {plan.subject.parameters / 1e9:.3g} B parameters, batch {training.batch}, "
+        f"length {plan.length}; GiB on the device at the peak"
+    )
+    rows = plan.rows if everything else shown(plan)
+    OUT.print(table(plan, title, rows))
+    OUT.print(
+        f"\n* chosen. Step times relative to plain training, worked out from what {plan.rates.name} was measured to do."
+        f" = the losses of plain FP32 training to 1e-5; + all weights learn; a: adapters learn.",
+        soft_wrap=True,
+    )
+    OUT.print(verdict(plan), soft_wrap=True)
+    if plan.chosen and plan.chosen.candidate.training.techniques:
+        OUT.print("\nIn a recipe:\n")
+        OUT.print(recipe_lines(plan.chosen), end="")
+
+
+def shown(plan: Plan) -> list[Row]:
+    """Plain training, the front of memory against time, and the choice, the largest first."""
+    names = {row.candidate.name for row in plan.front()} | {plan.plain.candidate.name}
+    if plan.chosen:
+        names.add(plan.chosen.candidate.name)
+    rows = [row for row in plan.rows if row.candidate.name in names]
+    return sorted(rows, key=lambda row: -row.prediction.peak)
+
+
+def table(plan: Plan, title: str, rows: "list[Row] | tuple[Row, ...]") -> Table:
+    """A line for each row."""
+    made = grid(
+        title, "", "combination", "peak", *COLUMNS, "host", "phase", "time", "less", right=(2, 3, 4, 5, 6, 7, 8, 10, 11)
+    )
+    plain = plan.plain.prediction
+    for row in rows:
+        found = row.prediction
+        chosen = plan.chosen is not None and row.candidate.name == plan.chosen.candidate.name
+        mark = "*" if chosen else " " if row.fits(plan.memory) else "!"
+        kind = "=" if row.candidate.exact else "+" if row.candidate.whole else "a"
+        made.add_row(
+            f"{mark}{kind}",
+            row.candidate.name,
+            f"{found.peak / GIB:.2f}",
+            *(f"{found.at_peak[category] / GIB:.2f}" for category in CATEGORIES),
+            f"{found.host / GIB:.2f}",
+            max(sorted(found.phases), key=lambda phase: found.phases[phase]),
+            f"{found.seconds / plain.seconds:.2f}x",
+            f"{plain.peak / found.peak:.1f}x",
+        )
+    return made
+
+
+def verdict(plan: Plan) -> str:
+    """The choice in a sentence."""
+    budget = f"{plan.memory / GIB:.2f} GiB, of which {100 * HEADROOM:.0f} % stay free"
+    if plan.chosen is None:
+        least = min(plan.rows, key=lambda row: row.prediction.peak)
+        return (
+            f"\nNothing fits into {budget}: the least is {least.prediction.peak / GIB:.2f} GiB, with "
+            f"{least.candidate.name}. Take a smaller batch or length, or more memory."
+        )
+    found = plan.chosen.prediction
+    size = (
+        "any batch fits, since it is taken in parts"
+        if plan.largest is None
+        else f"the largest batch that fits has {plan.largest} rows"
+    )
+    return (
+        f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {found.peak / GIB:.2f} GiB instead of "
+        f"{plan.plain.prediction.peak / GIB:.2f}; {size}."
+    )
+
+
+def recipe_lines(row: Row) -> str:
+    """What a recipe of training says to turn it on."""
+    training = row.candidate.training
+    content: dict[str, Any] = {
+        "optimizer": training.optimizer.plain(),
+        "clip": training.clip,
+        "techniques": [named.plain() for named in training.techniques],
+    }
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """JSON-ready; bytes and seconds."""
+    return {
+        "model": plan.subject.name,
+        "task": plan.subject.task.name,
+        "parameters": plan.subject.parameters,
+        "batch": plan.plain.candidate.training.batch,
+        "length": plan.length,
+        "memory": plan.memory,
+        "device": plan.rates.name,
+        "chosen": plan.chosen and plan.chosen.candidate.name,
+        "largest_batch": plan.largest,
+        "rows": [described(row, plan) for row in plan.rows],
+    }
+
+
+def described(row: Row, plan: Plan) -> dict[str, Any]:
+    """A row of it."""
+    training, found = row.candidate.training, row.prediction
+    return {
+        "name": row.candidate.name,
+        "techniques": [named.plain() for named in training.techniques],
+        "optimizer": training.optimizer.plain(),
+        "clip": training.clip,
+        "exact": row.candidate.exact,
+        "whole": row.candidate.whole,
+        "fits": row.fits(plan.memory),
+        "peak": found.peak,
+        "host": found.host,
+        "at_peak": dict(found.at_peak),
+        "phases": dict(found.phases),
+        "seconds": found.seconds,
+        "flops": found.work.flops,
+    }

@@ -1,0 +1,75 @@
+"""How good a model is on data that it has not learned from."""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from laconic.answers import stack
+from laconic.data import Dataset, batches
+from laconic.errors import DataError, InputError
+from laconic.tasks.task import Task
+from laconic.tensor import Array, Arrays
+from laconic.training.objective import Objective
+from laconic.training.order import Order
+
+ROWS = 32
+"""Rows of a batch: larger ones gain nothing on a processor, and a GPU is not short of work for long."""
+
+
+def evaluate(
+    module: nn.Module, task: Task, objective: Objective, dataset: Dataset, device: torch.device
+) -> dict[str, float]:
+    """The mean loss, the perplexity of a language model, and the task's metric where the labels are for it.
+
+    The module is in evaluation mode and on the device while it is asked, and as it was before afterwards.
+    """
+    training, home = module.training, next(module.parameters()).device
+    module.eval().to(device)
+    try:
+        with torch.no_grad():
+            figures = {"loss": mean_loss(module, objective, dataset, device)}
+            if task.name == "causal-lm":
+                return figures | {"perplexity": math.exp(min(figures["loss"], 700.0))}
+            return figures | metric(module, task, dataset, device)
+    finally:
+        module.train(training).to(home)
+
+
+def mean_loss(module: nn.Module, objective: Objective, dataset: Dataset, device: torch.device) -> float:
+    """Over all terms of the dataset; of what compares the rows of a batch, over batches of ROWS."""
+    order = Order(len(dataset.keys), ROWS, seed=0)
+    total, terms, per_row = 0.0, 0, dataset.per_row
+    for number in range(order.steps):
+        indices = [row * per_row + offset for row in order.batch(number) for offset in range(per_row)]
+        labels = None if dataset.labels is None else [dataset.labels[index] for index in indices]
+        batch = objective.collate([dataset.samples[index] for index in indices], labels)
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        total += float(objective.loss(module, batch))
+        terms += int(objective.terms(batch))
+    return total / max(terms, 1)
+
+
+def metric(module: nn.Module, task: Task, dataset: Dataset, device: torch.device) -> dict[str, float]:
+    """The task's own figure, by its name; nothing where the labels are not for it."""
+    if dataset.labels is None:
+        return {}
+    slots: list[Array] = [np.empty(0)] * len(dataset)
+    for indices, arrays in batches(dataset, task, ROWS):
+        answer = module(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+        for index, row in zip(indices, first(answer).float().cpu().numpy(), strict=True):
+            slots[index] = row
+    outputs: Arrays = {"output": stack(slots)}
+    try:
+        score = task.scorer(outputs, dataset.labels)
+    except (InputError, DataError):
+        return {}
+    return {task.metric: float(score(np.arange(len(dataset))))}
+
+
+def first(answer: object) -> torch.Tensor:
+    """The first of a module's outputs, which is the one that counts."""
+    while not isinstance(answer, torch.Tensor):
+        answer = next(iter(answer.values())) if isinstance(answer, dict) else answer[0]  # type: ignore[index]
+    return answer

@@ -1,0 +1,41 @@
+"""Fine-tuning as a stage of a recipe of compression, and as a step of a checkpoint's history."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from laconic.errors import DataError
+from laconic.record import Record, code_version, hash_of
+from laconic.stage import Context, TorchStage
+from laconic.training.settings import Training
+from laconic.training.teach import Watching, teach
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from laconic.checkpoint import Checkpoint
+
+
+class Finetune(Training, TorchStage):
+    """Train on the calibration samples and their labels, as `laconic finetune` does on a file."""
+
+    def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
+        if context.calibrate.labels is None:
+            raise DataError(f"finetune: {context.calibrate.name} has no labels to learn from. Give each row a 'label'")
+        taught = teach(
+            checkpoint,
+            context.calibrate,
+            self,
+            context.folder / "finetune",
+            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            watching=Watching(quiet=True),
+            cache=context.cache,
+        )
+        config = self.model_dump(mode="json")
+        key = hash_of(context.key, checkpoint.key, "finetune", config, code_version(), context.calibrate.fingerprint)
+        figures = {"last loss": taught.losses[-1]}
+        return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
+
+    @staticmethod
+    def rebuild(module: "nn.Module", record: Record) -> None:
+        """Nothing: training changes no structure."""

@@ -1,0 +1,189 @@
+"""Train a checkpoint on a dataset: the kit, the feed, the snapshots and whoever watches, round the one loop."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from laconic import registry
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint
+from laconic.data import Dataset
+from laconic.training.assembly import make_kit
+from laconic.training.energy import Energy
+from laconic.training.feed import Feed
+from laconic.training.flops import Flops, device_peak
+from laconic.training.journal import Journal
+from laconic.training.kit import Kit
+from laconic.training.loop import Run, train
+from laconic.training.monitor import Gauge, Observer, Progress
+from laconic.training.objective import Objective
+from laconic.training.order import Order, row_lengths
+from laconic.training.settings import Parts, Training
+from laconic.training.snapshot import Snapshots
+from laconic.training.step import step
+from laconic.training.store import identity
+from laconic.training.tensorboard import TensorBoard
+from laconic.training.trace import MemorySnapshot, Profile, ranges, spans
+
+LOG, BOARD, TRACE, SNAPSHOTS = "train.jsonl", "tensorboard", "trace", "snapshots"
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What of a run is to be seen. trace: torch's profiler over a few steps. nvtx: phases as ranges. memory: every
+    allocation on a CUDA device. tensorboard: event files. quiet: no progress."""
+
+    trace: bool = False
+    nvtx: bool = False
+    memory: bool = False
+    tensorboard: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Taught:
+    """module: with what it has learned, on the CPU, the techniques taken off it. losses: of each step, those before an
+    interruption included. waiting: a line on how long the device waited for data. energy: a line, where it was told.
+    """
+
+    module: nn.Module
+    losses: Sequence[float]
+    waiting: str
+    energy: str
+
+
+def teach(
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    training: Training,
+    folder: Path,
+    *,
+    device: torch.device,
+    objective: Objective | None = None,
+    watching: Watching | None = None,
+    each_epoch: Callable[[Kit, int], None] = lambda kit, epoch: None,
+    cache: Cache | None = None,
+) -> Taught:
+    """Train the module of a checkpoint, which is changed in place, and take the techniques off it again.
+
+    folder: of this run alone; its snapshots are gone on from where there are any. each_epoch: called after each.
+    Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
+    """
+    cache, watching = cache or Cache(), watching or Watching()
+    objective = objective or registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, dataset)
+    parts = training.parts()
+    count = len(dataset.keys)
+    order = Order(count, training.batch, training.seed, lengths=row_lengths(dataset))
+    steps = training.count(count)
+    torch.manual_seed(training.seed)
+    kit = make_kit(checkpoint.module, objective, parts, device)
+    kit.assemble()
+    schedule = parts.schedule.build(kit.optimizer, steps)
+    with Snapshots(folder / SNAPSHOTS) as snapshots:
+        losses: list[float] = []
+        if snapshots.latest() is not None:
+            losses = resume(kit, schedule, snapshots, first_batch(objective, dataset, order, device))
+        start = len(losses)
+        feed = Feed(
+            dataset,
+            objective.collate,
+            order,
+            device=device,
+            settings=training.feed,
+            start=start,
+            stop=steps,
+            decoder=identity(checkpoint.task),
+            cache=cache,
+        )
+        with feed, observed(kit, parts, folder, watching, start, steps, cache) as observers:
+
+            def keep(done: int, wait: bool) -> None:
+                snapshots.save(done, state_of(kit, schedule, losses[:done]), wait=wait)
+
+            def after(done: int) -> None:
+                if done % order.steps == 0 and done < steps:
+                    each_epoch(kit, done // order.steps)
+
+            run = Run(
+                steps=steps,
+                seed=training.seed,
+                clip=training.clip,
+                every=training.every,
+                keep=keep,
+                observers=observers,
+                events=(after,),
+            )
+            train(kit, feed, schedule, run, losses)
+        energy = next((each.describe() for each in observers if isinstance(each, Energy)), "")
+    return Taught(kit.finish().cpu(), losses, feed.report(), energy)
+
+
+@contextmanager
+def observed(
+    kit: Kit, parts: Parts, folder: Path, watching: Watching, start: int, steps: int, cache: Cache
+) -> Iterator[list[Observer]]:
+    """Everybody who watches the run; `kit.span` is theirs while it goes on."""
+    low = any(technique.slot == "precision" for technique in parts.techniques.values())
+    dtype = torch.bfloat16 if low else torch.float32
+    learning = [parameter.numel() for parameter in kit.module.parameters() if parameter.requires_grad]
+    everything = sum(parameter.numel() for parameter in kit.module.parameters())
+    flops = Flops(device_peak(kit.device, dtype, cache), learning=sum(learning) / max(everything, 1))
+    gauge = Gauge(kit.device, flops)
+    profile = Profile(folder / TRACE, kit.device) if watching.trace else None
+    makers: list[Callable[[], Observer]] = [
+        lambda: Progress(steps, gauge, start=start, quiet=watching.quiet),
+        lambda: Journal(folder / LOG, gauge, start=start),
+        lambda: Energy.of(kit.device),
+    ]
+    if watching.tensorboard:
+        makers.append(lambda: TensorBoard(folder / BOARD, gauge, start=start))
+    if watching.memory:
+        makers.append(lambda: MemorySnapshot(folder, kit.device))
+    chosen = [flops.span, *([ranges(kit.device)] if watching.nvtx else []), *([profile.span] if profile else [])]
+    kit.span = spans(*chosen)
+    with ExitStack() as stack:
+        observers: list[Observer] = [profile] if profile else []
+        observers += [make() for make in makers]
+        for observer in observers:
+            stack.callback(observer.close)
+        yield observers
+
+
+def state_of(kit: Kit, schedule: LRScheduler, losses: Sequence[float]) -> dict[str, Any]:
+    """Everything that a snapshot keeps: the tensors themselves, not copies."""
+    loop = {"losses": list(losses), "schedule": schedule.state_dict(), "scaler": kit.scaler.state_dict()}
+    return {"model": kit.state(), "optimizer": kit.optimizer.state_dict(), "loop": {"json": json.dumps(loop)}}
+
+
+def resume(kit: Kit, schedule: LRScheduler, snapshots: Snapshots, batch: dict[str, torch.Tensor]) -> list[float]:
+    """Read the newest snapshot into the kit; gives the losses so far.
+
+    One step is taken first and forgotten: it makes the optimizer's state, whatever the optimizer is, so that there is
+    room to read it into.
+    """
+    step(kit, batch)
+    state = state_of(kit, schedule, [])
+    snapshots.load(state)
+    for group, kept in zip(kit.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
+        group.update({name: value for name, value in kept.items() if name != "params"})
+    loop = json.loads(state["loop"]["json"])
+    schedule.load_state_dict(loop["schedule"])
+    if loop["scaler"]:
+        kit.scaler.load_state_dict(loop["scaler"])
+    return [float(loss) for loss in loop["losses"]]
+
+
+def first_batch(objective: Objective, dataset: Dataset, order: Order, device: torch.device) -> dict[str, torch.Tensor]:
+    """The batch of the first step."""
+    per_row = dataset.per_row
+    indices = [row * per_row + offset for row in order.batch(0) for offset in range(per_row)]
+    labels = None if dataset.labels is None else [dataset.labels[index] for index in indices]
+    batch = objective.collate([dataset.samples[index] for index in indices], labels)
+    return {name: tensor.to(device) for name, tensor in batch.items()}
