@@ -23,7 +23,7 @@ from laconic.embedder import (
     read_modules,
 )
 from laconic.errors import SourceError, UntrustedSource
-from laconic.language_model import LanguageModel, check_head
+from laconic.language_model import LanguageModel, check
 from laconic.pretrained import AUTO, classes, from_pretrained, options, quiet
 from laconic.processors import read_preprocess, read_tokenizer
 from laconic.tasks.causal_lm import CausalLm
@@ -130,7 +130,7 @@ def _text_model(
         return Loaded(TextClassifier(model), made, "logits", source, size)
     if task == "causal-lm":
         language = LanguageModel(model)
-        check_head(language, folder)
+        check(language, folder)
         start_id = start_of(model.config, pad_id)
         lm = CausalLm(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, start_id=start_id)
         return Loaded(language, lm, "logits", source, size)

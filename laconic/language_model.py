@@ -11,7 +11,7 @@ from transformers import masking_utils
 from laconic.errors import SourceError
 
 CLOSE = 1e-4
-"""How far the logits of the two ways may be apart, as a share of the largest."""
+"""How far two ways to the same numbers may be apart, as a share of the largest."""
 
 
 class LanguageModel(nn.Module):
@@ -67,15 +67,27 @@ def one_text_a_row() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = find
 
 
-def check_head(module: LanguageModel, origin: Any) -> None:
-    """Raise SourceError for a model that does something to its logits behind the head: here it would be left out."""
-    ids = torch.arange(3)[None]
+def check(module: LanguageModel, origin: Any) -> None:
+    """Raise SourceError for a model whose tokens see what follows them, or that does something to its logits behind the
+    head: here it would be left out."""
+    ids = torch.tensor([[0, 1, 2], [0, 1, 1]])
     with torch.no_grad():
-        expected: Tensor = module.model.eval()(input_ids=ids, use_cache=False).logits[:, -1]
-        found: Tensor = module(ids, torch.ones_like(ids))
-    if not torch.allclose(found, expected, atol=CLOSE * float(expected.abs().max()), rtol=0):
+        states = module.eval().hidden(ids)
+        expected: Tensor = module.model(input_ids=ids, use_cache=False).logits
+        found: Tensor = module.head(states)
+    if not close(states[0, :2], states[1, :2]):
+        raise SourceError(
+            f"{origin} holds a {type(module.model).__name__} whose tokens see those that follow; expected a causal "
+            f"model. Name another --task"
+        )
+    if not close(found, expected):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__}, whose logits are more than its head makes of its hidden "
             f"states (a scale, a cap); expected a plain head. Build the model in a function of your own, and give it "
             f"with --builder"
         )
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are equal up to the order of their sums."""
+    return torch.allclose(found, expected, atol=CLOSE * float(expected.abs().max()), rtol=0)

@@ -122,3 +122,9 @@ def test_a_model_that_bends_its_logits_is_refused(tmp_path):
     folder = models.save_transformer(tmp_path / "m", transformers.CohereForCausalLM(config))
     with pytest.raises(SourceError, match="more than its head makes"):
         load_source(folder)
+
+
+def test_a_model_that_sees_what_follows_is_refused(tmp_path):
+    folder = models.save_bert(tmp_path / "m", transformers.BertLMHeadModel)
+    with pytest.raises(SourceError, match="see those that follow"):
+        load_source(folder)

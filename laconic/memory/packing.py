@@ -16,7 +16,8 @@ from laconic.training.objectives.causal_lm import FILLED, Layout, NextToken, bla
 
 class Packing(Technique):
     """The texts of a batch in as few rows as hold them, positions counted from 0 for each text; attention does not go
-    from one to the other (Krell et al., arXiv 2107.02027). The targets, and so the mean, are those of the batch.
+    from one to the other (Krell et al., arXiv 2107.02027). The targets, and so the mean, are those of the batch; with
+    dropout, other numbers are dropped.
 
     length: tokens of a row, and more where a text is longer; by default those of the batch's longest text, so that
     only the padding goes.
@@ -31,8 +32,8 @@ class Packing(Technique):
         objective, model = kit.objective, getattr(kit.module, "model", kit.module)
         if not isinstance(objective, NextToken):
             raise RecipeError(
-                f"packing puts several texts into a row, where each reads only what is before it; a model for "
-                f"{objective.task.name} answers with one vector a row. Remove packing"
+                "packing puts several texts into a row, where each token reads only what is before it; this model "
+                "answers with one vector a row. Remove packing"
             )
         known = inspect.signature(getattr(model, "base_model", model).forward).parameters
         if "position_ids" not in known:
