@@ -37,6 +37,7 @@ RUNTIMES = {
 }
 
 STAGES = {
+    "finetune": "laconic.training.stage:Finetune",
     "quantize.static": "compress.quantize.static:Static",
     "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
     "quantize.weights": "compress.quantize.weights:Weights",

@@ -30,7 +30,7 @@ LEAN: Sequence[Choice] = (
     ({"layerwise": {"rows": 1, "keep": "host"}}, {"host-weights": {"dtype": "bf16"}}),
     ({"lora": {"base": "bfloat16"}}, "bf16"),
     ({"lora": {"base": "bfloat16"}}, "bf16", "checkpoint", "accumulate"),
-    ("qlora", "bf16", "checkpoint", "accumulate"),
+    ("qlora", "bf16", "checkpoint", "accumulate", {"chunked-loss": {"chunk": 128}}),
 )
 """Combinations that trade more for memory than the ladder does. What is named in them stands above FREE."""
 
@@ -85,7 +85,7 @@ def proposals(training: Training, device: torch.device) -> Iterator[tuple[Choice
     for precision, activations, cut in product(((), (low,)), ACTIVATIONS, ((), (parts,))):
         choice = (*FREE, *precision, *activations, *cut)
         yield choice, given, clip
-        if precision and given.name == "adamw":
+        if precision and activations == ("checkpoint",) and given.name == "adamw":
             yield choice, Named(name=SMALLER, config=given.config), clip
     for precision in ((), (low,)):  # gradients are at the peak only where activations are not
         yield (*FREE, *precision, "checkpoint", "in-backward"), given, None

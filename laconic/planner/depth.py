@@ -8,14 +8,12 @@ from torch import nn
 
 from laconic.training.kit import stacks
 
-SHALLOW = (4, 5)
-"""Layers of the models that are simulated in the place of a deeper one: two from each end, and one between them."""
 ENDS = 2
 """Layers from each end of the stack that are looked at one by one. What lies between is like one of them."""
 LAYER = re.compile(r"(\d+)/(\d+)(.*)")
 
 
-def place(position: tuple[str, str]) -> str | None:
+def place(position: tuple[str, str], ends: int = ENDS) -> str | None:
     """The name of a part of a step, (phase, layer), that is the same for any depth; None for the layers between.
 
     Within one such part the peak is a straight line over the depth: the part that holds the peak of the whole step may
@@ -26,17 +24,22 @@ def place(position: tuple[str, str]) -> str | None:
     if match is None:
         return f"{phase} {layer}"
     index, count, rest = int(match[1]), int(match[2]), match[3]
-    if index < ENDS:
+    if index < ends:
         return f"{phase} {index} from the start{rest}"
-    if count - 1 - index < ENDS:
+    if count - 1 - index < ends:
         return f"{phase} {count - 1 - index} from the end{rest}"
     return None
 
 
-def extended(shallow: tuple[float, float], depth: int) -> float:
-    """The value at `depth`, on the line through the values at the two depths of SHALLOW."""
-    a, b = SHALLOW
-    return shallow[0] + (shallow[1] - shallow[0]) * (depth - a) / (b - a)
+def shallow(ends: int = ENDS) -> tuple[int, int]:
+    """Layers of the models that are simulated in the place of a deeper one: the ends, and none or one between them."""
+    return 2 * ends, 2 * ends + 1
+
+
+def extended(values: tuple[float, float], depth: int, ends: int = ENDS) -> float:
+    """The value at `depth`, on the line through the values at the two shallow depths."""
+    a, b = shallow(ends)
+    return values[0] + (values[1] - values[0]) * (depth - a) / (b - a)
 
 
 @contextmanager
@@ -51,11 +54,11 @@ def cut(module: nn.Module, depth: int) -> Iterator[None]:
         stack._modules = whole
 
 
-def deep(module: nn.Module) -> int | None:
+def deep(module: nn.Module, ends: int = ENDS) -> int | None:
     """How many layers the module's stack has, where it has one, of layers all alike, that is worth a detour."""
     found = stacks(module)
     if len(found) != 1:
         return None
     layers = list(found[0].children())
     shapes = {tuple((name, tuple(each.shape)) for name, each in layer.named_parameters()) for layer in layers}
-    return len(layers) if len(shapes) == 1 and len(layers) > max(SHALLOW) + 1 else None
+    return len(layers) if len(shapes) == 1 and len(layers) > max(shallow(ends)) + 1 else None

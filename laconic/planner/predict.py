@@ -3,16 +3,17 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 import torch
 from torch import nn
 
-from laconic.memory.account import CATEGORIES, Category
+from laconic.memory.account import CATEGORIES, Category, accounted
 from laconic.memory.accumulate import Accumulate
 from laconic.parallel.ranks import Ranks
 from laconic.parallel.spread import spread
-from laconic.planner.depth import SHALLOW, cut, deep, extended, place
+from laconic.planner.depth import ENDS, cut, deep, extended, place, shallow
 from laconic.planner.ledger import Course
 from laconic.planner.rates import Rates
 from laconic.planner.simulate import imagined, simulate
@@ -56,15 +57,18 @@ def predict(
     """
     parts = training.parts()
     linear = all(technique.linear for technique in parts.techniques.values())
-    depth = deep(subject.module) if linear and not whole else None
+    ranks = ranks or Ranks()
+    # Weights of shards are gathered a layer ahead.
+    ends = ENDS if ranks.axes is None else ENDS + 1
+    depth = deep(subject.module, ends) if linear and not whole else None
     if depth is None:
-        return measured(*simulated(subject.copy(), subject, training, parts, length, rates, ranks or Ranks()))
+        return measured(*simulated(subject.copy(), subject, training, parts, length, rates, ranks))
     found = []
-    for shallow in SHALLOW:
-        with cut(subject.module, shallow):
+    for layers in shallow(ends):
+        with cut(subject.module, layers):
             module = copy.deepcopy(subject.module)
-        found.append(simulated(module, subject, training, parts, length, rates, ranks or Ranks()))
-    return lengthened(found, depth)
+        found.append(simulated(module, subject, training, parts, length, rates, ranks))
+    return lengthened(found, depth, ends)
 
 
 def simulated(
@@ -79,7 +83,10 @@ def simulated(
 
     def prepare() -> tuple[Kit, Batch]:
         objective = subject.objective()
-        kit = make_kit(imagined(module), objective, parts, torch.device("cpu"))
+        places = any(technique.places for technique in parts.techniques.values())
+        with accounted("host" if places else "device"):
+            imagined(module)
+        kit = make_kit(module, objective, parts, torch.device("cpu"))
         spread(kit, training, ranks)
         kit.parts = 1  # no more of them than are simulated
         kit.assemble()
@@ -98,21 +105,21 @@ def measured(course: Course, work: Work) -> Prediction:
     return Prediction(course.peak(), int(course.host.max(initial=0)), course.at_peak(), course.peaks(), work, course)
 
 
-def lengthened(found: list[tuple[Course, Work]], depth: int) -> Prediction:
+def lengthened(found: list[tuple[Course, Work]], depth: int, ends: int) -> Prediction:
     """What the courses of two shallow models say of a deep one."""
     (low, less), (high, more) = found
-    moments = [course.moments(place) for course in (low, high)]
+    moments = [course.moments(partial(place, ends=ends)) for course in (low, high)]
     peaks: dict[str, int] = {}
     phases: dict[str, int] = {}
     for name in moments[0].keys() & moments[1].keys():
         pair = low.device[moments[0][name]], high.device[moments[1][name]]
-        peaks[name] = round(extended((float(pair[0]), float(pair[1])), depth))
+        peaks[name] = round(extended((float(pair[0]), float(pair[1])), depth, ends))
         phase = name.partition(" ")[0]
         phases[phase] = max(phases.get(phase, 0), peaks[name])
     top = max(sorted(peaks), key=lambda name: peaks[name])
     before, after = low.at(moments[0][top]), high.at(moments[1][top])
-    at_peak = {kind: round(extended((before[kind], after[kind]), depth)) for kind in CATEGORIES}
-    host = extended((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth)
-    (a, b) = SHALLOW
+    at_peak = {kind: round(extended((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
+    host = extended((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
+    (a, b) = shallow(ends)
     work = replace(less).plus(more.plus(less, -1.0), (depth - a) / (b - a))
     return Prediction(peaks[top], round(host), at_peak, phases, work)

@@ -121,7 +121,7 @@ def teach(
                 events=(after,),
             )
             train(kit, feed, schedule, run, losses)
-        energy = next((each.describe() for each in observers if isinstance(each, Energy)), "")
+        energy = next((each.describe() for each in observers if isinstance(each, Energy) and each.usage), "")
     return Taught(kit.finish().cpu(), losses, feed.report(), energy)
 
 
