@@ -9,8 +9,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from laconic.errors import TrainingFailure, UsageError
+from laconic.parallel.mesh import Mesh
 
 TIMEOUT = timedelta(minutes=30)
 """After which a rank no longer waits for one that lives and does not answer. A dead one is noticed at once."""
@@ -22,11 +24,22 @@ LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", 
 
 @dataclass(frozen=True)
 class Ranks:
-    """rank: the number of this process. world: how many there are. device: of this one."""
+    """rank: the number of this process. world: how many there are. device: of this one. axes: all of them, as copies of
+    the model and shards of each, where it is sharded."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - as immutable as a string
+    axes: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
+        """This process among those of a group that is there. Raises RecipeError where the mesh does not fit them."""
+        copies, shards = mesh.resolve(world)
+        if not mesh.sharded:
+            return cls(rank, world, device)
+        shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("replicate", "shard"))
+        return cls(rank, world, device, init_device_mesh(device.type, shape, mesh_dim_names=names))
 
     @property
     def first(self) -> bool:
@@ -54,15 +67,16 @@ class Ranks:
 
 
 @contextmanager
-def started(device: torch.device, *, alone: bool = False, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
+def started(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """The ranks of this run while the body runs: those of torchrun, which tells by RANK, WORLD_SIZE and LOCAL_RANK, or
     this process alone.
 
-    alone: make a group of a single rank too; shards need one. A rank that fails ends the others with it: those raise
-    TrainingFailure. Raises UsageError for a rank without a device.
+    A rank that fails ends the others with it: those raise TrainingFailure. Raises UsageError for a rank without a
+    device, RecipeError for a mesh that does not fit the ranks.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1 and not alone:
+    mesh.resolve(world)
+    if world == 1 and not mesh.sharded:
         yield Ranks(device=device)
         return
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
@@ -80,7 +94,7 @@ def started(device: torch.device, *, alone: bool = False, timeout: timedelta = T
     else:
         dist.init_process_group(backend, timeout=timeout)
     try:
-        yield Ranks(rank, world, device)
+        yield Ranks.of(rank, world, device, mesh)
     except RuntimeError as error:
         if any(sign in str(error).lower() for sign in LOST):
             raise TrainingFailure(

@@ -1,7 +1,7 @@
 """Fully sharded data parallelism: of every parameter, its gradient and its optimizer state a rank holds its part."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ def shard(kit: Kit, mesh: Mesh, ranks: DeviceMesh) -> None:
         with accounted("host" if mesh.offload else None, "parameters"):
             for part in (*blocks(kit.module), lesson):
                 fully_shard(part, mesh=ranks, **policies(kit, mesh, cast=part is not lesson))
+                gathering(part)
         if mesh.precision:
             # The lesson is not cast as a whole: labels that are numbers keep their precision.
             kit.module.register_forward_pre_hook(in_bf16, with_kwargs=True)
@@ -64,6 +65,20 @@ def policies(kit: Kit, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
         "mp_policy": MixedPrecisionPolicy(low, torch.float32 if low else None, cast_forward_inputs=cast),
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.offload else OffloadPolicy(),
     }
+
+
+def gathering(part: nn.Module) -> None:
+    """What arises in a sharded part before it runs is its weights, gathered."""
+    stack = ExitStack()
+
+    def begin(*_: Any) -> None:
+        stack.enter_context(accounted(category="parameters"))
+
+    def end(*_: Any) -> None:
+        stack.close()
+
+    part.register_forward_pre_hook(begin, prepend=True)
+    part.register_forward_pre_hook(end)
 
 
 def synchronised(lesson: nn.Module, last: bool) -> AbstractContextManager[Any]:

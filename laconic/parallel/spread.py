@@ -2,8 +2,6 @@
 
 from math import ceil
 
-from torch.distributed.device_mesh import init_device_mesh
-
 from laconic.errors import RecipeError
 from laconic.memory.legality import check
 from laconic.parallel.ranks import Ranks
@@ -17,12 +15,10 @@ def spread(kit: Kit, training: Training, ranks: Ranks) -> None:
     """Put the mesh of the settings into a kit, after all techniques and before it is assembled. Every rank calls it.
 
     A rank has part of each batch, of `training.batch` rows over all. The loss that a step gives is the mean over the
-    whole batch, and so is its gradient. Raises RecipeError where mesh, ranks, techniques, optimizer or task do not go
-    together.
+    whole batch, and so is its gradient. Raises RecipeError where mesh, techniques, optimizer or task do not fit.
     """
     mesh = training.mesh
-    copies, shards = mesh.resolve(ranks.world)
-    if ranks.world == 1 and not mesh.sharded:
+    if ranks.world == 1 and ranks.axes is None:
         return
     parts = training.parts()
     check(parts.techniques, parts.optimizer, clip=training.clip, way=mesh.way)
@@ -34,10 +30,7 @@ def spread(kit: Kit, training: Training, ranks: Ranks) -> None:
     # Of each batch all ranks take as many parts, since each part is a round of collectives.
     kit.parts = ceil(ceil(training.batch / ranks.world) / kit.rows) if kit.rows else 1
     kit.total, kit.average, kit.any = ranks.total, ranks.average, ranks.any
-    if not mesh.sharded:
+    if ranks.axes is None:
         replicate(kit, mesh.compress)
-    elif copies == 1:
-        shard(kit, mesh, init_device_mesh(kit.device.type, (shards,), mesh_dim_names=("shard",)))
     else:
-        axes = init_device_mesh(kit.device.type, (copies, shards), mesh_dim_names=("replicate", "shard"))
-        shard(kit, mesh, axes)
+        shard(kit, mesh, ranks.axes)
