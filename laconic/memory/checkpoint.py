@@ -1,10 +1,13 @@
 """Activations that are computed twice in the place of being kept."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from laconic.errors import RecipeError
@@ -27,7 +30,8 @@ attention in one kernel. Attention in several is left out: its matrices are of t
 
 class Checkpointing(Technique):
     """Of each repeated layer only the input is kept; the rest is computed again in the backward pass (Chen et al.,
-    Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). Dropout draws the same numbers again.
+    Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). Dropout draws the same numbers again, and a batch
+    normalisation counts a batch once.
 
     policy: full keeps nothing else; selective keeps what is dear to compute: products with weights, and attention in
     one kernel (Korthikanti et al., arXiv 2205.05198). every: of how many layers one is treated so.
@@ -51,12 +55,39 @@ class Checkpointing(Technique):
                 "checkpoint: the model has no repeated layers (a ModuleList or Sequential of modules of one class), "
                 "and to compute it again as a whole saves nothing. Try accumulate"
             )
-        kept: dict[str, Any] = {}
-        if self.policy == "selective":
-            dear = [overload for name in DEAR for overload in overloads(name)]
-            kept["context_fn"] = partial(create_selective_checkpoint_contexts, dear)
+        dear = [overload for name in DEAR for overload in overloads(name)] if self.policy == "selective" else []
         for layer in layers[:: self.every]:
+            again = partial(contexts, normalisations(layer), dear)
+            kept = {"context_fn": again} if dear or normalisations(layer) else {}
             replace_forward(kit, layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept))
+
+
+Context = AbstractContextManager[Any]
+
+
+def contexts(counting: list[Any], dear: list[Any]) -> tuple[Context, Context]:
+    """Round the first run of a layer, and round the second."""
+    first, second = create_selective_checkpoint_contexts(dear) if dear else (nullcontext(), nullcontext())
+    return first, counted(counting, second) if counting else second
+
+
+def normalisations(layer: nn.Module) -> list[Any]:
+    """What in a layer keeps statistics of the batches that it has seen."""
+    return [part for part in layer.modules() if getattr(part, "running_mean", None) is not None]
+
+
+@contextmanager
+def counted(counting: list[Any], within: Context) -> Iterator[None]:
+    """The batch is in the statistics already: with a momentum of 0 they stay as they are."""
+    before = [(part.momentum, part.num_batches_tracked) for part in counting]
+    for part in counting:
+        part.momentum, part.num_batches_tracked = 0.0, None
+    try:
+        with within:
+            yield
+    finally:
+        for part, (momentum, batches) in zip(counting, before, strict=True):
+            part.momentum, part.num_batches_tracked = momentum, batches
 
 
 def overloads(name: str) -> list[Any]:

@@ -1,0 +1,51 @@
+"""Techniques on layers that keep statistics of the batches that they have seen."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laconic.recipe import Named
+from laconic.training.assembly import make_kit
+from laconic.training.objective import TARGETS
+from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.optimizers.adamw import AdamW
+from laconic.training.settings import Parts
+from laconic.training.step import step
+
+
+class Block(nn.Module):
+    """[batch, 4, height, width], statistics by momentum and by the mean of all batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 3, padding=1)
+        self.first = nn.BatchNorm2d(4)
+        self.second = nn.BatchNorm2d(4, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x + self.first(self.convolution(x)).relu())
+
+
+def trained(module: nn.Module, **techniques: Any) -> dict[str, Tensor]:
+    """The weights and statistics after three steps."""
+    found = {name: Named(name=name, config=config).configure("technique") for name, config in techniques.items()}
+    kit = make_kit(module, CrossEntropy(None), Parts(AdamW(), None, found), torch.device("cpu"))
+    kit.assemble()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        image = torch.randn(6, 4, 4, 4, generator=generator)
+        step(kit, {"image": image, TARGETS: torch.tensor([0, 1, 2, 0, 1, 2])})
+    return kit.finish().state_dict()
+
+
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_checkpoint_counts_a_batch_once(policy):
+    torch.manual_seed(0)
+    blocks = nn.Sequential(Block(), Block(), Block())
+    module = nn.Sequential(blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    plain = trained(copy.deepcopy(module))
+    for name, value in trained(module, checkpoint={"policy": policy}).items():
+        assert torch.equal(value, plain[name]), name
