@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from laconic.language_model import one_text_a_row
+from laconic.memory.host import Host
 from laconic.memory.technique import Technique
 from laconic.training.kit import Kit
 from laconic.training.objective import TARGETS, Batch, Objective
@@ -92,14 +93,19 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
 }
 
 
-def kit_of(module: nn.Module, techniques: Iterable[Technique] = (), rows: int | None = None) -> Kit:
+def kit_of(
+    module: nn.Module, techniques: Iterable[Technique] = (), rows: int | None = None, device: str = "cpu"
+) -> Kit:
     """An assembled kit; its AdamW steps as one kernel would, without a second copy of the weights."""
+    place = torch.device(device)
     kit = Kit(
         module=module.train(),
         objective=Classes(),
         make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3, foreach=False),
         groups=lambda module: [{"params": [each for each in module.parameters() if each.requires_grad]}],
         rows=rows,
+        device=place,
+        host=Host(place),
     )
     for technique in techniques:
         technique.apply(kit)

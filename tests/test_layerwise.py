@@ -208,7 +208,7 @@ def peaks(make, batch, techniques):
 
 @pytest.mark.parametrize(
     ("model", "settings"),
-    [("gpt2", SETTINGS[0]), ("gpt2", SETTINGS[2]), ("llama", SETTINGS[1]), ("llama", SETTINGS[3])],
+    [("gpt2", SETTINGS[2]), ("llama", SETTINGS[3])],
     ids=str,
 )
 def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
@@ -219,18 +219,18 @@ def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
     assert (found.host.max() > 0) == (settings.get("keep") == "host")
 
 
-def test_rows_and_snapshots_and_the_optimizer_in_the_backward_pass_each_take_from_the_peak():
+def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
     batch = {name: tensor.repeat(4, 1) for name, tensor in texts().items()}
-    early = InBackward()
-    ways = [[], [Layerwise()], [Layerwise(), early], [Layerwise(rows=8), early], [Layerwise(rows=8, snapshots=2), early]]
 
-    def backward(techniques):
+    def peak(*techniques):
         def fake():
             return kit_of(imagined(build(gpt2)), techniques), {n: torch.empty_like(t) for n, t in batch.items()}
 
         return simulate(fake).peaks()["backward"]
 
-    found = [backward(techniques) for techniques in ways]
+    # With the optimizer in the backward pass, gradients that wait for it do not hide what layers take.
+    ways = [Layerwise(), Layerwise(rows=8), Layerwise(rows=8, snapshots=2)]
+    found = [peak(), *(peak(way, InBackward()) for way in ways)]
     assert found == sorted(set(found), reverse=True)
 
 
@@ -356,8 +356,7 @@ def test_layers_with_batch_statistics_are_refused():
 @GPU
 def test_on_a_gpu_losses_are_those_of_plain_training_and_dropout_is_drawn_again():
     def losses(techniques):
-        kit = kit_of(build(partial(gpt2, dropout=0.3)).cuda(), techniques)
-        kit.device = torch.device("cuda")
+        kit = kit_of(build(partial(gpt2, dropout=0.3)).cuda(), techniques, device="cuda")
         return learn(kit, {name: tensor.cuda() for name, tensor in texts().items()})
 
     assert losses([Layerwise(snapshots=2)]) == pytest.approx(losses([]), abs=1e-4)

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from laconic.memory.account import accounted
@@ -40,7 +40,7 @@ class HostWeights(Technique):
 
     def apply(self, kit: Kit) -> None:
         for parameter in kit.module.parameters():
-            parameter.data = hosted(kit.host, parameter)
+            parameter.data = hosted(kit.host, parameter, travels=self.dtype == "fp32")
         for owner in kit.module.modules():
             for name, buffer in owner.named_buffers(recurse=False):
                 setattr(owner, name, buffer.to(kit.device))
@@ -72,11 +72,12 @@ def like_weights(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return in_bf16(part, args, kwargs) if lowers else None
 
 
-def hosted(host: Host, parameter: nn.Parameter) -> torch.Tensor:
-    """The parameter's values on the host, float32 where they are floating-point."""
+def hosted(host: Host, parameter: nn.Parameter, *, travels: bool) -> Tensor:
+    """The parameter's values on the host, float32 where they are floating-point; in pinned memory if they travel."""
+    dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
     with accounted("host", "parameters"):
-        dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
-        return host.empty(parameter, dtype).copy_(parameter.data)
+        room = host.empty(parameter, dtype) if travels else torch.empty(parameter.shape, dtype=dtype, device="cpu")
+        return room.copy_(parameter.data)
 
 
 def on_host(make: Callable[[Groups], Optimizer], groups: Groups, after: Callable[[], None]) -> Optimizer:

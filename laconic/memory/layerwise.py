@@ -1,7 +1,7 @@
 """Layers run one by one, and what each has between its input and its output lives only while it runs."""
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -60,7 +60,8 @@ class Layerwise(Technique):
         way = Way(Means(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.keep))
         kit.undo.extend(stack(layers, way) for layers in lists)
         kit.forward.append(way.open)
-        for config in {id(part.config): part.config for part in kit.module.modules() if hasattr(part, "config")}.values():
+        for part in kit.module.modules():
+            config: Any = getattr(part, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
                 kit.undo.append(partial(setattr, config, "use_cache", True))

@@ -94,6 +94,7 @@ class Doubles:
                 if master not in inside:
                     dtype = supply.dtype if narrowed(owner) and master.is_floating_point() else master.dtype
                     self._places.append((owner, name, master, self._leaf(master, supply, dtype)))
+        supply.host.wait()
 
     def _leaf(self, master: nn.Parameter, supply: Streamed, dtype: torch.dtype) -> nn.Parameter:
         if master not in self._copies:

@@ -1,0 +1,207 @@
+"""Weights on the host: the optimizer, the loop and the checkpoint notice nothing, and the device holds two layers."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from lessons import MODELS, build, gpt2, kit_of, learn, llama, texts
+from torch import nn
+
+from laconic.errors import RecipeError
+from laconic.memory.account import CATEGORIES
+from laconic.memory.host_weights import HostWeights
+from laconic.memory.layerwise import Layerwise
+from laconic.memory.legality import check
+from laconic.planner.simulate import imagined, simulate, trace
+from laconic.training.step import step
+
+EXACT = [HostWeights(dtype="fp32"), Layerwise()]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(make, batch, techniques=(), rows=None):
+    """Losses, and the weights learned."""
+    kit = kit_of(build(make), techniques, rows)
+    losses = learn(kit, batch)
+    return losses, kit.finish().state_dict()
+
+
+def assert_same(found, wanted):
+    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
+    assert list(found[1]) == list(wanted[1])
+    for name, weight in wanted[1].items():
+        torch.testing.assert_close(found[1][name], weight, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("layers", [{}, {"rows": 1, "snapshots": 2}, {"rows": 3, "keep": "host"}], ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_in_fp32_losses_and_weights_are_those_of_plain_training(model, layers):
+    make, batch = MODELS[model]
+    techniques = [HostWeights(dtype="fp32"), Layerwise(**layers)]
+    assert_same(trained(make, batch(), techniques), trained(make, batch()))
+
+
+def test_gradients_of_several_micro_batches_add_up_on_the_host():
+    assert_same(trained(gpt2, texts(), EXACT, rows=1), trained(gpt2, texts(), rows=1))
+
+
+def test_dropout_draws_the_same_numbers_as_plain_training():
+    make = partial(gpt2, dropout=0.3)
+    assert_same(trained(make, texts(), EXACT), trained(make, texts()))
+
+
+def mixed(make, batch, steps=5):
+    """Losses with a model in BF16 and float32 masters, in a few plain lines."""
+    master = build(make).train()
+    model = copy.deepcopy(master).bfloat16()
+    plain = kit_of(model)
+    pairs = list(zip(master.parameters(), model.parameters(), strict=True))
+    optimizer = torch.optim.AdamW(master.parameters(), lr=3e-3, foreach=False)
+    losses = []
+    for _ in range(steps):
+        loss = plain.lesson(batch) / plain.objective.terms(batch)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        for wide, narrow in pairs:
+            wide.grad, narrow.grad = narrow.grad.float(), None
+        nn.utils.clip_grad_norm_(master.parameters(), 1.0)
+        optimizer.step()
+        for wide, narrow in pairs:
+            narrow.data.copy_(wide.data)
+    return losses
+
+
+@pytest.mark.parametrize("model", ["llama", "bert"])
+def test_in_bf16_losses_are_those_of_mixed_precision_with_float32_masters(model):
+    make, batch = MODELS[model]
+    losses, weights = trained(make, batch(), [HostWeights(), Layerwise()])
+    assert losses == pytest.approx(mixed(make, batch()), abs=2e-3)
+    assert losses == pytest.approx(trained(make, batch())[0], rel=0.02)
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+def test_parts_of_a_batch_add_up_in_float32():
+    whole, _ = trained(llama, texts(), [HostWeights(), Layerwise()])
+    parts, _ = trained(llama, texts(), [HostWeights(), Layerwise(rows=1)])
+    assert parts == pytest.approx(whole, abs=0.02)
+
+
+def test_weights_keep_their_names_and_are_float32_at_any_time():
+    kit = kit_of(build(gpt2), [HostWeights(), Layerwise()])
+    before = {name: weight.clone() for name, weight in kit.state().items()}
+    assert list(before) == list(build(gpt2).state_dict())
+    learn(kit, texts(), steps=1)
+    after = kit.state()
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    assert all(
+        not torch.equal(before[name], after[name]) for name in ("transformer.wte.weight", "transformer.ln_f.bias")
+    )
+
+
+def test_the_state_of_the_optimizer_goes_into_plain_training_and_back():
+    host = kit_of(build(gpt2), EXACT)
+    learn(host, texts(), steps=2)
+    plain = kit_of(build(gpt2))
+    plain.module.load_state_dict(host.state())
+    plain.optimizer.load_state_dict(copy.deepcopy(host.optimizer.state_dict()))
+    assert learn(plain, texts(), steps=2) == pytest.approx(learn(host, texts(), steps=2), abs=1e-5)
+    assert host.optimizer.state_dict().keys() == plain.optimizer.state_dict().keys()
+
+
+def test_evaluation_sees_what_was_learned():
+    kit = kit_of(build(gpt2), EXACT)
+    learn(kit, texts(), steps=2)
+    with torch.no_grad(), kit.passing():
+        during = float(kit.lesson(texts()))
+    with torch.no_grad():
+        assert during == pytest.approx(float(kit.objective.loss(kit.finish(), texts())), abs=1e-4)
+
+
+def test_what_is_frozen_stays_and_has_no_gradient():
+    def make():
+        model = gpt2()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("h.1" in name or "wpe" in name)
+        return model
+
+    assert_same(trained(make, texts(), EXACT), trained(make, texts()))
+
+
+def test_undone_the_module_is_plain_again():
+    model = build(gpt2)
+    kit = kit_of(model, [HostWeights(), Layerwise()])
+    learn(kit, texts(), steps=1)
+    finished = kit.finish()
+    assert finished is model
+    assert type(model.transformer.h) is nn.ModuleList
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert not any(part._forward_pre_hooks for part in model.modules())
+    assert all(parameter.is_leaf and parameter.requires_grad for parameter in model.parameters())
+    assert learn(kit_of(model), texts(), steps=1)[0] < 4.2
+
+
+def courses(make, batch, techniques):
+    """Simulated, and watched on real tensors."""
+    module = build(make)
+    twin = copy.deepcopy(module)
+
+    def fake():
+        return kit_of(imagined(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
+
+    def real():
+        return kit_of(module, techniques), {name: each.clone() for name, each in batch.items()}
+
+    return simulate(fake), trace(real, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_the_simulated_peaks_are_those_of_real_tensors(model):
+    make, batch = MODELS[model]
+    found, watched = courses(make, batch(), [HostWeights(), Layerwise(rows=2, keep="host")])
+    assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
+    assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
+
+
+def test_the_device_holds_no_more_than_two_layers_and_a_copy_of_the_rest():
+    model = build(gpt2)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    layer = sum(parameter.numel() for parameter in model.transformer.h[0].parameters())
+    rest = size - len(model.transformer.h) * layer
+
+    def real():
+        return kit_of(model, [HostWeights(), Layerwise(rows=1)]), texts()
+
+    course = trace(real, torch.device("cpu"))
+    device, host = ({name: values.max() for name, values in course.series(side).items()} for side in ("device", "host"))
+    assert device["parameters"] <= 2 * (2 * layer + rest)
+    assert device["optimizer"] == 0
+    assert 8 * size <= host["optimizer"] < 8.1 * size
+    assert 4 * size <= host["gradients"] <= 4 * (size + 2 * layer + rest)
+    assert host["parameters"] == 4 * size + 2 * (size - rest)
+    assert set(device) == set(CATEGORIES)
+
+
+def test_what_cannot_be_combined_is_refused():
+    with pytest.raises(RecipeError, match="works on top of layerwise"):
+        check({"host-weights": HostWeights()}, None)
+    for other in HostWeights.excludes:
+        with pytest.raises(RecipeError, match=f"host-weights and {other} cannot be combined"):
+            check({"host-weights": HostWeights(), "layerwise": Layerwise(), other: Layerwise()}, None)
+
+
+@GPU
+def test_on_a_gpu_the_weights_are_on_the_host_and_the_losses_those_of_plain_training():
+    wanted, _ = trained(gpt2, texts())
+    kit = kit_of(build(gpt2), EXACT, device="cuda")
+    batch = {name: tensor.cuda() for name, tensor in texts().items()}
+    assert [float(step(kit, batch, clip=1.0)) for _ in range(5)] == pytest.approx(wanted, abs=1e-4)
+    assert {parameter.device.type for parameter in kit.module.parameters()} == {"cpu"}
