@@ -58,7 +58,7 @@ class Checkpointing(Technique):
         dear = [overload for name in DEAR for overload in overloads(name)] if self.policy == "selective" else []
         for layer in layers[:: self.every]:
             again = partial(contexts, normalisations(layer), dear)
-            kept = {"context_fn": again} if dear or normalisations(layer) else {}
+            kept: dict[str, Any] = {"context_fn": again} if dear or normalisations(layer) else {}
             replace_forward(kit, layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept))
 
 
@@ -67,7 +67,8 @@ Context = AbstractContextManager[Any]
 
 def contexts(counting: list[Any], dear: list[Any]) -> tuple[Context, Context]:
     """Round the first run of a layer, and round the second."""
-    first, second = create_selective_checkpoint_contexts(dear) if dear else (nullcontext(), nullcontext())
+    selective: Any = create_selective_checkpoint_contexts
+    first, second = selective(dear) if dear else (nullcontext(), nullcontext())
     return first, counted(counting, second) if counting else second
 
 
