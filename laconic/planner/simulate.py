@@ -95,7 +95,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
         # Where distributed tensors find out the shape of a result, from imagined ones of the size of the whole.
-        ShardingPropagator._fake_mode_lock = Again(self.aside)
+        ShardingPropagator._fake_mode_lock = Again(self.aside)  # type: ignore[assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -157,7 +157,7 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
 
     for parameter in kit.module.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(reduced))
+            handles.append(parameter.register_post_accumulate_grad_hook(reduced))  # type: ignore[no-untyped-call]
         elif parameter.requires_grad:
             handles.append(register(parameter, arrived))
     kept, kit.span = kit.span, phases(ledger)
@@ -198,17 +198,27 @@ def settle(watch: Watch, kit: Kit) -> None:
 
 
 def trace(
-    prepare: Prepare, device: torch.device, steps: int = STEPS, *, meter: Meter | None = None, clip: float | None = None
+    prepare: Prepare,
+    device: torch.device,
+    steps: int = STEPS,
+    *,
+    meter: Meter | None = None,
+    clip: float | None = None,
+    primed: bool = False,
 ) -> Course:
     """The course of memory over some steps of a kit, on tensors of whatever kind `prepare` makes.
 
-    meter: is told of the work of the last step.
+    meter: is told of the work of the last step. primed: the optimizer's state is there before the first.
     """
     ledger = Ledger()
     watch = Watch(ledger, device, meter)
     with watch:
         kit, batch = prepare()
         ledger.begin()
+        if primed:
+            with watch.aside():
+                prime(kit)
+            settle(watch, kit)
         with watched(watch, kit):
             for _ in range(steps):
                 if meter:
@@ -218,13 +228,23 @@ def trace(
     return ledger.close()
 
 
-def simulate(prepare: Prepare, steps: int = STEPS, *, meter: Meter | None = None, clip: float | None = None) -> Course:
-    """The course of memory over some steps, nothing allocated.
+def prime(kit: Kit) -> None:
+    """Let the optimizer make its state, without a step of the model."""
+    for group in kit.optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.empty_like(parameter)
+    kit.optimizer.step()
+    kit.optimizer.zero_grad(set_to_none=True)
+
+
+def simulate(prepare: Prepare, steps: int = 1, *, meter: Meter | None = None, clip: float | None = None) -> Course:
+    """The course of memory over steps that are like all later ones, nothing allocated.
 
     prepare: builds the kit and a batch, from fake tensors (see `imagined`).
     """
     with simulating(), imagining():
-        return trace(lambda: never_overflowing(*prepare()), torch.device("cpu"), steps, meter=meter, clip=clip)
+        made: Prepare = lambda: never_overflowing(*prepare())  # noqa: E731
+        return trace(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 
 
 def never_overflowing(kit: Kit, batch: Batch) -> tuple[Kit, Batch]:

@@ -76,7 +76,7 @@ def finetune(
     with steps.step("judge the model as it is") as step:
         before = evaluate(checkpoint.module, checkpoint.task, objective, held, device)
         step.note = shown(before)
-    claim(folder, hash_of(checkpoint.key, learn.fingerprint, described(training), code_version()))
+    claim(folder, hash_of(checkpoint.key, learn.fingerprint, described(training)))
 
     def each_epoch(kit: Kit, epoch: int) -> None:
         figures = evaluate(kit.module, checkpoint.task, kit.objective, few, device)
