@@ -118,8 +118,9 @@ class Doubles:
     @torch.no_grad()
     def refresh(self) -> None:
         """The parameters have changed."""
-        for master, copy in self._copies.items():
-            copy.copy_(master)
+        with accounted(copying=True):
+            for master, copy in self._copies.items():
+                copy.copy_(master)
 
 
 def narrowed(part: nn.Module) -> bool:

@@ -214,11 +214,10 @@ def trace(
     watch = Watch(ledger, device, meter)
     with watch:
         kit, batch = prepare()
-        ledger.begin()
         if primed:
-            with watch.aside():
-                prime(kit)
+            prime(kit)  # watched, since who makes the state says on which side it lies
             settle(watch, kit)
+        ledger.begin()
         with watched(watch, kit):
             for _ in range(steps):
                 if meter:
