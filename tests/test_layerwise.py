@@ -13,6 +13,8 @@ from laconic.errors import RecipeError
 from laconic.memory.autocast import Bf16
 from laconic.memory.in_backward import InBackward
 from laconic.memory.layerwise import Layerwise
+from laconic.memory.lora import Lora
+from laconic.memory.qlora import Qlora
 from laconic.memory.revolve import advances
 from laconic.planner.simulate import imagined, simulate, trace
 from laconic.training.objective import TARGETS
@@ -124,6 +126,13 @@ def frozen(learns):
 def test_what_is_frozen_stays_and_the_rest_learns_the_same(learns):
     make = partial(frozen, learns)
     assert_same(trained(make, texts(), [Layerwise(rows=1)]), trained(make, texts()))
+
+
+@pytest.mark.parametrize("adapters", [Lora(), Qlora()], ids=str)
+def test_adapters_learn_the_same(adapters):
+    wanted, _ = trained(gpt2, texts(), [adapters])
+    found, _ = trained(gpt2, texts(), [adapters, Layerwise(rows=1)])
+    assert found == pytest.approx(wanted, abs=1e-3)
 
 
 class Net(nn.Module):

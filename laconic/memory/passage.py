@@ -146,8 +146,9 @@ class Passage:
         sums = Sums(len(parts), lambda name, whole: self.means.supply.give(parameters[name], whole))
         leaves = {}
         for name, weight in weights.items():
-            leaves[name] = weight.detach().requires_grad_(parameters[name].requires_grad)
-            if leaves[name].requires_grad:
+            leaves[name] = weight
+            if parameters[name].requires_grad:
+                leaves[name] = weight.detach().requires_grad_()
                 on_gradient(leaves[name], partial(sums.add, name))
         found = gradient if (gradient.shape, gradient.dtype) == (state.shape, state.dtype) else torch.empty_like(state)
         for part, dice in alike(list(zip(parts, turn.dice, strict=True)), count_of(state, self.means.rows)):
