@@ -2,18 +2,22 @@
 
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import socket
-from contextlib import nullcontext
+import subprocess
+import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy
 
-from laconic.errors import RecipeError
+from laconic.errors import DataError, RecipeError, TrainingFailure
 from laconic.parallel.mesh import Mesh
 from laconic.parallel.ranks import Ranks, started
 from laconic.parallel.spread import spread
@@ -25,15 +29,23 @@ from laconic.training.snapshot import Snapshots
 from laconic.training.step import step
 
 CPU = torch.device("cpu")
-COUNT, BATCH, STEPS = 21, 5, 7
+COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3
 """Ranks have 2 and 3 rows of a batch, and of an epoch's last none and 1."""
-SECONDS = 100
-EXACT = {"rtol": 0, "atol": 1e-5}
+SECONDS, GRACE = 100, 20
+"""For both ranks, and for one when the other is done."""
+PARTS = {"accumulate": {"rows": 1}}
+RUNS = {
+    "replicas": ({}, ()),
+    "replicas, parts": ({"replicate": 2}, (PARTS, "checkpoint")),
+    "replicas, fp16": ({"compress": "fp16"}, ()),
+    "shards": ({"shard": None}, ()),
+    "shards, parts": ({"shard": 2}, (PARTS, "checkpoint")),
+    "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ()),
+}
 
 
 class Classifier(nn.Module):
-    """A transformer: [rows, tokens] int64 to [rows, 3]. Its last layer shares its weights with nothing, and `spare` is
-    never used."""
+    """A transformer: [rows, tokens] int64 to [rows, 3]. `spare` is never used."""
 
     def __init__(self):
         super().__init__()
@@ -56,19 +68,12 @@ def rows_of(numbers):
     return {"ids": ids[numbers], "targets": targets[numbers]}
 
 
-def settings(mesh, *techniques, optimizer="adamw", **others):
-    return Training(
-        batch=BATCH,
-        mesh=mesh,
-        techniques=[*techniques],
-        optimizer={optimizer: {"lr": 1e-2}},
-        clip=0.5,
-        **others,
-    )
+def settings(mesh, techniques=(), optimizer="adamw", clip=0.5):
+    return Training(batch=BATCH, mesh=mesh, techniques=techniques, optimizer={optimizer: {"lr": 1e-2}}, clip=clip)
 
 
 def assembled(training, ranks, model=None):
-    """A kit, and its learning-rate-free optimizer."""
+    torch.manual_seed(2)
     kit = make_kit(model or Classifier(), Targets(None), training.parts(), CPU)
     spread(kit, training, ranks)
     kit.assemble()
@@ -80,7 +85,253 @@ def learn(kit, training, ranks, start=0, stop=STEPS):
     return [float(step(kit, rows_of(order.batch(number)), clip=training.clip)) for number in range(start, stop)]
 
 
-def losses_of(training, ranks):
-    kit = assembled(training, ranks)
-    losses = learn(kit, training, ranks)
-    return losses, kit.finish()
+def answers(module):
+    with torch.no_grad():
+        return module(rows_of([0, 1, 2])["ids"]).float()
+
+
+def state_of(kit):
+    return {"model": kit.state(), "optimizer": kit.optimizer.state_dict()}
+
+
+# What the ranks do
+
+
+def as_rank(scene, rank, port, folder):
+    torch.set_num_threads(1)
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    scene(rank, folder)
+
+
+def by_two_ranks(scene, folder, monkeypatch):
+    """Let two processes do it; gives their exit codes. A process that has imported this module is forked into both."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    processes = [context.Process(target=as_rank, args=(scene, rank, port, folder)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    multiprocessing.connection.wait([process.sentinel for process in processes], SECONDS)
+    for process in processes:
+        process.join(GRACE)
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def run_each(rank, folder):
+    """Every run, its losses and its module's answers at the end."""
+    found = {}
+    with started(CPU, Mesh()):
+        for name, (mesh, techniques) in RUNS.items():
+            training = settings(mesh, techniques)
+            ranks = Ranks.of(rank, 2, CPU, training.mesh)
+            kit = assembled(training, ranks)
+            losses = learn(kit, training, ranks)
+            found[name] = {"losses": losses, "answers": answers(kit.finish()).tolist()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def shard_and_keep(rank, folder):
+    """A sharded run that ends after a snapshot, and what can be seen of it on the way."""
+    training = settings({"shard": None})
+    with started(CPU, training.mesh) as ranks:
+        assert ranks.any(rank == 1)
+        assert not ranks.any(False)
+        kit = assembled(training, ranks)
+        learn(kit, training, ranks, 0, KEPT)
+        assert all(isinstance(weight, DTensor) for weight in kit.state().values())
+        held = sum(weight.to_local().numel() for weight in kit.state().values())
+        assert 0.45 < held / sum(weight.numel() for weight in Classifier().parameters()) < 0.55
+        with Snapshots(folder / "snapshots") as snapshots:
+            snapshots.save(KEPT, state_of(kit), wait=True)
+        with kit.gathered():
+            during = answers(kit.module)
+        learn(kit, training, ranks, KEPT, KEPT + 1)  # goes on, after it has been called
+        kit = assembled(training, ranks)
+        with Snapshots(folder / "snapshots") as snapshots:
+            learn(kit, training, ranks, 0, 1)
+            state = state_of(kit)
+            assert snapshots.load(state) == KEPT
+        module = kit.finish()
+        assert torch.equal(answers(module), during)
+        assert [type(layer) for layer in module.layers] == [nn.TransformerEncoderLayer] * 3
+        assert list(vars(module.layers[0])) == list(vars(Classifier().layers[0]))
+        module(rows_of([0])["ids"]).sum().backward()
+        module.load_state_dict(Classifier().state_dict())
+        assert torch.equal(answers(module), answers(Classifier()))
+
+
+def fail_on_one(rank, folder):
+    training = settings({})
+    try:
+        with started(CPU, training.mesh, timeout=timedelta(seconds=SECONDS)) as ranks:
+            kit = assembled(training, ranks)
+            learn(kit, training, ranks, 0, 1)
+            if rank == 1:
+                raise DataError("row 7 does not fit")
+            learn(kit, training, ranks, 1, 2)
+    except (DataError, TrainingFailure) as error:
+        (folder / f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        sys.exit(error.exit_code)
+
+
+# What comes of it
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("together")
+    with pytest.MonkeyPatch.context() as patch:
+        assert by_two_ranks(run_each, folder, patch) == [0, 0]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The same on one rank."""
+    found = {}
+    for name, (_, techniques) in RUNS.items():
+        training = settings({}, techniques)
+        kit = assembled(training, Ranks())
+        losses = learn(kit, training, Ranks())
+        found[name] = {"losses": losses, "answers": answers(kit.finish()).tolist()}
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_have_the_losses_of_one_and_both_the_whole_model_at_the_end(name, together, alone):
+    first, second = (rank[name] for rank in together)
+    assert first == second
+    exact = "16" not in name
+    assert first["losses"] == pytest.approx(alone[name]["losses"], abs=1e-5 if exact else 5e-3)
+    assert torch.tensor(first["answers"]).allclose(torch.tensor(alone[name]["answers"]), atol=1e-3 if exact else 5e-2)
+    assert exact or first["losses"] != together[0]["replicas"]["losses"]
+
+
+def test_a_run_of_two_ranks_goes_on_alone(tmp_path, monkeypatch, alone):
+    assert by_two_ranks(shard_and_keep, tmp_path, monkeypatch) == [0, 0]
+    training = settings({})
+    kit = assembled(training, Ranks())
+    learn(kit, training, Ranks(), 0, 1)  # so that there is room for the optimizer's state
+    with Snapshots(tmp_path / "snapshots") as snapshots:
+        assert snapshots.load(state_of(kit)) == KEPT
+    losses = learn(kit, training, Ranks(), KEPT, STEPS)
+    assert losses == pytest.approx(alone["replicas"]["losses"][KEPT:], abs=1e-5)
+
+
+def test_a_rank_that_fails_ends_the_other_and_says_why(tmp_path, monkeypatch):
+    begun = time.monotonic()
+    assert by_two_ranks(fail_on_one, tmp_path, monkeypatch) == [1, 2]
+    assert time.monotonic() - begun < SECONDS
+    assert (tmp_path / "1.txt").read_text() == "DataError: row 7 does not fit"
+    assert (tmp_path / "0.txt").read_text().startswith("TrainingFailure: rank 0 stopped, since another rank has")
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Llama", "ViT"])
+def test_a_rank_without_rows_has_no_loss_and_gradients_of_zero(kind):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    text = {"vocab_size": 17, "pad_token_id": 0, "use_cache": False}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **({"image_size": 32} if kind == "ViT" else text))
+    name = f"{kind}For{'Image' if kind == 'ViT' else 'Sequence'}Classification"
+    kit = make_kit(getattr(transformers, name)(config), Targets(None), settings({}).parts(), CPU)
+    kit.total = lambda terms: 4.0  # those of another rank
+    kit.assemble()
+    kit.optimizer = torch.optim.SGD(kit.module.parameters(), lr=1.0)
+    before = {name: weight.clone() for name, weight in kit.module.named_parameters()}
+    ids = torch.zeros(0, 5, dtype=torch.int64)
+    inputs = {"pixel_values": torch.zeros(0, 3, 32, 32)} if kind == "ViT" else {"input_ids": ids, "attention_mask": ids}
+    assert step(kit, {**inputs, "targets": torch.zeros(0, dtype=torch.int64)}) == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in kit.module.named_parameters())
+
+
+@pytest.mark.parametrize("techniques", [(), ("lora",)])
+def test_one_rank_with_shards_learns_as_one_without(techniques):
+    expected = learn(assembled(settings({}, techniques), Ranks()), settings({}), Ranks())
+    training = settings({"shard": None}, techniques)
+    with started(CPU, training.mesh) as ranks:
+        assert (ranks.world, ranks.first) == (1, True)
+        kit = assembled(training, ranks)
+        assert isinstance(next(kit.module.parameters()), DTensor)
+        assert learn(kit, training, ranks) == pytest.approx(expected, abs=1e-5)
+        kit.finish()
+    assert not torch.distributed.is_initialized()
+
+
+def test_python_m_laconic_is_the_command():
+    run = subprocess.run([sys.executable, "-m", "laconic", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.strip()
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("mesh", "world", "expected"),
+    [
+        ({}, 1, (1, 1)),
+        ({}, 8, (8, 1)),
+        ({"shard": None}, 8, (1, 8)),
+        ({"shard": 4}, 8, (2, 4)),
+        ({"replicate": 2, "shard": None}, 8, (2, 4)),
+        ({"replicate": 2, "shard": 4}, 8, (2, 4)),
+    ],
+)
+def test_what_is_left_open_takes_the_ranks_that_are_left(mesh, world, expected):
+    assert Mesh(**mesh).resolve(world) == expected
+
+
+@pytest.mark.parametrize(("mesh", "world"), [({"replicate": 2}, 8), ({"shard": 16}, 8), ({"shard": 3}, 8)])
+def test_a_mesh_of_another_number_of_ranks_is_refused(mesh, world):
+    with pytest.raises(RecipeError, match=r"mesh: .* ranks \(replicate x shard\) were expected, and 8 were started"):
+        Mesh(**mesh).resolve(world)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "message"),
+    [
+        ({"tensor": 2}, "not possible yet"),
+        ({"pipeline": 4}, "not possible yet"),
+        ({"compress": "fp16", "shard": None}, "compress is for replicas"),
+        ({"precision": "bf16"}, "precision is for shards"),
+        ({"offload": True}, "offload is for shards"),
+        ({"replicas": 2}, "Did you mean 'replicate'"),
+    ],
+)
+def test_settings_without_a_place_are_refused(mesh, message):
+    with pytest.raises(ValueError, match=message):
+        Mesh(**mesh)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (settings({"shard": None}, ("in-backward",), clip=None), r"in-backward and mesh \(shard\) cannot be combined"),
+        (settings({"shard": None}, ("layerwise",)), r"layerwise and mesh \(shard\) cannot be combined"),
+        (settings({"shard": None}, ("offload",)), r"offload and mesh \(shard\) cannot be combined"),
+        (settings({"shard": None}, ("fp16",)), r"fp16 and mesh \(shard\) cannot be combined"),
+        (settings({"shard": None}, optimizer="adafactor"), "Adafactor needs whole weights"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_with_the_reason(training, message):
+    with started(CPU, training.mesh) as ranks, pytest.raises(RecipeError, match=message):
+        assembled(training, ranks)
+
+
+def test_a_task_that_compares_rows_is_refused_on_several_ranks():
+    kit = make_kit(Classifier(), Targets(None), settings({}).parts(), CPU)
+    kit.objective.splits = False
+    with pytest.raises(RecipeError, match="each rank sees its own alone"):
+        spread(kit, settings({}), Ranks(0, 2))
+
+
+def test_a_single_number_cannot_be_sharded():
+    model = Classifier()
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    training = settings({"shard": None})
+    with started(CPU, training.mesh) as ranks, pytest.raises(RecipeError, match="scale is a single number"):
+        assembled(training, ranks, model)

@@ -43,7 +43,7 @@ def conflict(
             return f"{name} works on top of {' or '.join(technique.requires)}. Add it"
         if clip is not None and "clip" in technique.excludes:
             return f"{name} and clip cannot be combined: {technique.excludes['clip']}. Set clip: null"
-        if way in technique.excludes:
+        if way is not None and way in technique.excludes:
             return f"{name} and mesh ({way}) cannot be combined: {technique.excludes[way]}. Remove one of them"
         for need in technique.requires_of_optimizer:
             attribute, sentence = NEEDS[need]

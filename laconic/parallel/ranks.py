@@ -90,7 +90,7 @@ def started(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -
         torch.cuda.set_device(device)
     backend = BACKENDS[device.type]
     if world == 1 and "MASTER_ADDR" not in os.environ:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
     else:
         dist.init_process_group(backend, timeout=timeout)
     try:

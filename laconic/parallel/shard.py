@@ -24,7 +24,8 @@ def shard(kit: Kit, mesh: Mesh, ranks: DeviceMesh) -> None:
     the rest together, which stays gathered from the forward pass to the end of the backward pass.
 
     ranks: of one axis, or of two: copies, and shards of each. Every part of a batch is reduced at once: gradients that
-    waited for the last part would wait unsharded. Raises RecipeError where a parameter cannot be cut.
+    waited for the last part would wait unsharded. A module can be sharded once in its life.
+    Raises RecipeError where a parameter cannot be cut.
     """
     for name, parameter in kit.module.named_parameters():
         if parameter.ndim == 0:
@@ -128,9 +129,9 @@ class Untouched:
     def restore(self, added: set[str]) -> None:
         """The part as it was, with what its parameters have learned, whole on every rank."""
         for name, parameter in self.parameters.items():
-            sharded = getattr(self.part, name)
+            sharded: Any = getattr(self.part, name)
             if isinstance(sharded, DTensor):  # else a shared one, which has come back with another part
-                parameter.data = sharded.detach().full_tensor()
+                parameter.data = sharded.full_tensor().detach()
         self.part.__class__ = self.kind
         for name in added:
             delattr(self.part, name)
