@@ -1,0 +1,119 @@
+"""The memory of a rank, predicted by one process: against two ranks that are there, and for a thousand that are not."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from test_parallel import by_two_ranks
+
+from laconic.errors import RecipeError
+from laconic.parallel.fleet import predict_fleet
+from laconic.parallel.mesh import Mesh
+from laconic.parallel.ranks import Ranks, started
+from laconic.parallel.spread import spread
+from laconic.planner.rates import Curve, Rates
+from laconic.planner.simulate import trace
+from laconic.planner.subject import open_subject
+from laconic.training.assembly import make_kit
+from laconic.training.settings import Training
+
+CPU = torch.device("cpu")
+LENGTH, ROWS = 24, 6
+CURVE = Curve(amounts=(1.0, 1e12), seconds=(1e-9, 1.0))
+RATES = Rates(name="any", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
+RUNS = {
+    "replicas": ({}, ()),
+    "replicas, parts": ({}, ({"accumulate": {"rows": 1}},)),
+    "shards": ({"shard": None}, ()),
+    "shards, parts": ({"shard": None}, ({"accumulate": {"rows": 1}}, "checkpoint", "chunked-loss")),
+    "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ("checkpoint",)),
+}
+
+
+def settings(name, batch=ROWS):
+    mesh, techniques = RUNS[name]
+    return Training(batch=batch, mesh=mesh, techniques=techniques)
+
+
+def save_config(folder, layers):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 100, "num_hidden_layers": layers}
+    config = transformers.LlamaConfig(vocab_size=301, max_position_embeddings=LENGTH, pad_token_id=0, **sizes)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def measure_each(rank, folder):
+    """What each run takes on this rank, on real tensors."""
+    found = {}
+    subject = open_subject(folder)
+    with started(CPU, Mesh()):
+        for name in RUNS:
+            training = settings(name)
+            ranks, module = Ranks.of(rank, 2, CPU, training.mesh), subject.copy().to_empty(device=CPU)
+            for weight in (*module.parameters(), *module.buffers()):
+                weight.data.normal_(0, 0.02)
+
+            def prepare(training=training, ranks=ranks, module=module):
+                objective = subject.objective()
+                kit = make_kit(module, objective, training.parts(), CPU)
+                spread(kit, training, ranks)
+                kit.assemble()
+                return kit, objective.example(ROWS // 2, LENGTH)
+
+            course = trace(prepare, CPU, clip=training.clip)
+            found[name] = {"peak": course.peak(), "host": int(course.host.max()), "phases": course.peaks()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = save_config(tmp_path_factory.mktemp("fleet"), layers=3)
+    with pytest.MonkeyPatch.context() as patch:
+        assert by_two_ranks(measure_each, folder, patch) == [0, 0]
+    return open_subject(folder), json.loads((folder / "0.json").read_text())
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_prediction_is_what_two_ranks_measure(name, measured):
+    subject, found = measured
+    predicted = predict_fleet(subject, settings(name), LENGTH, RATES, 2)
+    assert predicted.peak == pytest.approx(found[name]["peak"], rel=0.03)
+    assert predicted.host == pytest.approx(found[name]["host"], rel=0.03)
+    for phase in ("forward", "backward", "optimizer"):
+        assert predicted.phases[phase] == pytest.approx(found[name]["phases"][phase], rel=0.03), phase
+
+
+@pytest.mark.parametrize(("name", "world"), [("shards", 8), ("shards, bf16 on the host", 32)])
+def test_a_deep_model_is_predicted_from_shallow_ones(name, world, tmp_path):
+    subject = open_subject(save_config(tmp_path, layers=9))
+    quick = predict_fleet(subject, settings(name, world), LENGTH, RATES, world)
+    whole = predict_fleet(subject, settings(name, world), LENGTH, RATES, world, whole=True)
+    assert quick.course is None
+    assert quick.peak == pytest.approx(whole.peak, rel=0.005)
+    assert quick.host == pytest.approx(whole.host, rel=0.005)
+
+
+def test_more_ranks_have_less_each_until_there_is_no_row_for_each(tmp_path):
+    subject = open_subject(save_config(tmp_path, layers=2))
+    few, more, many = (
+        predict_fleet(subject, settings("shards", world), LENGTH, RATES, world).peak for world in (4, 64, 256)
+    )
+    assert more < few
+    assert more < many, "weights of 64 rows are gathered as 256"
+
+
+def test_a_batch_of_fewer_rows_than_ranks_is_refused(tmp_path):
+    subject = open_subject(save_config(tmp_path, layers=2))
+    with pytest.raises(RecipeError, match="Give each rank a row"):
+        predict_fleet(subject, settings("shards", 1000), LENGTH, RATES, 1024)
+
+
+def test_copies_of_shards_take_what_the_shards_take(tmp_path):
+    subject = open_subject(save_config(tmp_path, layers=2))
+    both = settings("shards", 8).model_copy(update={"mesh": Mesh(replicate=4, shard=2)})
+    assert predict_fleet(subject, both, LENGTH, RATES, 8).peak == pytest.approx(
+        predict_fleet(subject, settings("shards", 2), LENGTH, RATES, 2).peak, rel=0.03
+    )
+    assert not torch.distributed.is_initialized()
