@@ -8,6 +8,7 @@ import pytest
 import torch
 from lessons import MODELS, SHAPE, WORDS, build, gpt2, kit_of, learn, llama, texts
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.errors import RecipeError
 from laconic.memory.autocast import Bf16
@@ -65,6 +66,15 @@ def test_dropout_draws_the_same_numbers_as_plain_training_and_leaves_the_same_to
     after = torch.rand(1)
     assert_same(trained(make, texts(), [Layerwise(snapshots=snapshots)]), plain)
     assert torch.equal(torch.rand(1), after)
+
+
+def test_operations_can_be_counted_by_hooks_on_modules():
+    make, batch = MODELS["gpt2"]
+    with FlopCounterMode(display=False) as counter:
+        found, _ = trained(make, batch(), [Layerwise(rows=1)])
+    wanted, _ = trained(make, batch())
+    assert counter.get_total_flops() > 0
+    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 class ByRow(nn.Module):

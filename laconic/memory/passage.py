@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from laconic.memory.account import accounted, alike, reduced
+from laconic.memory.account import accounted, among, reduced
 from laconic.memory.host import Host
 from laconic.memory.replay import Dice, Precision, borrowed
 from laconic.memory.revolve import schedule
@@ -89,7 +89,8 @@ class Passage:
             self._shelf.store(step, hidden.detach())
         if then is None:
             self._state = hidden.detach()
-        return run(self.means, turn, hidden, then, self._precision)
+        # Detached, so that whoever counts operations by hooks on modules finds no graph that ends here.
+        return run(self.means, turn, hidden.detach(), then, self._precision)
 
     def down(self, gradient: Tensor, wanted: bool) -> Tensor | None:
         """From the gradient of the top's output, which is overwritten, to that of the bottom's input, if `wanted`."""
@@ -151,7 +152,7 @@ class Passage:
                 leaves[name] = weight.detach().requires_grad_()
                 on_gradient(leaves[name], partial(sums.add, name))
         found = gradient if (gradient.shape, gradient.dtype) == (state.shape, state.dtype) else torch.empty_like(state)
-        for part, dice in alike(list(zip(parts, turn.dice, strict=True)), count_of(state, self.means.rows)):
+        for part, dice in among(list(zip(parts, turn.dice, strict=True)), count_of(state, self.means.rows)):
             sums.begin()
             dice.lay(self.means.device)
             self._reverse_part(turn, leaves, state, gradient, found if wanted else None, part)
@@ -187,7 +188,7 @@ def run(
     parts = parts_of(hidden, means.rows)
     again = bool(turn.dice)
     whole: Tensor | None = None
-    for number, part in enumerate(alike(parts, count_of(hidden, means.rows))):
+    for number, part in enumerate(among(parts, count_of(hidden, means.rows))):
         if again:
             turn.dice[number].lay(means.device)
         else:
@@ -216,4 +217,5 @@ def parts_of(hidden: Tensor, rows: int | None) -> list[slice | None]:
 
 def count_of(hidden: Tensor, rows: int | None) -> int:
     """How many parts there are, of which a simulation has only some."""
-    return -(-hidden.shape[0] // rows) if rows else 1
+    parts = parts_of(hidden, rows)
+    return len(parts) if parts == [None] or rows is None else -(-hidden.shape[0] // rows)
