@@ -263,7 +263,7 @@ def plan(
     recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings of training.")] = None,
     task: Task = None,
     builder: Builder = None,
-    devices: Annotated[int, typer.Option(min=1, help="Devices to share the model; memory is of each.")] = 1,
+    device: Annotated[str | None, typer.Option(help="Plan for cpu or cuda; by default for what is here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the table, as .svg or .png.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Draw the chosen one's memory over a step.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every combination that was simulated.")] = False,
@@ -282,7 +282,7 @@ def plan(
         recipe=recipe,
         task=task,
         builder=builder,
-        devices=devices,
+        device=device,
         trust=trust,
     )
     for path, draw in ((picture, "bars"), (timeline, "timeline")):

@@ -60,27 +60,39 @@ def simulating() -> Iterator[None]:
         _CURRENT.reset(token)
 
 
+def alike(items: Sequence[T]) -> Iterator[T]:
+    """The items of a loop whose rounds take the same memory and the same time: a simulation goes round once, and counts
+    that for all."""
+    if not _CURRENT.get().simulated or len(items) < 2:
+        yield from items
+        return
+    with _repeated(len(items)):
+        yield items[0]
+
+
 def reduced(items: Sequence[T]) -> list[T]:
-    """The items; in a simulation the first, the second, which stands for all between, and the last."""
+    """The items of a loop whose first and last rounds are unlike the others: in a simulation the first, the second and
+    the last of them."""
     few = _CURRENT.get().simulated and len(items) > 3
     return [items[0], items[1], items[-1]] if few else list(items)
 
 
-def alike(items: Sequence[T], count: int | None = None) -> Iterator[T]:
-    """The items of a loop whose rounds take the same memory and the same time.
-
-    A simulation goes round three times at most, and counts the second for all that are left out. count: how many
-    rounds there are, where `items` are `reduced` already.
-    """
-    count = count or len(items)
-    few = reduced(items)
+def among(few: Sequence[T], count: int) -> Iterator[T]:
+    """What `reduced` has left of `count` items; the second counts for all that are left out."""
     for number, item in enumerate(few):
-        if number != 1 or count <= len(few):
+        if number == 1 and count > len(few):
+            with _repeated(count - len(few) + 1):
+                yield item
+        else:
             yield item
-            continue
-        now = _CURRENT.get()
-        token = _CURRENT.set(replace(now, times=now.times * (count - len(few) + 1)))
-        try:
-            yield item
-        finally:
-            _CURRENT.reset(token)
+
+
+@contextmanager
+def _repeated(times: int) -> Iterator[None]:
+    """What happens in the body would happen so often."""
+    now = _CURRENT.get()
+    token = _CURRENT.set(replace(now, times=now.times * times))
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)

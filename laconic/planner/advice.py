@@ -76,7 +76,7 @@ def advised(
     found = plan(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
     if found.chosen is None:
         return None, nothing(found)
-    return adopted(recipe, found.chosen, memory), sentence(found.chosen, failed)
+    return adopted(recipe, found.chosen, memory), f"{sentence(found.chosen, failed)}. --auto does so by itself"
 
 
 def plain(recipe: TrainingRecipe) -> Candidate:
@@ -108,15 +108,15 @@ def sentence(chosen: Row | None, asked: Row) -> str:
     if chosen is None:
         return "No combination fits. Take a smaller batch or length, or a device with more memory"
     times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
-    return f"Turn on: {described(chosen)}, {times:.1f} times the time of a step. --auto does so by itself"
+    return f"Turn on: {described(chosen)}, {times:.1f} times the time of a step"
 
 
 def nothing(found: Plan) -> str:
     """What is said where nothing fits."""
-    least = min(found.rows, key=lambda row: row.prediction.peak)
+    least = min(found.rows, key=lambda row: row.need)
     return (
         f"no combination of techniques fits into {binary(found.memory)}; the least that any takes is "
-        f"{binary(least.prediction.peak)} ({least.candidate.name}). Take a smaller batch or length, or more memory"
+        f"{binary(least.need)} ({least.candidate.name}). Take a smaller batch or length, or more memory"
     )
 
 

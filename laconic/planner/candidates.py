@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from laconic.errors import RecipeError
+from laconic.errors import MissingPackage, RecipeError
 from laconic.memory.legality import conflict
 from laconic.planner.simulate import imagined, imagining
 from laconic.planner.subject import Subject
@@ -23,11 +23,13 @@ FREE: Choice = ("sdpa", "chunked-loss")
 
 ACTIVATIONS: tuple[Choice, ...] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
 SMALLER = "adamw-8bit"
+LATE = {"chunked-loss": {"defer": True}}
+HOST = {"layerwise": {"rows": 1, "keep": "host"}}
 LEAN: Sequence[Choice] = (
-    ({"layerwise": {"rows": 1, "snapshots": 4}}, {"chunked-loss": {"defer": True}}, "in-backward"),
+    ({"layerwise": {"rows": 1, "snapshots": 4}}, LATE, "in-backward"),
     ({"layerwise": {"rows": 1}}, "bf16", "in-backward"),
-    ({"layerwise": {"rows": 1, "keep": "host"}}, {"host-weights": {"dtype": "fp32"}}),
-    ({"layerwise": {"rows": 1, "keep": "host"}}, {"host-weights": {"dtype": "bf16"}}),
+    (HOST, LATE, {"host-weights": {"dtype": "fp32"}}),
+    (HOST, LATE, {"host-weights": {"dtype": "bf16"}}),
     ({"lora": {"base": "bfloat16"}}, "bf16"),
     ({"lora": {"base": "bfloat16"}}, "bf16", "checkpoint", "accumulate"),
     ("qlora", "bf16", "checkpoint", "accumulate", {"chunked-loss": {"chunk": 128}}),
@@ -105,12 +107,13 @@ def applicable(subject: Subject, training: Training) -> set[str]:
         try:
             technique = Named(name=name).configure("technique")
             parts = training.with_techniques(()).parts()
+            module = subject.copy()
             with imagining():
-                kit = make_kit(imagined(subject.copy()), subject.objective(), parts, torch.device("cpu"))
+                kit = make_kit(imagined(module), subject.objective(), parts, torch.device("cpu"))
                 if not technique.requires:
                     technique.apply(kit)
             found.add(name)
-        except RecipeError:
+        except (RecipeError, MissingPackage):
             continue
     return found
 

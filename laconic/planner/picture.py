@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from laconic.errors import UsageError
 from laconic.memory.account import CATEGORIES
 from laconic.planner.plan import Plan
+from laconic.planner.predict import predict
 from laconic.planner.present import GIB, shown
 from laconic.timeline import COLOURS, LINE, MUTED, OVER, SETTINGS, bands, draw
 
@@ -65,9 +66,11 @@ def wrapped(name: str, width: int = 58) -> str:
 
 def timeline(plan: Plan, path: Path) -> None:
     """The memory of two steps of the chosen combination, allocation by allocation."""
-    course = plan.chosen.prediction.course if plan.chosen else None
-    if course is None:
+    if plan.chosen is None:
         raise UsageError("there is no time-line to draw, since nothing fits. Give more --memory")
+    found = predict(plan.subject, plan.chosen.candidate.training, plan.length, plan.rates, whole=True)
+    course = found.course
+    assert course is not None
     names = [course.positions[place][0] for place in course.places]
     at = np.arange(course.device.size)
     series = {str(name): values for name, values in course.series("device").items()}

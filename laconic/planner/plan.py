@@ -27,10 +27,17 @@ class Row:
 
     candidate: Candidate
     prediction: Prediction
+    shared: bool = False
+    """Whether the device is the host, so that what is kept on the host takes the same memory."""
+
+    @property
+    def need(self) -> int:
+        """Bytes of the memory that is planned for."""
+        return self.prediction.peak + (self.prediction.host if self.shared else 0)
 
     def fits(self, memory: int) -> bool:
         """Whether it stays within so many bytes, HEADROOM left free."""
-        return self.prediction.peak <= memory * (1 - HEADROOM)
+        return self.need <= memory * (1 - HEADROOM)
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,10 @@ class Plan:
 
     def front(self) -> list[Row]:
         """The rows that no other beats in both memory and time, from the fastest on."""
-        rows = sorted(self.rows, key=lambda row: (row.prediction.seconds, row.prediction.peak))
+        rows = sorted(self.rows, key=lambda row: (row.prediction.seconds, row.need))
         kept: list[Row] = []
         for row in rows:
-            if not kept or row.prediction.peak < kept[-1].prediction.peak:
+            if not kept or row.need < kept[-1].need:
                 kept.append(row)
         return kept
 
@@ -68,14 +75,17 @@ def plan(
     length: int,
     memory: int,
     device: torch.device,
+    apart: bool | None = None,
     steps: Steps | None = None,
     rates: Rates | None = None,
 ) -> Plan:
     """Predict every combination, and choose. Nothing is allocated, and no weight is read.
 
-    memory: bytes of the device. Raises RecipeError where the model has no room for texts of this length.
+    memory: bytes of the device. device: whose speed counts. apart: whether the memory is a device's own, beside the
+    host's; by default, whether the device is a GPU. Raises RecipeError where the model has no room for texts of this length.
     """
     steps = steps or Steps()
+    apart = device.type != "cpu" if apart is None else apart
     if subject.longest is not None and length > subject.longest:
         raise RecipeError(f"{subject.name} takes at most {subject.longest} tokens, and {length} are asked for")
     with steps.step("measure what this device does") as step:
@@ -85,7 +95,7 @@ def plan(
     rows = []
     with steps.step("simulate", len(tried)) as step:
         for candidate in tried:
-            rows.append(Row(candidate, predict(subject, candidate.training, length, rates)))
+            rows.append(Row(candidate, predict(subject, candidate.training, length, rates), shared=not apart))
             step.advance()
         step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
     chosen = choose(rows, memory)
@@ -93,8 +103,6 @@ def plan(
     if chosen:
         with steps.step("find the largest batch"):
             largest = largest_batch(subject, chosen, length, memory, rates)
-        whole = predict(subject, chosen.candidate.training, length, rates, whole=True)
-        chosen = replace(chosen, prediction=whole)
     return Plan(subject, length, memory, rates, tuple(rows), chosen, largest)
 
 
@@ -106,7 +114,7 @@ def choose(rows: Sequence[Row], memory: int) -> Row | None:
         return None
     best = min(row.prediction.seconds for row in whole)
     near = [row for row in whole if row.prediction.seconds <= ALIKE * best]
-    return min(near, key=lambda row: (not row.candidate.exact, row.prediction.peak))
+    return min(near, key=lambda row: (not row.candidate.exact, row.need))
 
 
 def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates: Rates) -> int | None:
@@ -119,11 +127,12 @@ def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates
         return None
 
     def peak(rows: int) -> int:
-        return predict(subject, training.model_copy(update={"batch": rows}), length, rates).peak
+        found = predict(subject, training.model_copy(update={"batch": rows}), length, rates)
+        return replace(chosen, prediction=found).need
 
     limit = memory * (1 - HEADROOM)
     good, bad = training.batch, 0
-    known = {good: chosen.prediction.peak}
+    known = {good: chosen.need}
     guess = 2 * good
     for _ in range(ATTEMPTS):
         known[guess] = peak(guess)

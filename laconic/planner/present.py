@@ -10,7 +10,7 @@ from laconic.planner.plan import HEADROOM, Plan, Row
 from laconic.show import OUT, grid
 
 GIB = 2**30
-COLUMNS = ("param", "grad", "optim", "activ", "temp")
+COLUMNS = ("par", "grad", "opt", "act", "tmp")
 
 
 def show(plan: Plan, *, everything: bool = False) -> None:
@@ -23,8 +23,9 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     rows = plan.rows if everything else shown(plan)
     OUT.print(table(plan, title, rows))
     OUT.print(
-        f"\n* chosen. Step times relative to plain training, worked out from what {plan.rates.name} was measured to do."
-        f" = the losses of plain FP32 training to 1e-5; + all weights learn; a: adapters learn.",
+        f"\n* chosen, ! does not fit; = the losses of plain FP32 training to 1e-5, + all weights learn, a only adapters "
+        f"learn. At the peak: parameters, gradients, optimizer, activations, temporaries. Time of a step relative to "
+        f"plain training, worked out from what {plan.rates.name} was measured to do.",
         soft_wrap=True,
     )
     OUT.print(verdict(plan), soft_wrap=True)
@@ -44,9 +45,7 @@ def shown(plan: Plan) -> list[Row]:
 
 def table(plan: Plan, title: str, rows: "list[Row] | tuple[Row, ...]") -> Table:
     """A line for each row."""
-    made = grid(
-        title, "", "combination", "peak", *COLUMNS, "host", "phase", "time", "less", right=(2, 3, 4, 5, 6, 7, 8, 10, 11)
-    )
+    made = grid(title, "", "peak", "less", "time", *COLUMNS, "host", "with", right=range(1, 10))
     plain = plan.plain.prediction
     for row in rows:
         found = row.prediction
@@ -55,13 +54,12 @@ def table(plan: Plan, title: str, rows: "list[Row] | tuple[Row, ...]") -> Table:
         kind = "=" if row.candidate.exact else "+" if row.candidate.whole else "a"
         made.add_row(
             f"{mark}{kind}",
-            row.candidate.name,
             f"{found.peak / GIB:.2f}",
-            *(f"{found.at_peak[category] / GIB:.2f}" for category in CATEGORIES),
-            f"{found.host / GIB:.2f}",
-            max(sorted(found.phases), key=lambda phase: found.phases[phase]),
-            f"{found.seconds / plain.seconds:.2f}x",
             f"{plain.peak / found.peak:.1f}x",
+            f"{found.seconds / plain.seconds:.2f}x",
+            *(f"{found.at_peak[category] / GIB:.1f}" for category in CATEGORIES),
+            f"{found.host / GIB:.1f}",
+            row.candidate.name,
         )
     return made
 
@@ -70,21 +68,19 @@ def verdict(plan: Plan) -> str:
     """The choice in a sentence."""
     budget = f"{plan.memory / GIB:.2f} GiB, of which {100 * HEADROOM:.0f} % stay free"
     if plan.chosen is None:
-        least = min(plan.rows, key=lambda row: row.prediction.peak)
+        least = min(plan.rows, key=lambda row: row.need)
         return (
-            f"\nNothing fits into {budget}: the least is {least.prediction.peak / GIB:.2f} GiB, with "
+            f"\nNothing fits into {budget}: the least is {least.need / GIB:.2f} GiB, with "
             f"{least.candidate.name}. Take a smaller batch or length, or more memory."
         )
-    found = plan.chosen.prediction
     size = (
         "any batch fits, since it is taken in parts"
         if plan.largest is None
         else f"the largest batch that fits has {plan.largest} rows"
     )
-    return (
-        f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {found.peak / GIB:.2f} GiB instead of "
-        f"{plan.plain.prediction.peak / GIB:.2f}; {size}."
-    )
+    instead = f"{plan.chosen.need / GIB:.2f} GiB instead of {plan.plain.need / GIB:.2f}"
+    host = ", what is kept on the host included" if plan.chosen.shared else ""
+    return f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {instead}{host}; {size}."
 
 
 def recipe_lines(row: Row) -> str:
@@ -125,6 +121,7 @@ def described(row: Row, plan: Plan) -> dict[str, Any]:
         "exact": row.candidate.exact,
         "whole": row.candidate.whole,
         "fits": row.fits(plan.memory),
+        "need": row.need,
         "peak": found.peak,
         "host": found.host,
         "at_peak": dict(found.at_peak),

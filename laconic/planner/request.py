@@ -26,19 +26,22 @@ def request(
     recipe: Path | None = None,
     task: str | None = None,
     builder: str | None = None,
-    devices: int = 1,
+    device: str | None = None,
     trust: bool = False,
 ) -> Plan:
-    """The plan for a source. Raises SourceError, RecipeError or UsageError for what is wrong with the request."""
+    """The plan for a source. device: "cpu" or "cuda", to plan for; by default what is here. Raises SourceError, RecipeError or UsageError for what is wrong with the request."""
     try:
         size = parse_bytes(memory)
     except ValueError as error:
         raise UsageError(f"memory: {error}") from None
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
     training = settings(recipe, batch)
     subject = open_subject(source, task=task, builder=builder, trust=trust)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
+    apart = here.type == "cuda" if device is None else device == "cuda"
     asked = length or training.length or min(subject.longest or 1, LENGTH)
-    return plan(subject, training, length=asked, memory=size, device=device)
+    return plan(subject, training, length=asked, memory=size, device=here, apart=apart)
 
 
 def settings(recipe: Path | None, batch: int) -> Training:
