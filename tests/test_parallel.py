@@ -143,7 +143,9 @@ def shard_and_keep(rank, folder):
         assert ranks.any(rank == 1)
         assert not ranks.any(False)
         kit = assembled(training, ranks)
-        learn(kit, training, ranks, 0, KEPT)
+        with kit.gathered():
+            assert torch.equal(answers(kit.module), answers(Classifier()))
+        losses = learn(kit, training, ranks, 0, KEPT)
         assert all(isinstance(weight, DTensor) for weight in kit.state().values())
         held = sum(weight.to_local().numel() for weight in kit.state().values())
         assert 0.45 < held / sum(weight.numel() for weight in Classifier().parameters()) < 0.55
@@ -151,7 +153,8 @@ def shard_and_keep(rank, folder):
             snapshots.save(KEPT, state_of(kit), wait=True)
         with kit.gathered():
             during = answers(kit.module)
-        learn(kit, training, ranks, KEPT, KEPT + 1)  # goes on, after it has been called
+        losses += learn(kit, training, ranks, KEPT)
+        (folder / "losses.json").write_text(json.dumps(losses))
         kit = assembled(training, ranks)
         with Snapshots(folder / "snapshots") as snapshots:
             learn(kit, training, ranks, 0, 1)
@@ -215,6 +218,7 @@ def test_two_ranks_have_the_losses_of_one_and_both_the_whole_model_at_the_end(na
 
 def test_a_run_of_two_ranks_goes_on_alone(tmp_path, monkeypatch, alone):
     assert by_two_ranks(shard_and_keep, tmp_path, monkeypatch) == [0, 0]
+    assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(alone["replicas"]["losses"], abs=1e-5)
     training = settings({})
     kit = assembled(training, Ranks())
     learn(kit, training, Ranks(), 0, 1)  # so that there is room for the optimizer's state

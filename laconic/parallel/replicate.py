@@ -1,6 +1,5 @@
 """Data parallelism: each rank has the whole model, and the gradients of all are averaged while they arise."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -39,7 +38,6 @@ def replicate(kit: Kit, compress: Compression | None) -> None:
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
         if compress:
             parallel.register_comm_hook(None, HOOKS[compress])
         kit.undo.append(lambda: setattr(kit, "lesson", lesson))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,19 +41,19 @@ def shard(kit: Kit, mesh: Mesh, ranks: DeviceMesh) -> None:
         if mesh.precision:
             # The lesson is not cast as a whole: labels that are numbers keep their precision.
             kit.module.register_forward_pre_hook(in_bf16, with_kwargs=True)
+        kit.gathered = partial(gathered, lesson)
         marks = [untouched.release() for untouched in before]
 
         def undo() -> None:
             for untouched, added in zip(before, marks, strict=True):
                 untouched.restore(added)
-            kit.lesson = lesson
+            kit.lesson, kit.gathered = lesson, nullcontext
 
         kit.undo.append(undo)
         return lesson
 
     kit.wrap.insert(0, wrap)
     kit.synchronised = synchronised
-    kit.gathered = lambda: gathered(kit)
     if mesh.offload:
         make = kit.make_optimizer
         kit.make_optimizer = lambda groups: on_host(make, groups, lambda: None)
@@ -90,15 +91,20 @@ def synchronised(lesson: nn.Module, last: bool) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def gathered(kit: Kit) -> Iterator[None]:
-    """The module can be called in the body, the same way on all ranks: what is outside its layers is gathered."""
-    root = kit.lesson
-    assert isinstance(root, FSDPModule)
-    root.unshard()
+def gathered(lesson: nn.Module) -> Iterator[None]:
+    """The module of the lesson can be called in the body, the same way on all ranks: what is outside its layers is
+    gathered."""
+    assert isinstance(lesson, FSDPModule)
+    # What precedes a lesson gathers, and the first time it finds out who is below whom. No lesson needs to follow.
+    lesson.forward = lambda: None
+    try:
+        lesson()
+    finally:
+        del lesson.forward
     try:
         yield
     finally:
-        root.reshard()
+        lesson.reset_iter_state()
 
 
 @dataclass(frozen=True, eq=False)
