@@ -66,8 +66,9 @@ def candidates(subject: Subject, training: Training, device: torch.device) -> li
     """Plain training, what the settings ask for, a ladder of common combinations, and lean ones; the legal ones of
     them that the model has a place for."""
     fits = applicable(subject, training)
+    free = tuple(name for name in FREE if name in fits)
     found: dict[str, Candidate] = {}
-    for choice, optimizer, clip in proposals(training, device):
+    for choice, optimizer, clip in proposals(training, device, free):
         techniques = tuple(Named.model_validate(each) for each in choice)
         changed = training.with_techniques(techniques, optimizer=optimizer, clip=clip)
         if all(technique.name in fits for technique in techniques) and legal(changed):
@@ -76,8 +77,8 @@ def candidates(subject: Subject, training: Training, device: torch.device) -> li
     return list(found.values())
 
 
-def proposals(training: Training, device: torch.device) -> Iterator[tuple[Choice, Named, float | None]]:
-    """Techniques, optimizer and clip of each combination, legal or not."""
+def proposals(training: Training, device: torch.device, free: Choice) -> Iterator[tuple[Choice, Named, float | None]]:
+    """Techniques, optimizer and clip of each combination, legal or not. free: those of FREE that have a place."""
     given, clip = training.optimizer, training.clip
     asked = tuple({named.name: named.config} for named in training.techniques)
     yield (), given, clip
@@ -85,21 +86,25 @@ def proposals(training: Training, device: torch.device) -> Iterator[tuple[Choice
     parts = {"accumulate": {"rows": max(1, training.batch // 8)}}
     low = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bf16"
     for precision, activations, cut in product(((), (low,)), ACTIVATIONS, ((), (parts,))):
-        choice = (*FREE, *precision, *activations, *cut)
+        choice = (*free, *precision, *activations, *cut)
         yield choice, given, clip
         if precision and activations == ("checkpoint",) and given.name == "adamw":
             yield choice, Named(name=SMALLER, config=given.config), clip
     for precision in ((), (low,)):  # gradients are at the peak only where activations are not
-        yield (*FREE, *precision, "checkpoint", "in-backward"), given, None
+        yield (*free, *precision, "checkpoint", "in-backward"), given, None
     for lean in LEAN:
         named = {Named.model_validate(each).name for each in lean}
         kept = None if "in-backward" in named else clip
-        yield (*(free for free in FREE if free not in named), *lean), given, kept
+        yield (*(name for name in free if name not in named), *lean), given, kept
 
 
 def applicable(subject: Subject, training: Training) -> set[str]:
-    """The techniques that the model has a place for, each tried alone on a model without bytes."""
-    names = {named.name for named in training.techniques} | {"accumulate", "in-backward", *FREE, "bf16", "fp16"}
+    """The techniques that the model has a place for, each tried alone on a model without bytes.
+
+    Raises RecipeError or MissingPackage where there is none for one that the settings ask for.
+    """
+    asked = {named.name for named in training.techniques}
+    names = asked | {"accumulate", "in-backward", *FREE, "bf16", "fp16"}
     for choice in (*ACTIVATIONS, *LEAN):
         names |= {Named.model_validate(each).name for each in choice}
     found = set()
@@ -114,7 +119,8 @@ def applicable(subject: Subject, training: Training) -> set[str]:
                     technique.apply(kit)
             found.add(name)
         except (RecipeError, MissingPackage):
-            continue
+            if name in asked:
+                raise
     return found
 
 

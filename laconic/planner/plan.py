@@ -19,6 +19,8 @@ ALIKE = 1.03
 """Times within this factor are the same: the more exact one is taken, then the one that takes less memory."""
 ATTEMPTS = 12
 """Predictions at most in looking for the largest batch."""
+WIDEST = 2**26
+"""Bytes of the largest batch that is simulated: its inputs are real. What lies beyond is on the line through two."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def choose(rows: Sequence[Row], memory: int) -> Row | None:
 def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates: Rates) -> int | None:
     """The most rows of a batch that fit with these techniques; None where a batch is taken in parts.
 
-    Memory grows nearly in a line with the rows, so the line through the last two guesses gives the next.
+    Memory grows nearly in a line with the rows, so the line through the last two guesses gives the next. No batch of
+    more than WIDEST bytes is simulated.
     """
     training = chosen.candidate.training
     if any(named.name == "accumulate" for named in training.techniques):
@@ -131,6 +134,8 @@ def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates
         return replace(chosen, prediction=found).need
 
     limit = memory * (1 - HEADROOM)
+    row = sum(each.nbytes for each in subject.objective().example(1, length).values())
+    most = max(2 * training.batch, WIDEST // row)
     good, bad = training.batch, 0
     known = {good: chosen.need}
     guess = 2 * good
@@ -143,4 +148,8 @@ def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates
         slope = (known[b] - known[a]) / (b - a)
         aim = int(a + (limit - known[a]) / slope) if slope > 0 else 2 * b
         guess = min(max(aim, good + 1), bad - 1) if bad else max(aim, good + 1)
+        if guess > most:
+            if most in known:
+                return guess
+            guess = most
     return good

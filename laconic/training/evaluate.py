@@ -1,6 +1,9 @@
 """How good a model is on data that it has not learned from."""
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,47 +20,64 @@ from laconic.training.order import Order
 ROWS = 32
 """Rows of a batch: larger ones gain nothing on a processor, and a GPU is not short of work for long."""
 
+Passing = Callable[[], AbstractContextManager[Any]]
+"""A context round each forward pass, as `Kit.passing`."""
+
 
 def evaluate(
-    module: nn.Module, task: Task, objective: Objective, dataset: Dataset, device: torch.device
+    module: nn.Module,
+    task: Task,
+    objective: Objective,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    rows: int = ROWS,
+    passing: Passing = nullcontext,
 ) -> dict[str, float]:
     """The mean loss, the perplexity of a language model, and the task's metric where the labels are for it.
 
-    The module is in evaluation mode and on the device while it is asked, and as it was before afterwards.
+    The module is in evaluation mode while it is asked, and stays where it is. device: where it takes its inputs. rows:
+    of a batch; as few as training takes at once, lest to judge needs more memory than to train.
     """
-    training, home = module.training, next(module.parameters()).device
-    module.eval().to(device)
+    training = module.training
+    module.eval()
     try:
         with torch.no_grad():
-            figures = {"loss": mean_loss(module, objective, dataset, device)}
+            figures = {"loss": mean_loss(module, objective, dataset, device, rows, passing)}
             if task.name == "causal-lm":
                 return figures | {"perplexity": math.exp(min(figures["loss"], 700.0))}
-            return figures | metric(module, task, dataset, device)
+            return figures | metric(module, task, dataset, device, rows, passing)
     finally:
-        module.train(training).to(home)
+        module.train(training)
 
 
-def mean_loss(module: nn.Module, objective: Objective, dataset: Dataset, device: torch.device) -> float:
-    """Over all terms of the dataset; of what compares the rows of a batch, over batches of ROWS."""
-    order = Order(len(dataset.keys), ROWS, seed=0)
+def mean_loss(
+    module: nn.Module, objective: Objective, dataset: Dataset, device: torch.device, rows: int, passing: Passing
+) -> float:
+    """Over all terms of the dataset; of what compares the rows of a batch, over batches of so many rows."""
+    order = Order(len(dataset.keys), rows, seed=0)
     total, terms, per_row = 0.0, 0, dataset.per_row
     for number in range(order.steps):
         indices = [row * per_row + offset for row in order.batch(number) for offset in range(per_row)]
         labels = None if dataset.labels is None else [dataset.labels[index] for index in indices]
         batch = objective.collate([dataset.samples[index] for index in indices], labels)
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        total += float(objective.loss(module, batch))
+        with passing():
+            total += float(objective.loss(module, batch))
         terms += int(objective.terms(batch))
     return total / max(terms, 1)
 
 
-def metric(module: nn.Module, task: Task, dataset: Dataset, device: torch.device) -> dict[str, float]:
+def metric(
+    module: nn.Module, task: Task, dataset: Dataset, device: torch.device, rows: int, passing: Passing
+) -> dict[str, float]:
     """The task's own figure, by its name; nothing where the labels are not for it."""
     if dataset.labels is None:
         return {}
     slots: list[Array] = [np.empty(0)] * len(dataset)
-    for indices, arrays in batches(dataset, task, ROWS):
-        answer = module(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+    for indices, arrays in batches(dataset, task, rows):
+        with passing():
+            answer = module(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
         for index, row in zip(indices, first(answer).float().cpu().numpy(), strict=True):
             slots[index] = row
     outputs: Arrays = {"output": stack(slots)}

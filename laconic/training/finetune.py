@@ -1,28 +1,30 @@
 """From a recipe of training to a checkpoint that has learned: what `laconic finetune` does."""
 
+import gc
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from laconic import registry
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint
+from laconic.checkpoint import CARD, Checkpoint
 from laconic.data import Dataset, read, split
 from laconic.errors import OutOfMemory, UsageError
 from laconic.planner.advice import advised, fitted, longest, subject_of
+from laconic.planner.subject import Subject
 from laconic.progress import Steps
 from laconic.record import Record, code_version, hash_of
-from laconic.training.evaluate import evaluate
+from laconic.training.evaluate import ROWS, evaluate
 from laconic.training.head import open_for
 from laconic.training.kit import Kit
-from laconic.training.objective import Objective
+from laconic.training.loop import short_of_memory
 from laconic.training.settings import Training, TrainingRecipe
-from laconic.training.teach import SNAPSHOTS, Taught, Watching, teach
+from laconic.training.teach import SNAPSHOTS, Taught, Watching, shortened, teach
 
 HELD = 0.1
 """The share of the data that is set aside to judge by, where no file is given for that."""
@@ -62,54 +64,107 @@ def finetune(
     """
     steps, cache = steps or Steps(), cache or Cache()
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folder = destination.with_name(f"{destination.name}.{LOGS}")
-    with steps.step("load the model and the samples") as step:
-        checkpoint = open_for(recipe, trust=trust)
-        if recipe.length is not None:
-            shorten(checkpoint, recipe.length)
-        learn, held = gather(recipe, checkpoint)
-        step.note = f"{checkpoint.task.name}, {len(learn.keys)} rows to learn, {len(held.keys)} to judge by"
-    subject, length = subject_of(checkpoint, Path(recipe.source).name), longest(checkpoint, learn)
-    training, changed = fitted(recipe, subject, length, device, steps)
-    objective: Objective = registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, learn)
-    few = held.rows(range(min(SHOWN, len(held.keys))), held.name)
-    with steps.step("judge the model as it is") as step:
-        before = evaluate(checkpoint.module, checkpoint.task, objective, held, device)
-        step.note = shown(before)
-    claim(folder, hash_of(checkpoint.key, learn.fingerprint, described(training)))
-
-    def each_epoch(kit: Kit, epoch: int) -> None:
-        figures = evaluate(kit.module, checkpoint.task, kit.objective, few, device)
-        steps.say(f"epoch {epoch}", shown(figures))
-
-    try:
-        taught = teach(
-            checkpoint,
-            learn,
-            training,
-            folder,
-            device=device,
-            objective=objective,
-            watching=watching,
-            each_epoch=each_epoch,
-            cache=cache,
-        )
-    except OutOfMemory as error:
-        other, advice = advised(training, subject, length, device, steps)
+    place = destination.resolve()
+    check_free(place)
+    folder = place.with_name(f"{place.name}.{LOGS}")
+    changed: str | None = None
+    while True:
+        lesson = prepare(recipe, trust, steps)
+        if changed is None:
+            recipe, changed = fitted(recipe, lesson.subject, lesson.length, device, steps)
+        checkpoint, learn, judge = lesson.checkpoint, lesson.learn, Judge(lesson, recipe, steps)
+        try:
+            with claimed(folder, hash_of(checkpoint.key, learn.fingerprint, described(recipe))), short_of_memory():
+                taught = teach(
+                    checkpoint, learn, recipe, folder, device=device, watching=watching, judge=judge, cache=cache
+                )
+            break
+        except OutOfMemory as error:
+            said = str(error)
+        # Not in the clause above: what was raised holds all that the attempt has held.
+        subject, length = lesson.subject, lesson.length
+        del lesson, checkpoint, learn, judge
+        gc.collect()
+        other, advice = advised(recipe, subject, length, device, steps)
         if not auto or other is None:
-            raise OutOfMemory(f"{error}. {advice}") from error
-        steps.warn(f"{error}. {advice}")
-        shutil.rmtree(folder, ignore_errors=True)
-        return finetune(
-            other, destination, device=device, trust=trust, auto=True, watching=watching, steps=steps, cache=cache
-        )
-    with steps.step("judge what it has learned") as step:
-        after = evaluate(taught.module, checkpoint.task, objective, held, device)
-        step.note = shown(after)
-    tuned = record(checkpoint, taught, training, learn, before, after)
+            raise OutOfMemory(f"{said}. {advice}")
+        steps.warn(f"{said}. {advice}")
+        recipe, changed = other, advice
+    tuned = record(checkpoint, taught, recipe, learn, judge.before, judge.after)
     with steps.step("write the checkpoint"):
-        publish(tuned, folder, destination)
-    return Tuned(tuned, destination, before, after, taught, changed)
+        publish(tuned, folder, place)
+    return Tuned(tuned, destination, judge.before, judge.after, taught, changed)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """checkpoint: to be trained. learn, held: what it learns from and is judged by. subject: its structure alone.
+    length: tokens of the longest text."""
+
+    checkpoint: Checkpoint
+    learn: Dataset
+    held: Dataset
+    subject: Subject
+    length: int
+
+
+def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> Lesson:
+    """Open what a recipe names. Raises SourceError, UntrustedSource, DataError, UsageError."""
+    with steps.step("load the model and the samples") as step, short_of_memory():
+        checkpoint = open_for(recipe, trust=trust)
+        learn, held = gather(recipe, checkpoint)
+        with shortened(checkpoint.task, recipe.length):
+            length = longest(checkpoint, learn)
+        step.note = f"{checkpoint.task.name}, {len(learn.keys)} rows to learn, {len(held.keys)} to judge by"
+    return Lesson(checkpoint, learn, held, subject_of(checkpoint, Path(recipe.source).name), length)
+
+
+class Judge:
+    """Asks the model on the samples that were set aside: on all before and after, on some of them in between.
+
+    It is asked as it is trained, on the device, with its techniques: so it takes no more memory than training does.
+    """
+
+    def __init__(self, lesson: Lesson, training: Training, steps: Steps) -> None:
+        held = lesson.held
+        self._held, self._few = held, held.rows(range(min(SHOWN, len(held.keys))), held.name)
+        self._last, self._steps = training.count(len(lesson.learn.keys)), steps
+        self._rows = min(ROWS, training.batch)
+        self.before: dict[str, float] = {}
+        self.after: dict[str, float] = {}
+
+    def __call__(self, kit: Kit, done: int) -> None:
+        if 0 < done < self._last:
+            self._steps.say(f"after step {done}", shown(self._ask(kit, self._few)))
+            return
+        with self._steps.step("judge what it has learned" if done else "judge the model as it is") as step:
+            figures = self._ask(kit, self._held)
+            step.note = shown(figures)
+        if done:
+            self.after = figures
+        else:
+            self.before = figures
+
+    def _ask(self, kit: Kit, held: Dataset) -> dict[str, float]:
+        rows = min(self._rows, kit.rows or ROWS)
+        with kit.gathered():
+            return evaluate(
+                kit.module, kit.objective.task, kit.objective, held, kit.device, rows=rows, passing=kit.passing
+            )
+
+
+def check_free(destination: Path) -> None:
+    """Raise UsageError where the checkpoint could not be written in the end."""
+    taken = destination.exists() and not destination.is_dir()
+    if taken or (destination.is_dir() and any(destination.iterdir()) and not (destination / CARD).is_file()):
+        raise UsageError(
+            f"{destination} exists and is not a checkpoint: it will not be overwritten. Choose another --output"
+        )
+    if not destination.name:
+        raise UsageError(f"{destination} is no folder that could be written. Choose another --output")
+    for parent in destination.parents:
+        if parent.exists() and not parent.is_dir():
+            raise UsageError(f"{parent} is a file, so {destination} cannot be made in it. Choose another --output")
 
 
 def gather(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:
@@ -127,24 +182,17 @@ def gather(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dat
     return learn, held
 
 
-def shorten(checkpoint: Checkpoint, length: int) -> None:
-    """Cut texts at so many tokens. Raises UsageError for a model that reads none, or not so many."""
-    task: Any = checkpoint.task
-    limit = getattr(task, "max_tokens", None)
-    if limit is None:
-        raise UsageError(f"length is for texts, and this model is for {task.name}. Leave it out")
-    if length > limit:
-        raise UsageError(f"the model takes at most {limit} tokens, and length is {length}")
-    task.tokenizer.enable_truncation(length)
-
-
 def described(training: Training) -> dict[str, Any]:
     """The settings that decide what is learned, JSON-ready."""
     return training.model_dump(mode="json", include=set(Training.model_fields) - {"feed", "every"})
 
 
-def claim(folder: Path, key: str) -> None:
-    """Make the folder that of this run: what another run has left in it is removed."""
+@contextmanager
+def claimed(folder: Path, key: str) -> Iterator[None]:
+    """The folder is that of this run in the body: what another run has left in it is removed.
+
+    Where the body fails before the first snapshot, there is nothing to go on from, and the folder goes too.
+    """
     card = folder / KEY
     try:
         same = json.loads(card.read_text(encoding="utf-8"))["key"] == key
@@ -156,6 +204,12 @@ def claim(folder: Path, key: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         card.write_text(json.dumps({"key": key}) + "\n", encoding="utf-8")
+    try:
+        yield
+    except BaseException:
+        if not any((folder / SNAPSHOTS).glob("step-*.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def record(

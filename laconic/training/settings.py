@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,8 +70,8 @@ class Training(Strict):
         return self.model_copy(update={"techniques": techniques, **changed})
 
     def count(self, rows: int) -> int:
-        """Steps of the whole run, for so many rows of data."""
-        return self.steps or max(1, round(self.epochs * rows / self.batch))
+        """Steps of the whole run, for so many rows of data, of which the last batch of an epoch may have fewer."""
+        return self.steps or max(1, round(self.epochs * ceil(rows / self.batch)))
 
 
 class TrainingData(Strict):
@@ -116,8 +117,11 @@ class TrainingRecipe(Training):
         """
         where = str(path) if path else "command line"
         content = read_yaml(path) if path else {}
-        if isinstance(content.get("data"), dict) and isinstance(given.get("data"), dict):
-            given = given | {"data": content["data"] | given["data"]}
+        data = content.get("data")
+        if isinstance(data, str):
+            data = {"train": data}
+        if isinstance(data, dict) and isinstance(given.get("data"), dict):
+            given = given | {"data": data | given["data"]}
         try:
             recipe = cls.model_validate(content | given)
             recipe.parts()

@@ -26,7 +26,7 @@ class Finetune(Training, TorchStage):
             checkpoint,
             context.calibrate,
             self,
-            context.folder / "finetune",
+            context.folder / f"finetune-{checkpoint.key}",
             device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             watching=Watching(quiet=True),
             cache=context.cache,

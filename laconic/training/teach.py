@@ -15,13 +15,16 @@ from laconic import registry
 from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint
 from laconic.data import Dataset
+from laconic.errors import SourceError, UsageError
+from laconic.tasks.task import Task
+from laconic.tasks.text import TextTask
 from laconic.training.assembly import make_kit
 from laconic.training.energy import Energy
 from laconic.training.feed import Feed
 from laconic.training.flops import Flops, device_peak
 from laconic.training.journal import Journal
 from laconic.training.kit import Kit
-from laconic.training.loop import Run, train
+from laconic.training.loop import Event, Run, train
 from laconic.training.monitor import Gauge, Observer, Progress
 from laconic.training.objective import Objective
 from laconic.training.order import Order, row_lengths
@@ -33,6 +36,9 @@ from laconic.training.tensorboard import TensorBoard
 from laconic.training.trace import MemorySnapshot, Profile, ranges, spans
 
 LOG, BOARD, TRACE, SNAPSHOTS = "train.jsonl", "tensorboard", "trace", "snapshots"
+
+Judge = Callable[[Kit, int], None]
+"""Looks at the model after so many steps: 0 (before a resumed run reads its snapshot), those of each epoch, and all."""
 
 
 @dataclass(frozen=True)
@@ -68,61 +74,90 @@ def teach(
     device: torch.device,
     objective: Objective | None = None,
     watching: Watching | None = None,
-    each_epoch: Callable[[Kit, int], None] = lambda kit, epoch: None,
+    judge: Judge = lambda kit, done: None,
     cache: Cache | None = None,
 ) -> Taught:
     """Train the module of a checkpoint, which is changed in place, and take the techniques off it again.
 
-    folder: of this run alone; its snapshots are gone on from where there are any. each_epoch: called after each.
+    folder: of this run alone; its snapshots are gone on from where there are any.
     Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
     """
     cache, watching = cache or Cache(), watching or Watching()
     objective = objective or registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, dataset)
-    parts = training.parts()
-    count = len(dataset.keys)
-    order = Order(count, training.batch, training.seed, lengths=row_lengths(dataset))
-    steps = training.count(count)
+    parts, steps = training.parts(), training.count(len(dataset.keys))
+    order = Order(len(dataset.keys), training.batch, training.seed, lengths=row_lengths(dataset))
     torch.manual_seed(training.seed)
     kit = make_kit(checkpoint.module, objective, parts, device)
     kit.assemble()
     schedule = parts.schedule.build(kit.optimizer, steps)
-    with Snapshots(folder / SNAPSHOTS) as snapshots:
-        losses: list[float] = []
-        if snapshots.latest() is not None:
-            losses = resume(kit, schedule, snapshots, first_batch(objective, dataset, order, device))
-        start = len(losses)
-        feed = Feed(
-            dataset,
-            objective.collate,
-            order,
-            device=device,
-            settings=training.feed,
-            start=start,
-            stop=steps,
-            decoder=identity(checkpoint.task),
-            cache=cache,
-        )
-        with feed, observed(kit, parts, folder, watching, start, steps, cache) as observers:
-
-            def keep(done: int, wait: bool) -> None:
-                snapshots.save(done, state_of(kit, schedule, losses[:done]), wait=wait)
-
-            def after(done: int) -> None:
-                if done % order.steps == 0 and done < steps:
-                    each_epoch(kit, done // order.steps)
-
-            run = Run(
-                steps=steps,
-                seed=training.seed,
-                clip=training.clip,
-                every=training.every,
-                keep=keep,
-                observers=observers,
-                events=(after,),
+    with shortened(checkpoint.task, training.length):
+        judge(kit, 0)
+        with Snapshots(folder / SNAPSHOTS) as snapshots:
+            losses: list[float] = []
+            if snapshots.latest() is not None:
+                losses = resume(kit, schedule, snapshots, first_batch(objective, dataset, order, device))
+            start = len(losses)
+            feed = Feed(
+                dataset,
+                objective.collate,
+                order,
+                device=device,
+                settings=training.feed,
+                start=start,
+                stop=steps,
+                decoder=identity(checkpoint.task),
+                cache=cache,
             )
-            train(kit, feed, schedule, run, losses)
-        energy = next((each.describe() for each in observers if isinstance(each, Energy) and each.usage), "")
+            with feed, observed(kit, parts, folder, watching, start, steps, cache) as observers:
+                run = Run(
+                    steps=steps,
+                    seed=training.seed,
+                    clip=training.clip,
+                    every=training.every,
+                    keep=keeping(snapshots, kit, schedule, losses),
+                    observers=observers,
+                    events=(each_epoch(judge, kit, order, steps),),
+                )
+                train(kit, feed, schedule, run, losses)
+        judge(kit, steps)
+    energy = next((each.describe() for each in observers if isinstance(each, Energy) and each.usage), "")
     return Taught(kit.finish().cpu(), losses, feed.report(), energy)
+
+
+@contextmanager
+def shortened(task: Task, length: int | None) -> Iterator[None]:
+    """Cut texts at so many tokens in the body. Raises UsageError for a model that reads none, or not so many."""
+    if length is None:
+        yield
+        return
+    if not isinstance(task, TextTask):
+        raise UsageError(f"length is for texts, and this model is for {task.name}. Leave it out")
+    tokenizer, limit = task.tokenizer, task.max_tokens
+    least = tokenizer.num_special_tokens_to_add(is_pair=False) + 1
+    if not least <= length <= limit:
+        raise UsageError(f"the model takes {least} to {limit} tokens, and length is {length}. Give a length between")
+    tokenizer.enable_truncation(length)
+    try:
+        yield
+    finally:
+        tokenizer.enable_truncation(limit)
+
+
+def keeping(
+    snapshots: Snapshots, kit: Kit, schedule: LRScheduler, losses: Sequence[float]
+) -> Callable[[int, bool], None]:
+    """What writes a snapshot after so many steps."""
+    return lambda done, wait: snapshots.save(done, state_of(kit, schedule, losses[:done]), wait=wait)
+
+
+def each_epoch(judge: Judge, kit: Kit, order: Order, steps: int) -> Event:
+    """An event that judges the model after each epoch but the last, which is judged anyway."""
+
+    def event(done: int) -> None:
+        if done % order.steps == 0 and done < steps:
+            judge(kit, done)
+
+    return event
 
 
 @contextmanager
@@ -137,7 +172,8 @@ def observed(
     flops = Flops(device_peak(kit.device, dtype, cache), learning=sum(learning) / max(everything, 1))
     gauge = Gauge(kit.device, flops)
     profile = Profile(folder / TRACE, kit.device) if watching.trace else None
-    makers: list[Callable[[], Observer]] = [
+    makers: list[Callable[[], Observer]] = [lambda: profile] if profile else []
+    makers += [
         lambda: Progress(steps, gauge, start=start, quiet=watching.quiet),
         lambda: Journal(folder / LOG, gauge, start=start),
         lambda: Energy.of(kit.device),
@@ -149,10 +185,10 @@ def observed(
     chosen = [flops.span, *([ranges(kit.device)] if watching.nvtx else []), *([profile.span] if profile else [])]
     kit.span = spans(*chosen)
     with ExitStack() as stack:
-        observers: list[Observer] = [profile] if profile else []
-        observers += [make() for make in makers]
-        for observer in observers:
-            stack.callback(observer.close)
+        observers: list[Observer] = []
+        for make in makers:
+            observers.append(make())
+            stack.callback(observers[-1].close)
         yield observers
 
 
@@ -165,12 +201,18 @@ def state_of(kit: Kit, schedule: LRScheduler, losses: Sequence[float]) -> dict[s
 def resume(kit: Kit, schedule: LRScheduler, snapshots: Snapshots, batch: dict[str, torch.Tensor]) -> list[float]:
     """Read the newest snapshot into the kit; gives the losses so far.
 
-    One step is taken first and forgotten: it makes the optimizer's state, whatever the optimizer is, so that there is
-    room to read it into.
+    An optimizer begins without a state, and so may the snapshot's have been, as that of plain SGD always is. Else one
+    step is taken and forgotten, which makes the state, whatever the optimizer is, so that there is room to read into.
     """
-    step(kit, batch)
     state = state_of(kit, schedule, [])
-    snapshots.load(state)
+    try:
+        snapshots.load(state)
+    except SourceError:
+        scaler, kit.scaler = kit.scaler, torch.amp.GradScaler(enabled=False)  # it would leave out a step that overflows
+        step(kit, batch)
+        kit.scaler = scaler
+        state = state_of(kit, schedule, [])
+        snapshots.load(state)
     for group, kept in zip(kit.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True):
         group.update({name: value for name, value in kept.items() if name != "params"})
     loop = json.loads(state["loop"]["json"])
