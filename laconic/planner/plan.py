@@ -61,12 +61,16 @@ class Plan:
         return self.rows[0]
 
     def front(self) -> list[Row]:
-        """The rows that no other beats in both memory and time, from the fastest on."""
-        rows = sorted(self.rows, key=lambda row: (row.prediction.seconds, row.need))
+        """The rows that no other beats in both memory and time, from the fastest on: of those whose weights all learn,
+        and of those where adapters do."""
         kept: list[Row] = []
-        for row in rows:
-            if not kept or row.need < kept[-1].need:
-                kept.append(row)
+        for whole in (True, False):
+            rows = [row for row in self.rows if row.candidate.whole is whole]
+            least = None
+            for row in sorted(rows, key=lambda row: (row.prediction.seconds, row.need)):
+                if least is None or row.need < least:
+                    kept.append(row)
+                    least = row.need
         return kept
 
 
@@ -84,7 +88,7 @@ def plan(
     """Predict every combination, and choose. Nothing is allocated, and no weight is read.
 
     memory: bytes of the device. device: whose speed counts. apart: whether the memory is a device's own, beside the
-    host's; by default, whether the device is a GPU. Raises RecipeError where the model has no room for texts of this length.
+    host's; by default, whether the device is a GPU. Raises RecipeError where the model has no room for such texts.
     """
     steps = steps or Steps()
     apart = device.type != "cpu" if apart is None else apart

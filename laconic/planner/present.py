@@ -18,14 +18,17 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     training = plan.plain.candidate.training
     title = (
         f"{plan.subject.name}: {plan.subject.parameters / 1e9:.3g} B parameters, batch {training.batch}, "
-        f"length {plan.length}; GiB on the device at the peak"
+        f"length {plan.length}; GiB"
     )
-    rows = plan.rows if everything else shown(plan)
+    rows = list(plan.rows) if everything else shown(plan)
     OUT.print(table(plan, title, rows))
+    OUT.print()
+    for number, row in enumerate(rows, 1):
+        OUT.print(f"{number:>2}  {row.candidate.name}", soft_wrap=True)
     OUT.print(
-        f"\n* chosen, ! does not fit; = the losses of plain FP32 training to 1e-5, + all weights learn, a only adapters "
-        f"learn. At the peak: parameters, gradients, optimizer, activations, temporaries. Time of a step relative to "
-        f"plain training, worked out from what {plan.rates.name} was measured to do.",
+        f"\n* chosen, ! does not fit; = the losses of plain FP32 training to 1e-5, + all weights learn, a adapters "
+        f"learn. par, grad, opt, act, tmp: what the peak is made of. Times are relative to plain training, worked out "
+        f"from what this was measured to do: {plan.rates.name}.",
         soft_wrap=True,
     )
     OUT.print(verdict(plan), soft_wrap=True)
@@ -43,23 +46,24 @@ def shown(plan: Plan) -> list[Row]:
     return sorted(rows, key=lambda row: -row.prediction.peak)
 
 
-def table(plan: Plan, title: str, rows: "list[Row] | tuple[Row, ...]") -> Table:
+def table(plan: Plan, title: str, rows: list[Row]) -> Table:
     """A line for each row."""
-    made = grid(title, "", "peak", "less", "time", *COLUMNS, "host", "with", right=range(1, 10))
+    made = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", "phase", right=(0, *range(2, 11)))
     plain = plan.plain.prediction
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.candidate.name == plan.chosen.candidate.name
         mark = "*" if chosen else " " if row.fits(plan.memory) else "!"
         kind = "=" if row.candidate.exact else "+" if row.candidate.whole else "a"
         made.add_row(
+            str(number),
             f"{mark}{kind}",
             f"{found.peak / GIB:.2f}",
             f"{plain.peak / found.peak:.1f}x",
             f"{found.seconds / plain.seconds:.2f}x",
             *(f"{found.at_peak[category] / GIB:.1f}" for category in CATEGORIES),
             f"{found.host / GIB:.1f}",
-            row.candidate.name,
+            max(sorted(found.phases), key=lambda phase: found.phases[phase]),
         )
     return made
 

@@ -29,7 +29,10 @@ def request(
     device: str | None = None,
     trust: bool = False,
 ) -> Plan:
-    """The plan for a source. device: "cpu" or "cuda", to plan for; by default what is here. Raises SourceError, RecipeError or UsageError for what is wrong with the request."""
+    """The plan for a source. device: "cpu" or "cuda", to plan for; by default what is here.
+
+    Raises SourceError, RecipeError or UsageError for what is wrong with the request.
+    """
     try:
         size = parse_bytes(memory)
     except ValueError as error:
