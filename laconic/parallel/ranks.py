@@ -50,20 +50,25 @@ class Ranks:
         """The mean over the ranks of their terms, [] float32: what a rank's sum of losses is divided by, for the
         average of the ranks' gradients to be that of the whole batch."""
         number = torch.tensor(terms, dtype=torch.int64, device=self.device)
-        dist.all_reduce(number)
+        self._reduce(number)
         return number.float() / self.world
 
     def average(self, loss: Tensor) -> Tensor:
         """The mean over the ranks, on each."""
         loss = loss.clone()
-        dist.all_reduce(loss)
+        self._reduce(loss)
         return loss / self.world
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank: what one decides by, all decide by."""
         number = torch.tensor(int(flag))
-        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+        self._reduce(number)
         return bool(number)
+
+    def _reduce(self, tensor: Tensor) -> None:
+        """Add up over the ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
 
 
 @contextmanager
