@@ -1,0 +1,166 @@
+"""How long a step takes: operations counted, and priced by what the device was measured to do."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic.cache import Cache
+from laconic.memory.account import accounted, alike, simulating
+from laconic.planner.ledger import Ledger
+from laconic.planner.rates import Curve, Rates, curve, measure
+from laconic.planner.simulate import Watch
+from laconic.planner.work import Meter, Work, size, tensors
+
+FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
+"""A second for 10^9 of anything, from 1 on."""
+SECOND = 1e9
+RATES = Rates(
+    name="steady",
+    products={"float32": Curve(**FLAT), "bfloat16": Curve(amounts=(1.0, 1e15), seconds=(1e-10, 1e5))},
+    passes=Curve(amounts=(1.0, 1e15), seconds=(1e-12, 1e3)),
+    copies=Curve(**FLAT),
+)
+
+
+def worked(run, rates=RATES) -> Work:
+    meter = Meter(rates)
+    with Watch(Ledger(), torch.device("cpu"), meter):
+        run()
+    return meter.phases.get("build", Work())
+
+
+def test_a_product_is_two_operations_for_each_pair():
+    a, b = torch.ones(30, 20), torch.ones(20, 10)
+    work = worked(lambda: a @ b)
+    assert work.flops == 2 * 30 * 20 * 10
+    assert work.device == pytest.approx(2 * 30 * 20 * 10 / SECOND, rel=1e-6)
+    assert (work.copies, work.host) == (0.0, 0.0)
+
+
+def test_a_product_in_16_bits_is_priced_as_such():
+    a = torch.ones(64, 64)
+    narrow = a.bfloat16()
+    assert worked(lambda: narrow @ narrow).device == pytest.approx(worked(lambda: a @ a).device / 10, rel=1e-6)
+
+
+def test_what_is_no_product_costs_a_pass_over_its_bytes():
+    a = torch.ones(1000)
+    work = worked(lambda: a + a)
+    assert work.flops == 0
+    assert work.device == pytest.approx(RATES.passes(3 * 4000.0))
+
+
+def test_a_look_in_another_way_is_free():
+    a = torch.ones(8, 8)
+    looks = (lambda: a.view(64), lambda: a.t(), lambda: a[2:], a.detach, lambda: a[None].expand(9, 8, 8))
+    assert [worked(look).seconds() for look in (*looks, lambda: torch.empty(5))] == [0.0] * 6
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_counts_both_of_its_products(backward):
+    query, key = (torch.ones(2, 3, length, 8, requires_grad=backward) for length in (5, 7))
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, key)
+    run = (lambda: out.sum().backward()) if backward else (
+        lambda: torch.nn.functional.scaled_dot_product_attention(query, key, key)
+    )  # fmt: skip
+    products = 4 * 2 * 3 * 5 * 7 * 8
+    assert worked(run).flops == pytest.approx(products * (2.5 if backward else 1))
+
+
+def test_copies_go_on_beside_the_device_and_the_host_works_after_it():
+    a = torch.ones(1000)
+
+    def run():
+        with accounted(copying=True):
+            a.clone()
+        with accounted("host"):
+            a + a
+
+    work = worked(run)
+    assert work.copies == pytest.approx(4000 / SECOND)
+    assert work.device == 0
+    assert work.host > 0
+    assert Work(device=2.0, copies=3.0, host=4.0).seconds() == 7.0
+    assert Work(device=3.0, copies=2.0, host=4.0).seconds() == 7.0
+
+
+def test_the_host_works_at_its_own_speed():
+    slow = RATES.model_copy(update={"passes": Curve(amounts=(1.0, 1e15), seconds=(1e-9, 1e6))})
+    a = torch.ones(1000)
+
+    def run():
+        with accounted("host"):
+            a + a
+
+    assert worked(run, RATES.model_copy(update={"host": slow})).host == pytest.approx(slow.passes(12000.0))
+
+
+def test_what_is_left_out_of_a_simulation_is_counted():
+    a = torch.ones(16, 16)
+
+    def run():
+        for _ in alike(range(10)):
+            a @ a
+
+    with simulating():
+        assert worked(run).flops == pytest.approx(10 * 2 * 16**3)
+    assert worked(run).flops == pytest.approx(10 * 2 * 16**3)
+
+
+@given(st.floats(0, 9), st.floats(0, 9), st.floats(0, 9), st.floats(0.1, 9))
+def test_work_adds_up(device, copies, host, times):
+    one, other = Work(device, copies, host, 1.0), Work(host, device, copies, 2.0)
+    both = one.plus(other, times)
+    assert both.device == pytest.approx(device + times * host)
+    assert both.flops == pytest.approx(1 + 2 * times)
+    assert Work().plus(one) == one
+
+
+def test_tensors_are_found_wherever_they_are():
+    a, b = torch.ones(3), torch.ones(2, dtype=torch.int8)
+    assert [each is a or each is b for each in tensors((a, {"x": [b, None, 3]}))] == [True, True]
+    assert size([a, b, a.expand(10, 3)]) == 12 + 2 + 120
+
+
+MEASURED = Curve(amounts=(10.0, 100.0, 1000.0), seconds=(1.0, 2.0, 16.0))
+
+
+def test_a_curve_goes_through_what_was_measured():
+    assert [MEASURED(amount) for amount in MEASURED.amounts] == pytest.approx(MEASURED.seconds)
+    assert MEASURED(1.0) == 1.0
+    assert MEASURED(10_000.0) == 160.0
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_more_work_takes_no_less_time(one, other):
+    low, high = sorted((one, other))
+    assert MEASURED(low) <= MEASURED(high) * (1 + 1e-9)
+
+
+def test_a_curve_is_measured_at_each_size_and_never_falls():
+    sleepy = SimpleNamespace(calls=0)
+
+    def work(a):
+        sleepy.calls += 1
+        return a.sum()
+
+    made = curve(torch.device("cpu"), (4, 40), lambda count: (torch.ones(count),), work, amount=float)
+    assert made.amounts == (4.0, 40.0)
+    assert sleepy.calls >= 2 * 6
+    assert np.all(np.diff(made.seconds) >= 0)
+
+
+def test_a_machine_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("laconic.planner.rates.SIDES", {"cpu": (8, 16)})
+    monkeypatch.setattr("laconic.planner.rates.BYTES", {"cpu": (64, 1024)})
+    monkeypatch.setattr("laconic.planner.rates.SECONDS", 0.001)
+    cache = Cache(tmp_path)
+    first = measure(torch.device("cpu"), cache)
+    assert set(first.products) == {"float32", "bfloat16"}
+    assert first.host is None
+    assert measure(torch.device("cpu"), cache) == first
+    assert len(list(tmp_path.iterdir())) == 1
