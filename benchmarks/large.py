@@ -1,0 +1,126 @@
+"""What a 1.1 B model needs, by technique, and how long it takes to say so, up to 8 B; nothing is allocated.
+
+    python benchmarks/large.py [--cache .cache/bench]
+
+A GPT-2 of 20 layers, 2,048 wide, without dropout; 8 rows of 1,024 tokens. The baseline is plain FP32 training with
+AdamW (foreach) and attention in several operations. Step times are worked out from what this machine was measured to
+do, so they are a processor's, where copies to the host cost little; all are relative to the baseline.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import training as shared
+from training import Model, settings, spoken
+
+from laconic.planner.candidates import candidates
+from laconic.planner.predict import Prediction, predict
+from laconic.planner.rates import Rates, measure
+from laconic.training.settings import Training
+
+GIB = 2**30
+ROWS, TOKENS = 8, 1024
+BASELINE = {"adamw": {"implementation": "foreach"}}
+EXACT = "exact, on the device"
+CHUNK = {"chunked-loss": {"defer": True, "chunk": 256}}
+TABLE: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
+    ("baseline", (), BASELINE),
+    (EXACT, (), "adamw"),
+    (EXACT, ("sdpa",), "adamw"),
+    (EXACT, ("checkpoint",), "adamw"),
+    (EXACT, ({"checkpoint": {"policy": "selective"}},), "adamw"),
+    (EXACT, ({"accumulate": {"rows": 1}},), "adamw"),
+    (EXACT, ("chunked-loss",), "adamw"),
+    (EXACT, ("in-backward",), "adamw"),
+    (EXACT, ({"layerwise": {"rows": 1}},), "adamw"),
+    (EXACT, ("sdpa", "chunked-loss", "checkpoint", {"accumulate": {"rows": 1}}), "adamw"),
+    (EXACT, ("sdpa", "chunked-loss", "checkpoint", "in-backward"), "adamw"),
+    (EXACT, ("sdpa", {"layerwise": {"rows": 1, "snapshots": 4}}, CHUNK, "in-backward"), "adamw"),
+    ("exact, with the host", ("offload",), "adamw"),
+    ("exact, with the host", ("sdpa", "chunked-loss", {"layerwise": {"rows": 1, "keep": "host"}},
+                              {"host-weights": {"dtype": "fp32"}}), "adamw"),
+    ("near", ("bf16",), "adamw"),
+    ("near", ("fp16",), "adamw"),
+    ("near", (), "adamw-8bit"),
+    ("near", (), "adamw-4bit"),
+    ("near", ("pure-bf16",), {"adamw": {"stochastic_rounding": True}}),
+    ("near", ("sdpa", "chunked-loss", "bf16", "checkpoint", {"accumulate": {"rows": 1}}), "adamw-8bit"),
+    ("near", ("sdpa", "chunked-loss", {"layerwise": {"rows": 1, "keep": "host"}}, "host-weights"), "adamw"),
+    ("another optimizer", (), "sgd"),
+    ("another optimizer", (), "adafactor"),
+    ("another optimizer", (), "lion"),
+    ("another optimizer", (), "apollo"),
+    ("another optimizer", ("sdpa", "chunked-loss", "pure-bf16", "checkpoint", "in-backward"),
+     {"adafactor": {"stochastic_rounding": True}}),
+    ("adapters", ("lora",), "adamw"),
+    ("adapters", ("qlora",), "adamw"),
+    ("adapters", ("sdpa", "chunked-loss", {"lora": {"base": "bfloat16"}}, "bf16", "checkpoint",
+                  {"accumulate": {"rows": 1}}), "adamw"),
+    ("adapters", ("sdpa", "chunked-loss", "qlora", "bf16", "checkpoint", {"accumulate": {"rows": 1}}), "adamw"),
+)  # fmt: skip
+"""What kind of training it is, its techniques and its optimizer."""
+
+
+def table(model: Model, rates: Rates) -> None:
+    """Print a line for each combination."""
+    plain: Prediction | None = None
+    print(
+        f"{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, {ROWS} rows of {TOKENS} tokens; GiB\n\n"
+        f"| losses | techniques | device | less | host | parameters | gradients | optimizer | activations "
+        f"| temporaries | step time |\n|{' --- |' * 11}"
+    )
+    for kind, choice, optimizer in TABLE:
+        training = settings(choice, optimizer, ROWS)
+        found = predict(model.subject, training, TOKENS, rates)
+        plain = plain or found
+        parts = [f"{size / GIB:.2f}" for size in found.at_peak.values()]
+        cells = [kind, spoken(training), f"{found.peak / GIB:.2f}", f"{plain.peak / found.peak:.1f}x"]
+        cells += [f"{found.host / GIB:.2f}", *parts, f"{found.seconds / plain.seconds:.2f}x"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def speed(models: tuple[Model, ...], rates: Rates) -> None:
+    """Print how long predictions take, and how far those from a few layers are from those of all layers."""
+    print("\n| parameters | combination | GiB | seconds | every layer simulated: seconds | apart |\n|" + " --- |" * 6)
+    choices: tuple[tuple[Any, ...], ...] = ((), ("sdpa", "chunked-loss", "bf16", "checkpoint"))
+    for model in models:
+        size = f"{model.subject.parameters / 1e9:.2f} B"
+        for choice in choices:
+            training = settings(choice, "adamw", ROWS)
+            seconds, found = timed(model, training, rates, whole=False)
+            longer, whole = timed(model, training, rates, whole=True)
+            print(
+                f"| {size} | {spoken(training)} | {found.peak / GIB:.2f} | {seconds:.1f} | {longer:.1f} "
+                f"| {found.peak / whole.peak - 1:+.4%} |",
+                flush=True,
+            )
+        begin = time.perf_counter()
+        tried = candidates(model.subject, Training(batch=ROWS), torch.device("cpu"))
+        for candidate in tried:
+            predict(model.subject, candidate.training, TOKENS, rates)
+        print(f"| {size} | all {len(tried)} of a plan | | {time.perf_counter() - begin:.1f} | | |", flush=True)
+
+
+def timed(model: Model, training: Training, rates: Rates, *, whole: bool) -> tuple[float, Prediction]:
+    """Wall-clock seconds of a prediction, and what it says."""
+    begin = time.perf_counter()
+    found = predict(model.subject, training, TOKENS, rates, whole=whole)
+    return time.perf_counter() - begin, found
+
+
+def main() -> None:
+    """Predict and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
+    folder = parser.parse_args().cache
+    rates = measure(torch.device("cpu"))
+    gpt = shared.gpt(folder, width=2048, layers=20, heads=16, words=50257, batch=ROWS, length=TOKENS)
+    table(gpt, rates)
+    speed((gpt, shared.llama(folder, ROWS, TOKENS)), rates)
+
+
+if __name__ == "__main__":
+    main()

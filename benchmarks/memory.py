@@ -1,0 +1,211 @@
+"""What the planner predicts beside what is measured: the most bytes that a step of training holds at once.
+
+    python benchmarks/memory.py [--only GPT-2] [--fast] [--cache .cache/bench]
+
+Each combination is predicted from the model's structure alone, and then runs two steps on real tensors, counted twice:
+by the watch, which sees every tensor, and by torch's allocator, which sees whatever kernels take beside them. The
+allocator cannot tell host from device, so it is compared with both together. Beside it what Accelerate (`accelerate
+estimate-memory`) and DeepSpeed (`estimate_zero2_model_states_mem_needs`, and zero3's where weights are on the host)
+say, which know of weights, gradients and the optimizer; DeepSpeed's where it is installed.
+"""
+
+import argparse
+import contextlib
+import gc
+import importlib
+import io
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import training as shared
+from torch.profiler import ProfilerActivity, profile, record_function
+from training import Model, spoken
+
+from laconic.planner.predict import predict
+from laconic.planner.rates import Rates, measure
+from laconic.planner.simulate import STEPS, Prepare, trace
+from laconic.training.assembly import make_kit
+from laconic.training.kit import Kit
+from laconic.training.objective import Batch
+from laconic.training.settings import Training
+from laconic.training.step import step
+
+CPU = torch.device("cpu")
+MIB = 2**20
+MARK = "steps"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Bytes of a combination. predicted: on the device, by the planner as it is used. whole: with every layer
+    simulated. watched: of real tensors. both: whole, host and device together. allocated: by the allocator."""
+
+    name: str
+    predicted: int
+    whole: int
+    watched: int
+    both: int
+    allocated: int
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Against the watch and against the allocator, as shares."""
+        return self.predicted / self.watched - 1, self.both / self.allocated - 1
+
+
+def measured(model: Model, training: Training, rates: Rates) -> Line:
+    """Predict, and run."""
+    predicted = predict(model.subject, training, model.length, rates)
+    whole = predicted if predicted.course else predict(model.subject, training, model.length, rates, whole=True)
+    assert whole.course is not None
+    both = int((whole.course.device + whole.course.host).max())
+
+    def prepare() -> tuple[Kit, Batch]:
+        torch.manual_seed(0)
+        objective = model.subject.objective()
+        kit = make_kit(model.real(), objective, training.parts(), CPU)
+        kit.assemble()
+        return kit, padded(objective.example(model.batch, model.length))
+
+    watched = trace(prepare, CPU, clip=training.clip).peak()
+    gc.collect()
+    allocated = allocator_peak(prepare, training.clip)
+    return Line(spoken(training), predicted.peak, whole.peak, watched, both, allocated)
+
+
+def padded(batch: Batch) -> Batch:
+    """The batch with one token less, where it may have less: without any padding no mask would be made of it."""
+    if "attention_mask" in batch:
+        batch["attention_mask"][0, -1] = 0
+    return batch
+
+
+def allocator_peak(prepare: Prepare, clip: float | None) -> int:
+    """The most bytes that torch's allocator on the processor gave out at once, in some steps.
+
+    Everything is built and freed within the profile: what was allocated before it would not be counted.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+            kit, batch = prepare()
+            gc.collect()
+            with record_function(MARK):
+                for _ in range(STEPS):
+                    step(kit, batch, clip=clip)
+            del kit, batch
+            gc.collect()
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    mark = next(event for event in events if event.get("name") == MARK)
+    memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    before = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
+    end = mark["ts"] + mark["dur"]
+    return int(max(event["args"]["Total Allocated"] for event in memory if mark["ts"] <= event["ts"] <= end)) - before
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What the formulas of others say of a model, in bytes. None where the peer is not installed."""
+
+    model: Model
+
+    def accelerate(self, training: Training) -> int | None:
+        """The largest of its four figures, which its command prints as "Training using Adam"."""
+        with contextlib.suppress(ImportError):
+            estimate = importlib.import_module("accelerate.commands.estimate")
+            size, _ = estimate.calculate_maximum_sizes(self.model.subject.module)
+            low = {"bf16", "fp16", "pure-bf16"} & {named.name for named in training.techniques}
+            return int(max(estimate.estimate_training_usage(size, "bfloat16" if low else "float32").values()))
+        return None
+
+    def deepspeed(self, training: Training) -> int | None:
+        """On one device; with the weights on the host where the combination has them there."""
+        with contextlib.suppress(ImportError), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            total = self.model.subject.parameters
+            if any(named.name == "host-weights" for named in training.techniques):
+                stage = importlib.import_module("deepspeed.runtime.zero.stage3")
+                largest = max(
+                    sum(parameter.numel() for parameter in part.parameters(recurse=False))
+                    for part in self.model.subject.module.modules()
+                )
+                return int(stage.estimate_zero3_model_states_mem_needs(total, largest, 1, 1, True, True, True)[1])
+            stage = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2")
+            return int(stage.estimate_zero2_model_states_mem_needs(total, 1, 1, False, 1.5)[1])
+        return None
+
+
+def models(folder: Path) -> tuple[Model, ...]:
+    """The architectures."""
+    return (
+        shared.gpt(folder, width=256, layers=8, heads=8, words=16384, batch=6, length=64),
+        shared.minilm(folder, batch=6, length=48),
+        shared.vit(folder, batch=8),
+        shared.cnn(batch=16),
+    )
+
+
+def table(model: Model, rates: Rates, *, fast: bool) -> list[Line]:
+    """Print the lines of a model, and what they come to."""
+    peers, lines = Peers(model), []
+    print(
+        f"\n{model.name}, {model.subject.parameters / 1e6:.1f} M parameters, batch {model.batch}"
+        f"{f', {model.length} tokens' if model.length > 1 else ''}; MiB\n\n"
+        f"| combination | predicted | watched | error | predicted, with host | allocator | error "
+        f"| Accelerate | DeepSpeed |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for number, training in enumerate(model.combinations()):
+        if fast and number % 3:
+            continue
+        line = measured(model, training, rates)
+        lines.append(line)
+        sizes = [f"{size / MIB:.1f}" for size in (line.predicted, line.watched, line.both, line.allocated)]
+        errors = [f"{error:+.2%}" for error in line.errors]
+        others = [
+            "" if guess is None else f"{guess / MIB:.0f} ({guess / line.watched - 1:+.0%})"
+            for guess in (peers.accelerate(training), peers.deepspeed(training))
+        ]
+        cells = [line.name, *sizes[:2], errors[0], *sizes[2:], errors[1], *others]
+        print(f"| {' | '.join(cells)} |", flush=True)
+    summary(model, lines)
+    return lines
+
+
+def summary(model: Model, lines: list[Line]) -> None:
+    """The worst and the usual error."""
+    for index, name in enumerate(("the watch", "the allocator")):
+        errors = {line.name: line.errors[index] for line in lines}
+        worst = max(errors, key=lambda name: abs(errors[name]))
+        usual = statistics.median(abs(error) for error in errors.values())
+        print(
+            f"\n{model.name}, {len(lines)} combinations, against {name}: median {usual:.3%}, worst "
+            f"{errors[worst]:+.2%} ({worst}).",
+            end="",
+        )
+    cut = max(abs(line.predicted / line.whole - 1) for line in lines)
+    print(f"\n{model.name}, a few layers instead of all: at most {cut:.4%} off.", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="one model, by its name")
+    parser.add_argument("--fast", action="store_true", help="every third combination")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
+    arguments = parser.parse_args()
+    rates, begin = measure(CPU), time.perf_counter()
+    for model in models(arguments.cache):
+        if arguments.only in (None, model.name):
+            table(model, rates, fast=arguments.fast)
+    print(f"\n{time.perf_counter() - begin:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Whether a training with techniques learns what plain training learns.
+
+    python benchmarks/parity.py [--study digits] [--only bf16] [--cache .cache/bench]
+
+Three studies: all-MiniLM-L6-v2 with a new head on docstrings, a small ResNet on digits, a small GPT-2 on docstrings.
+Plain training is repeated with five seeds, which draw the head or the weights and the order of the samples. A technique
+that calls itself exact must have the losses of plain training with the same seed; any other must end, on samples that
+nothing has learned from, within what five seeds of plain training span. What is found is kept in the cache, and not
+done again: a run that was interrupted goes on. Dropout is off, since it is drawn in another order where a batch is cut.
+"""
+
+import argparse
+import copy
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import studies
+import torch
+from studies import Study
+
+from laconic import registry
+from laconic.cache import Cache
+from laconic.errors import RecipeError
+from laconic.recipe import Named
+from laconic.record import hash_of
+from laconic.training.evaluate import evaluate
+from laconic.training.settings import Training
+from laconic.training.teach import Watching, teach
+
+PLAIN = "plain"
+SEEDS, FEWER = 5, 3
+CLOSE = 1e-5
+EARLY = 20
+"""Steps after which rounding has not yet grown into another training."""
+CPU = torch.device("cpu")
+ROUNDED = {"stochastic_rounding": True}
+
+EXACT: dict[str, tuple[Any, ...]] = {
+    "checkpoint": ("checkpoint",),
+    "checkpoint, selective": ({"checkpoint": {"policy": "selective"}},),
+    "accumulate": ({"accumulate": {"rows": 4}},),
+    "chunked-loss": ({"chunked-loss": {"chunk": 100}},),
+    "chunked-loss, deferred": ({"chunked-loss": {"chunk": 100, "defer": True}},),
+    "sdpa": ("sdpa",),
+    "in-place": ("in-place",),
+    "in-backward": ("in-backward",),
+    "offload to the host": ({"offload": {"smallest": 4096}},),
+    "offload to a disk": ({"offload": {"smallest": 4096, "where": "disk"}},),
+    "layerwise": ({"layerwise": {"rows": 4}},),
+    "layerwise, 2 snapshots, in-backward": ({"layerwise": {"snapshots": 2}}, "in-backward"),
+    "host-weights, fp32": ({"layerwise": {"rows": 4, "keep": "host"}}, {"host-weights": {"dtype": "fp32"}}),
+    "sdpa + chunked-loss + checkpoint + accumulate": (
+        "sdpa",
+        "chunked-loss",
+        "checkpoint",
+        {"accumulate": {"rows": 4}},
+    ),
+}
+"""What must give the same losses."""
+
+NEAR: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "bf16": (("bf16",), {}),
+    "fp16": (("fp16",), {}),
+    "adamw-8bit": ((), {"optimizer": "adamw-8bit"}),
+    "adamw-4bit": ((), {"optimizer": "adamw-4bit"}),
+    "bf16 + checkpoint + adamw-8bit": (("bf16", "checkpoint"), {"optimizer": "adamw-8bit"}),
+    "bf16 + offload": (("bf16", {"offload": {"smallest": 4096}}), {}),
+    "host-weights, bf16": (({"layerwise": {"rows": 4, "keep": "host"}}, "host-weights"), {}),
+    "pure-bf16": (("pure-bf16",), ROUNDED),
+    "pure-bf16 + in-backward + adamw-8bit": (("pure-bf16", "in-backward"), {"optimizer": "adamw-8bit", **ROUNDED}),
+    "lora": (("lora",), {"faster": 5}),
+    "qlora": (("qlora", "bf16"), {"faster": 5}),
+}
+"""What must end near. faster: by how much the rate is higher, as is usual where adapters learn."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """exact: whether the techniques call themselves so."""
+
+    name: str
+    training: Training
+    exact: bool
+    seeds: int
+
+
+def trials(study: Study) -> Iterator[Trial]:
+    """Plain training, and everything that the model might have a place for."""
+    yield Trial(PLAIN, study.training, exact=True, seeds=SEEDS)
+    for name, choice in EXACT.items():
+        changed = study.training.with_techniques(named(choice), steps=study.few or study.training.steps)
+        yield Trial(name, changed, exact=True, seeds=1)
+    for name, (choice, settings) in NEAR.items():
+        config = dict(study.training.optimizer.config)
+        config["lr"] *= settings.get("faster", 1)
+        config |= ROUNDED if "stochastic_rounding" in settings else {}
+        optimizer = Named(name=settings.get("optimizer", "adamw"), config=config)
+        changed = study.training.with_techniques(named(choice), optimizer=optimizer)
+        yield Trial(name, changed, exact=False, seeds=FEWER)
+
+
+def named(choice: Sequence[Any]) -> tuple[Named, ...]:
+    """Techniques, from how a recipe writes them."""
+    return tuple(Named.model_validate(each) for each in choice)
+
+
+def run(study: Study, trial: Trial, seed: int) -> dict[str, Any]:
+    """Train once: the loss of each step, and the figures on the samples held back; or why it cannot be done."""
+    settings = trial.training.model_copy(update={"seed": seed})
+    checkpoint = study.start(seed)
+    objective = registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, study.learn)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            taught = teach(
+                checkpoint, study.learn, settings, Path(folder), device=CPU, objective=copy.copy(objective),
+                watching=Watching(quiet=True),
+            )  # fmt: skip
+        except RecipeError as error:
+            return {"refused": str(error)}
+    figures = evaluate(taught.module, checkpoint.task, objective, study.held, CPU)
+    return {"losses": list(taught.losses), "figures": figures}
+
+
+def found(study: Study, trial: Trial, cache: Cache) -> list[dict[str, Any]]:
+    """The runs of a trial, by seed, from the cache where they are there. One that is refused is refused once."""
+    runs: list[dict[str, Any]] = []
+    for seed in range(trial.seeds):
+        key = hash_of("parity", study.name, trial.training.model_dump(mode="json"), seed, study.learn.fingerprint)
+        runs.append(cache.json(f"parity-{key}", lambda seed=seed: run(study, trial, seed)))
+        if "refused" in runs[-1]:
+            break
+    return runs
+
+
+def apart(runs: list[dict[str, Any]], plain: list[dict[str, Any]], steps: int | None = None) -> float:
+    """How far the loss of a step is from plain training's with the same seed, at most."""
+    pairs = zip(runs, plain, strict=False)
+    return max(
+        abs(a - b) for one, other in pairs for a, b in zip(one["losses"][:steps], other["losses"][:steps], strict=False)
+    )
+
+
+def line(study: Study, trial: Trial, runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> str:
+    """The cells of a trial."""
+    if "refused" in runs[0]:
+        return f"| {trial.name} | | | | | does not apply: {runs[0]['refused'].partition('.')[0]} |"
+    low, high = span(plain)
+    steps = len(runs[0]["losses"])
+    cells = [trial.name, f"{len(runs)} x {steps}", f"{apart(runs, plain, EARLY):.1e}", f"{apart(runs, plain):.1e}"]
+    if steps < (study.training.steps or 0):
+        same = apart(runs, plain, EARLY) <= CLOSE
+        return f"| {' | '.join(cells)} | | {'same' if same else '**NOT the same**'} |"
+    losses = [one["figures"]["loss"] for one in runs]
+    figures = [next(iter(value for key, value in one["figures"].items() if key != "loss")) for one in runs]
+    cells.append(f"{mean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f}), {mean(figures):.4f}")
+    inside = low <= mean(losses) <= high
+    verdict = "within" if inside else f"**outside** by {max(low - mean(losses), mean(losses) - high):.4f}"
+    if trial.exact and trial.name != PLAIN:
+        paired = plain[0]["figures"]["loss"]
+        same = apart(runs, plain, EARLY) <= CLOSE
+        verdict = f"{'same' if same else '**NOT the same**'}; held-out loss {losses[0] - paired:+.1e} from plain"
+    return f"| {' | '.join(cells)} | {verdict} |"
+
+
+def span(plain: list[dict[str, Any]]) -> tuple[float, float]:
+    """The least and the greatest loss that plain training ends with."""
+    losses = [one["figures"]["loss"] for one in plain]
+    return min(losses), max(losses)
+
+
+def main() -> None:
+    """Train and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--study", choices=("minilm", "digits", "language"), help="one study alone")
+    parser.add_argument("--only", help="one trial alone, by its name, beside plain training")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
+    arguments = parser.parse_args()
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    cache = Cache(arguments.cache / "parity")
+    makers = {
+        "digits": studies.digits,
+        "language": lambda: studies.language(arguments.cache),
+        "minilm": lambda: studies.minilm(arguments.cache),
+    }
+    for name, make in makers.items():
+        if arguments.study not in (None, name):
+            continue
+        study = make()
+        print(
+            f"\n{study.name}: {len(study.learn)} samples, {len(study.held)} held back, batch {study.training.batch}\n\n"
+            f"| techniques | seeds x steps | apart, first {EARLY} steps | apart, all steps "
+            f"| held-out loss, {'perplexity' if name == 'language' else 'accuracy'} | verdict |\n"
+            f"| --- | --- | --- | --- | --- | --- |"
+        )
+        plain: list[dict[str, Any]] = []
+        for trial in trials(study):
+            if arguments.only in (None, trial.name) or trial.name == PLAIN:
+                runs = found(study, trial, cache)
+                plain = plain or runs
+                print(line(study, trial, runs, plain), flush=True)
+
+
+if __name__ == "__main__":
+    main()

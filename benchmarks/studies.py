@@ -1,0 +1,162 @@
+"""Three trainings that take a minute at most, for comparing techniques by what is learned."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from inputs import model_folder, texts
+from sklearn.datasets import load_digits
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from training import eager
+
+from laconic.checkpoint import Checkpoint
+from laconic.data import Dataset, split
+from laconic.language_model import LanguageModel
+from laconic.tasks.causal_lm import CausalLm
+from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tensor import TensorSpec
+from laconic.training.head import with_labels
+from laconic.training.settings import Training
+
+HELD = 0.2
+CLASSES = ("tkinter", "asyncio", "importlib", "email", "logging", "xml", "multiprocessing", "turtle")
+EACH = 150
+"""Docstrings of each class."""
+CUT = 48
+WORDS, WIDTH, LENGTH = 512, 96, 64
+"""Of the language model: its vocabulary, the width of its layers, and the tokens of a text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """start: the checkpoint that is trained, by the seed. few: steps that are enough to see whether losses are the
+    same, where all take long."""
+
+    name: str
+    start: Callable[[int], Checkpoint]
+    learn: Dataset
+    held: Dataset
+    training: Training
+    few: int | None = None
+
+
+def still(module: nn.Module) -> nn.Module:
+    """Without dropout, which techniques draw in another order; with attention in several operations."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return eager(module)
+
+
+def training(steps: int, batch: int, lr: float) -> Training:
+    """AdamW at a constant rate, so that a few steps are the first of many."""
+    return Training(
+        steps=steps,
+        batch=batch,
+        clip=None,
+        optimizer={"adamw": {"lr": lr, "weight_decay": 0.01}},
+        schedule="constant",
+        feed={"workers": 0},
+        every=10**6,
+    )
+
+
+def minilm(folder: Path) -> Study:
+    """all-MiniLM-L6-v2 with a new head: from which package a docstring is."""
+    source = model_folder(folder)
+    found: dict[str, list[str]] = defaultdict(list)
+    texts(folder)
+    for line in (folder / "docstrings.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["label"] in CLASSES and len(found[row["label"]]) < EACH:
+            found[row["label"]].append(row["text"])
+    pairs = [(text, label) for label, every in found.items() for text in every]
+
+    @cache
+    def opened(seed: int) -> Checkpoint:
+        return with_labels(source, "text-classification", CLASSES, seed=seed)
+
+    def start(seed: int) -> Checkpoint:
+        opened.cache_clear()
+        checkpoint = opened(seed)
+        checkpoint.task.tokenizer.enable_truncation(CUT)  # type: ignore[attr-defined]
+        still(checkpoint.module)
+        return checkpoint
+
+    dataset = Dataset.of([text for text, _ in pairs], start(0).task, labels=[label for _, label in pairs])
+    parts = split(dataset, {"learn": 1 - HELD, "held": HELD})
+    return Study("MiniLM", start, parts["learn"], parts["held"], training(60, 16, 1e-4), few=20)
+
+
+class Residual(nn.Module):
+    """Two convolutions and what went into them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, width, height, width]."""
+        summed: Tensor = x + self.body(x)
+        return summed.relu()
+
+
+def network(width: int = 32) -> nn.Module:
+    """[batch, 1, 8, 8] to [batch, 10], three residual blocks. Narrower ones have no moments that 8 bits would hold."""
+    blocks = nn.Sequential(*(Residual(width) for _ in range(3)))
+    stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(stem, blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+def digits() -> Study:
+    """A small ResNet reads scikit-learn's digits."""
+    spec = TensorSpec(name="input", dtype="float32", shape=("batch", 1, 8, 8))
+    task = ImageClassification((spec,), preprocess=ImagePreprocess(channels=1))
+    found = load_digits()
+    images = (found.images / 16).astype(np.float32)[:, None]
+    parts = split(Dataset.of(list(images), task, labels=found.target.tolist()), {"learn": 1 - HELD, "held": HELD})
+
+    def start(seed: int) -> Checkpoint:
+        torch.manual_seed(seed)
+        return Checkpoint.of(network(), task, outputs=(), source={"kind": "benchmark"}, size=0)
+
+    return Study("digits", start, parts["learn"], parts["held"], training(150, 32, 2e-3))
+
+
+def language(folder: Path) -> Study:
+    """A GPT-2 of two layers learns docstrings."""
+    given, _ = texts(folder, 1500)
+    lines = [str(json.loads(line)["text"]) for line in given.read_text(encoding="utf-8").splitlines()]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(vocab_size=WORDS, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    inputs = tuple(
+        TensorSpec(name=name, dtype="int64", shape=("batch", "seq"), bounds={"seq": (1, LENGTH)})
+        for name in ("input_ids", "attention_mask")
+    )
+    task = CausalLm(tokenizer, inputs, max_tokens=LENGTH, pad_id=0, start_id=0)
+    parts = split(Dataset.of(lines, task), {"learn": 1 - HELD, "held": HELD})
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+
+    def start(seed: int) -> Checkpoint:
+        torch.manual_seed(seed)
+        module = eager(LanguageModel(transformers.GPT2LMHeadModel(config)))
+        return Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
+
+    return Study("causal LM", start, parts["learn"], parts["held"], training(150, 16, 3e-3))

@@ -1,0 +1,159 @@
+"""What is predicted of a step is what it takes: by the watch on real tensors, by torch's allocator, and of deep models
+by the line through two shallow ones."""
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from laconic import huggingface
+from laconic.embedder import read_json
+from laconic.planner.predict import predict
+from laconic.planner.rates import Curve, Rates
+from laconic.planner.simulate import STEPS, Prepare, trace
+from laconic.planner.subject import Subject, open_subject
+from laconic.recipe import Named
+from laconic.training.assembly import make_kit
+from laconic.training.kit import Kit
+from laconic.training.objective import Batch
+from laconic.training.settings import Training
+from laconic.training.step import step
+
+CPU = torch.device("cpu")
+CURVE = Curve(amounts=(1.0, 2.0), seconds=(1.0, 2.0))
+RATES = Rates(name="none", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
+ROWS, LENGTH = 6, 24
+SMALL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+COMBINATIONS: list[tuple[tuple[Any, ...], Any]] = [
+    ((), "adamw"),
+    ((), {"adamw": {"implementation": "foreach"}}),
+    (("bf16", "checkpoint"), "adamw-8bit"),
+    (("sdpa", "in-backward"), "adamw"),
+    (({"accumulate": {"rows": 2}},), {"sgd": {"momentum": 0.9}}),
+    (({"layerwise": {"rows": 2, "keep": "host"}}, "host-weights"), "adamw"),
+    (({"offload": {"smallest": 1024}},), "lion"),
+]
+
+FP32 = [COMBINATIONS[0], COMBINATIONS[4], COMBINATIONS[6]]
+"""Products in BF16 take scratch of their own on a processor, which in so small a model is not small."""
+DEEP = [COMBINATIONS[2], COMBINATIONS[5]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def config(kind: str, layers: int) -> tuple[Any, str]:
+    """A tiny config, and what it is for."""
+    wide = {"hidden_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 256}
+    if kind == "gpt2":
+        made = transformers.GPT2Config(
+            vocab_size=300, n_embd=64, n_layer=layers, n_head=4, n_positions=64, activation_function="gelu"
+        )
+        task = "causal-lm"
+    elif kind == "bert":
+        made = transformers.BertConfig(vocab_size=300, max_position_embeddings=64, num_labels=3, **wide, **SMALL)
+        task = "text-classification"
+    else:
+        made = transformers.ViTConfig(image_size=16, patch_size=4, num_labels=3, **wide, **SMALL)
+        task = "image-classification"
+    made.architectures = ["GPT2LMHeadModel"]  # of a config only the kind of model is looked at
+    return made, task
+
+
+def opened(folder: Path, kind: str, layers: int) -> tuple[Subject, dict[str, Any]]:
+    """A model without weights, and how to build it with them."""
+    made, task = config(kind, layers)
+    made.save_pretrained(folder)
+    return open_subject(folder, task=task), huggingface.source_of(folder, read_json(folder / "config.json"), task)
+
+
+def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
+    techniques = tuple(Named.model_validate(each) for each in choice)
+    clip = None if "in-backward" in choice else 1.0
+    return Training(batch=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
+
+
+def real(subject: Subject, source: dict[str, Any], training: Training) -> Prepare:
+    def prepare() -> tuple[Kit, Batch]:
+        torch.manual_seed(0)
+        objective = subject.objective()
+        module: nn.Module = huggingface.build(source)
+        kit = make_kit(module, objective, training.parts(), CPU)
+        kit.assemble()
+        batch = objective.example(ROWS, LENGTH)
+        if "attention_mask" in batch:
+            batch["attention_mask"][0, -1] = 0  # without any padding no mask would be made of it
+        return kit, batch
+
+    return prepare
+
+
+def allocated(prepare: Prepare, clip: float | None, folder: Path) -> int:
+    """The most bytes that torch's allocator gave out at once, in some steps."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        kit, batch = prepare()
+        gc.collect()
+        with record_function("steps"):
+            for _ in range(STEPS):
+                step(kit, batch, clip=clip)
+        del kit, batch
+        gc.collect()
+    path = folder / "trace.json"
+    found.export_chrome_trace(str(path))
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    (mark,) = (event for event in events if event.get("name") == "steps" and "dur" in event)
+    memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
+    begin = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
+    within = [event for event in memory if mark["ts"] <= event["ts"] <= mark["ts"] + mark["dur"]]
+    return int(max(event["args"]["Total Allocated"] for event in within)) - begin
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "optimizer"),
+    [("gpt2", *each) for each in COMBINATIONS]
+    + [("bert", *each) for each in COMBINATIONS[2::3]]
+    + [("vit", *each) for each in COMBINATIONS[4::2]],
+    ids=str,
+)
+def test_what_is_predicted_is_what_real_tensors_take(tmp_path, kind, choice, optimizer):
+    subject, source = opened(tmp_path, kind, 2)
+    training = settings(choice, optimizer)
+    watched = trace(real(subject, source, training), CPU, clip=training.clip)
+    predicted = predict(subject, training, LENGTH, RATES)
+    assert predicted.peak == pytest.approx(watched.peak(), rel=0.01)
+    assert predicted.host == pytest.approx(watched.host.max(initial=0), rel=0.01)
+
+
+@pytest.mark.parametrize(("choice", "optimizer"), FP32, ids=str)
+def test_what_is_predicted_is_what_the_allocator_gives_out(tmp_path, choice, optimizer):
+    subject, source = opened(tmp_path, "gpt2", 2)
+    training = settings(choice, optimizer)
+    predicted = predict(subject, training, LENGTH, RATES)
+    assert predicted.course is not None
+    both = int((predicted.course.device + predicted.course.host).max())  # it cannot tell one from the other
+    assert both == pytest.approx(allocated(real(subject, source, training), training.clip, tmp_path), rel=0.03)
+
+
+@pytest.mark.parametrize(("choice", "optimizer"), DEEP, ids=str)
+def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer):
+    subject, _ = opened(tmp_path, "gpt2", 9)
+    training = settings(choice, optimizer)
+    lengthened = predict(subject, training, LENGTH, RATES)
+    whole = predict(subject, training, LENGTH, RATES, whole=True)
+    assert lengthened.course is None
+    assert lengthened.peak == pytest.approx(whole.peak, rel=0.001)
+    assert lengthened.host == pytest.approx(whole.host, rel=0.001)
+    assert sum(lengthened.at_peak.values()) == pytest.approx(whole.peak, rel=0.001)
+    assert lengthened.seconds == pytest.approx(whole.seconds, rel=0.05)
