@@ -248,6 +248,8 @@ def finetune(
     tuned = registry.load("laconic.training.finetune:finetune")(
         chosen, output, trust=trust, auto=auto, watching=watching
     )
+    if os.environ.get("RANK", "0") != "0":
+        return  # the first says it for all
     if as_json:
         print_json(registry.load("laconic.training.present:summary")(tuned))
         return

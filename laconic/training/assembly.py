@@ -11,16 +11,20 @@ from laconic.training.optimizers import parameter_groups
 from laconic.training.settings import Parts
 
 
-def make_kit(module: nn.Module, objective: Objective, parts: Parts, device: torch.device) -> Kit:
+def make_kit(
+    module: nn.Module, objective: Objective, parts: Parts, device: torch.device, *, sharded: bool = False
+) -> Kit:
     """The kit for a module that is to learn, with every technique applied and not yet assembled.
 
+    sharded: whether the weights are to be cut over devices, and so never lie on one as a whole.
     The module is changed in place: training mode, gradients for every floating-point parameter, float32.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
-    if elsewhere and not any(technique.places for technique in parts.techniques.values()):
+    places = sharded or any(technique.places for technique in parts.techniques.values())
+    if elsewhere and not places:
         module.to(device)
 
     def groups(module: nn.Module) -> Groups:

@@ -4,7 +4,7 @@ import gc
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 from laconic.cache import Cache
 from laconic.checkpoint import CARD, Checkpoint
 from laconic.data import Dataset, read, split
-from laconic.errors import OutOfMemory, UsageError
+from laconic.errors import OutOfMemory, RecipeError, UsageError
+from laconic.parallel.ranks import Ranks, started
 from laconic.planner.advice import advised, fitted, longest, subject_of
 from laconic.planner.subject import Subject
 from laconic.progress import Steps
@@ -60,10 +61,31 @@ def finetune(
     """Train as the recipe says, and write the checkpoint to `destination`, whole or not at all.
 
     An interrupted run goes on from its last snapshot. Where the recipe names a memory and no techniques, the fastest
-    that fit are taken. auto: also after a step has run out of memory; else OutOfMemory says what to turn on.
+    that fit are taken. auto: also after a step has run out of memory; else OutOfMemory says what to turn on. Under
+    torchrun every rank calls it, and the first one writes.
     """
-    steps, cache = steps or Steps(), cache or Cache()
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with started(device, recipe.mesh) as ranks:
+        if ranks.world > 1 and (auto or recipe.memory is not None):
+            raise RecipeError(
+                "memory and --auto choose for one device alone, and several ranks were started. Give the techniques"
+            )
+        steps = (steps or Steps()) if ranks.first else Steps(quiet=True)
+        return tune(recipe, destination, ranks, trust, auto, watching, steps, cache or Cache())
+
+
+def tune(
+    recipe: TrainingRecipe,
+    destination: Path,
+    ranks: Ranks,
+    trust: bool,
+    auto: bool,
+    watching: Watching | None,
+    steps: Steps,
+    cache: Cache,
+) -> Tuned:
+    """The same, on one rank."""
+    device = ranks.device
     place = destination.resolve()
     check_free(place)
     folder = place.with_name(f"{place.name}.{LOGS}")
@@ -74,9 +96,11 @@ def finetune(
             recipe, changed = fitted(recipe, lesson.subject, lesson.length, device, steps)
         checkpoint, learn, judge = lesson.checkpoint, lesson.learn, Judge(lesson, recipe, steps)
         try:
-            with claimed(folder, hash_of(checkpoint.key, learn.fingerprint, described(recipe))), short_of_memory():
+            key = hash_of(checkpoint.key, learn.fingerprint, described(recipe))
+            with claimed(folder, key) if ranks.first else nullcontext(), short_of_memory():
+                ranks.any(False)  # nobody looks into the folder before it is claimed
                 taught = teach(
-                    checkpoint, learn, recipe, folder, device=device, watching=watching, judge=judge, cache=cache
+                    checkpoint, learn, recipe, folder, ranks=ranks, watching=watching, judge=judge, cache=cache
                 )
             break
         except OutOfMemory as error:
@@ -91,8 +115,9 @@ def finetune(
         steps.warn(f"{said}. {advice}")
         recipe, changed = other, advice
     tuned = record(checkpoint, taught, recipe, learn, judge.before, judge.after)
-    with steps.step("write the checkpoint"):
-        publish(tuned, folder, place)
+    if ranks.first:
+        with steps.step("write the checkpoint"):
+            publish(tuned, folder, place)
     return Tuned(tuned, destination, judge.before, judge.after, taught, changed)
 
 
@@ -184,7 +209,7 @@ def gather(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dat
 
 def described(training: Training) -> dict[str, Any]:
     """The settings that decide what is learned, JSON-ready."""
-    return training.model_dump(mode="json", include=set(Training.model_fields) - {"feed", "every"})
+    return training.model_dump(mode="json", include=set(Training.model_fields) - {"feed", "every", "mesh"})
 
 
 @contextmanager

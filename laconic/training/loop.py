@@ -70,11 +70,12 @@ def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run, losses: list[fl
             now = time.perf_counter()
             pending = loss, report(kit, batch, number, rate, now - begin, feed.waited - waited)
             begin, waited = now, feed.waited
+            asked = kit.any(stop.is_set())
             due = run.every and (number + 1) % run.every == 0
-            if due or stop.is_set():
+            if due or asked:
                 settle()
-                run.keep(number + 1, stop.is_set())
-            if stop.is_set():
+                run.keep(number + 1, asked)
+            if asked:
                 raise KeyboardInterrupt
         settle()
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from laconic.errors import DataError
+from laconic.parallel.ranks import Ranks
 from laconic.record import Record, code_version, hash_of
 from laconic.stage import Context, TorchStage
 from laconic.training.settings import Training
@@ -27,7 +28,7 @@ class Finetune(Training, TorchStage):
             context.calibrate,
             self,
             context.folder / f"finetune-{checkpoint.key}",
-            device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
             watching=Watching(quiet=True),
             cache=context.cache,
         )

@@ -16,6 +16,8 @@ from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint
 from laconic.data import Dataset
 from laconic.errors import SourceError, UsageError
+from laconic.parallel.ranks import Ranks
+from laconic.parallel.spread import spread
 from laconic.tasks.task import Task
 from laconic.tasks.text import TextTask
 from laconic.training.assembly import make_kit
@@ -36,6 +38,8 @@ from laconic.training.tensorboard import TensorBoard
 from laconic.training.trace import MemorySnapshot, Profile, ranges, spans
 
 LOG, BOARD, TRACE, SNAPSHOTS = "train.jsonl", "tensorboard", "trace", "snapshots"
+RANK_SEEDS = 2**20
+"""Between the seeds of two ranks, so that dropout is not the same in the rows of both."""
 
 Judge = Callable[[Kit, int], None]
 """Looks at the model after so many steps: 0 (before a resumed run reads its snapshot), those of each epoch, and all."""
@@ -71,7 +75,7 @@ def teach(
     training: Training,
     folder: Path,
     *,
-    device: torch.device,
+    ranks: Ranks,
     objective: Objective | None = None,
     watching: Watching | None = None,
     judge: Judge = lambda kit, done: None,
@@ -85,9 +89,12 @@ def teach(
     cache, watching = cache or Cache(), watching or Watching()
     objective = objective or registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, dataset)
     parts, steps = training.parts(), training.count(len(dataset.keys))
-    order = Order(len(dataset.keys), training.batch, training.seed, lengths=row_lengths(dataset))
+    order = Order(
+        len(dataset.keys), training.batch, training.seed, ranks.rank, ranks.world, lengths=row_lengths(dataset)
+    )
     torch.manual_seed(training.seed)
-    kit = make_kit(checkpoint.module, objective, parts, device)
+    kit = make_kit(checkpoint.module, objective, parts, ranks.device, sharded=training.mesh.sharded)
+    spread(kit, training, ranks)
     kit.assemble()
     schedule = parts.schedule.build(kit.optimizer, steps)
     with shortened(checkpoint.task, training.length):
@@ -95,23 +102,23 @@ def teach(
         with Snapshots(folder / SNAPSHOTS) as snapshots:
             losses: list[float] = []
             if snapshots.latest() is not None:
-                losses = resume(kit, schedule, snapshots, first_batch(objective, dataset, order, device))
+                losses = resume(kit, schedule, snapshots, first_batch(objective, dataset, order, ranks.device))
             start = len(losses)
             feed = Feed(
                 dataset,
                 objective.collate,
                 order,
-                device=device,
+                device=ranks.device,
                 settings=training.feed,
                 start=start,
                 stop=steps,
                 decoder=identity(checkpoint.task),
                 cache=cache,
             )
-            with feed, observed(kit, parts, folder, watching, start, steps, cache) as observers:
+            with feed, observed(kit, parts, ranks, folder, watching, start, steps, cache) as observers:
                 run = Run(
                     steps=steps,
-                    seed=training.seed,
+                    seed=training.seed + ranks.rank * RANK_SEEDS,
                     clip=training.clip,
                     every=training.every,
                     keep=keeping(snapshots, kit, schedule, losses),
@@ -162,9 +169,12 @@ def each_epoch(judge: Judge, kit: Kit, order: Order, steps: int) -> Event:
 
 @contextmanager
 def observed(
-    kit: Kit, parts: Parts, folder: Path, watching: Watching, start: int, steps: int, cache: Cache
+    kit: Kit, parts: Parts, ranks: Ranks, folder: Path, watching: Watching, start: int, steps: int, cache: Cache
 ) -> Iterator[list[Observer]]:
-    """Everybody who watches the run; `kit.span` is theirs while it goes on."""
+    """Everybody who watches the run, on its first rank; `kit.span` is theirs while it goes on."""
+    if not ranks.first:
+        yield []
+        return
     low = any(technique.slot == "precision" for technique in parts.techniques.values())
     dtype = torch.bfloat16 if low else torch.float32
     learning = [parameter.numel() for parameter in kit.module.parameters() if parameter.requires_grad]
