@@ -1,0 +1,361 @@
+"""The training loop: the same for a seed, stopped at the end of a step, gone on with where it stood."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laconic.cache import VARIABLE, Cache
+from laconic.checkpoint import Checkpoint
+from laconic.cli import INTERRUPTED, main
+from laconic.data import Dataset
+from laconic.errors import OutOfMemory, TrainingFailure
+from laconic.parallel.ranks import Ranks
+from laconic.processors import plain_task
+from laconic.signature import probe_module
+from laconic.tensor import TensorSpec
+from laconic.training.feed import Feed, FeedSettings
+from laconic.training.journal import lines
+from laconic.training.kit import Kit
+from laconic.training.loop import Run, seed_of, short_of_memory, stopping, train
+from laconic.training.monitor import StepReport
+from laconic.training.objectives.tensors import Targets
+from laconic.training.order import Order
+from laconic.training.schedule import Linear
+from laconic.training.settings import Training
+from laconic.training.step import trained
+from laconic.training.teach import LOG, SNAPSHOTS, Judge, Taught, Watching, teach
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+X = TensorSpec(name="x", dtype="float32", shape=("batch", 8))
+STOP = "STOP_AT_PASS"
+"""The variable that says in which pass a `Stopping` module asks its process to stop."""
+ROWS = 30
+
+
+class Dropping(nn.Module):
+    """[batch, 8] to [batch, 3], with dropout, and statistics that each batch moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (X,)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Stopping(Dropping):
+    """The same, and in one of its passes a polite request to stop arrives."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        super().__init__()
+        self.stop = int(os.environ.get(STOP, "-1")) if stop is None else stop
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.passes == self.stop and self.training:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().forward(x)
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(ROWS, 8)).astype(np.float32)
+    return values, values[:, :3].argmax(axis=1)
+
+
+def dataset() -> Dataset:
+    values, labels = samples()
+    return Dataset.of(list(values), plain_task("tensors", (X,), Path()), labels=labels.tolist(), name="x")
+
+
+def checkpoint(make: Callable[[], nn.Module] = Dropping) -> Checkpoint:
+    torch.manual_seed(0)
+    made = make().eval()
+    source = {"kind": "builder", "builder": "test_loop:Dropping", "arguments": {}}
+    return Checkpoint.of(
+        made, plain_task("tensors", (X,), Path()), outputs=probe_module(made, (X,)), source=source, size=0
+    )
+
+
+def settings(**changes) -> Training:
+    given = {"batch": 8, "steps": 6, "optimizer": {"adamw": {"lr": 0.02}}, "feed": {"workers": 0}, **changes}
+    return Training.model_validate(given)
+
+
+def taught(folder: Path, judge: Judge | None = None, make: Callable[[], nn.Module] = Dropping, **changes) -> Taught:
+    given = {} if judge is None else {"judge": judge}
+    return teach(
+        checkpoint(make), dataset(), settings(**changes), folder, ranks=Ranks(), watching=Watching(quiet=True),
+        cache=Cache(folder / "cache"), **given,
+    )  # fmt: skip
+
+
+def weights(result: Taught) -> dict[str, Tensor]:
+    return result.module.state_dict()
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Listener:
+    """Hears what the loop says."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+
+    def step(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def close(self) -> None: ...
+
+
+def looped(steps: int = 5, seed: int = 0, rate: float = 0.02, **given) -> tuple[list[float], Kit]:
+    """The losses of the bare loop."""
+    data, task = dataset(), plain_task("tensors", (X,), Path())
+    objective = Targets.of(task, data)
+    torch.manual_seed(0)
+    kit = Kit(
+        module=Dropping().train(),
+        objective=objective,
+        make_optimizer=lambda groups: torch.optim.SGD(groups, lr=rate),
+        groups=lambda module: [{"params": trained(module)}],
+    )
+    kit.assemble()
+    order = Order(ROWS, 8, seed)
+    losses: list[float] = []
+    with Feed(data, objective.collate, order, device=CPU, settings=FeedSettings(workers=0), stop=steps) as feed:
+        train(kit, feed, Linear().build(kit.optimizer, steps), Run(steps=steps, seed=seed, **given), losses)
+    return losses, kit
+
+
+def test_a_seed_decides_every_loss_to_the_bit():
+    first, kit = looped()
+    again, twin = looped()
+    assert first == again
+    assert same(kit.module.state_dict(), twin.module.state_dict())
+    assert looped(seed=1)[0] != first
+    assert len(first) == 5
+
+
+def test_what_was_drawn_before_is_no_matter():
+    first = looped()[0]
+    torch.rand(77)
+    assert looped()[0] == first
+
+
+def test_the_seeds_of_steps_and_of_runs_do_not_meet():
+    assert len({seed_of(seed, step) for seed in range(20) for step in range(200)}) == 20 * 200
+
+
+def test_everybody_is_told_of_each_step_once_and_in_order():
+    listener, after = Listener(), []
+    losses, _ = looped(observers=[listener], events=[after.append])
+    assert [report.step for report in listener.reports] == after == [1, 2, 3, 4, 5]
+    assert [report.loss for report in listener.reports] == losses
+    assert [report.rows for report in listener.reports] == [8, 8, 8, 6, 8]
+    assert listener.reports[0].lr > listener.reports[-1].lr
+    assert all(0 <= report.waited <= report.seconds for report in listener.reports)
+
+
+def test_snapshots_come_every_so_many_steps_when_their_losses_are_known():
+    kept = []
+    found, _ = looped(steps=5, every=2, keep=lambda steps, wait: kept.append((steps, wait)))
+    assert kept == [(2, False), (4, False)]
+    assert len(found) == 5
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_advice():
+    listener = Listener()
+    with pytest.raises(TrainingFailure, match=r"the loss is nan at step \d; expected a number\. Try a lower learning"):
+        looped(rate=1e38, observers=[listener])
+    assert not np.isfinite(listener.reports[-1].loss)
+
+
+def test_no_snapshot_is_written_of_a_loss_that_is_no_number(tmp_path):
+    with pytest.raises(TrainingFailure, match="the loss is"):
+        taught(tmp_path, optimizer={"sgd": {"lr": 1e38}}, clip=None, every=1)
+    found = [json.loads(path.read_text()) for path in (tmp_path / SNAPSHOTS).glob("step-*.json")]
+    assert all("nan" not in json.dumps(card).lower() for card in found)
+
+
+def test_whoever_watches_is_let_go_when_training_fails(tmp_path):
+    with pytest.raises(TrainingFailure):
+        taught(tmp_path, optimizer={"sgd": {"lr": 1e38}}, clip=None)
+    assert [line["step"] for line in lines(tmp_path / LOG)] == list(range(1, len(lines(tmp_path / LOG)) + 1))
+    assert held(tmp_path / LOG) == 0
+
+
+def test_whoever_watches_is_let_go_when_somebody_after_him_cannot_begin(tmp_path):
+    (tmp_path / "tensorboard").write_text("in the way")
+    with pytest.raises(OSError, match="tensorboard"):
+        teach(
+            checkpoint(), dataset(), settings(), tmp_path, ranks=Ranks(),
+            watching=Watching(quiet=True, tensorboard=True), cache=Cache(tmp_path / "cache"),
+        )  # fmt: skip
+    assert held(tmp_path / LOG) == 0
+
+
+def held(path: Path) -> int:
+    """How many times this process has a file open."""
+    gc.collect()
+    return sum(os.path.realpath(entry) == str(path) for entry in Path("/proc/self/fd").iterdir())
+
+
+def test_the_model_is_judged_before_after_each_epoch_and_at_the_end(tmp_path):
+    asked = []
+    taught(tmp_path, judge=lambda kit, done: asked.append((done, kit.module.training)), steps=9)
+    assert asked == [(0, True), (4, True), (8, True), (9, True)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"techniques": ["fp16"], "optimizer": {"adamw": {"lr": 0.02}}},
+        {"techniques": [{"fp16": {"scale": 1e38}}]},
+        {"optimizer": {"sgd": {"lr": 0.1}}},
+        {"optimizer": "adamw-8bit"},
+        {"clip": None, "techniques": ["in-backward"], "optimizer": {"adamw": {"implementation": "loop"}}},
+        {"techniques": [{"accumulate": {"rows": 4}}], "schedule": {"onecycle": {"warmup": 0.5}}},
+    ],
+    ids=str,
+)
+def test_an_interrupted_run_goes_on_to_the_same_losses_and_weights(tmp_path, changes):
+    pytest.importorskip("torchao") if changes.get("optimizer") == "adamw-8bit" else None
+    whole = taught(tmp_path / "whole", **changes)
+    for stop in (1, 3):
+        with pytest.raises(KeyboardInterrupt):
+            taught(tmp_path / "part", make=partial(Stopping, stop), **changes)
+    part = taught(tmp_path / "part", **changes)
+    assert part.losses == whole.losses
+    assert len(part.losses) == 6
+    assert same(weights(part), weights(whole))
+    assert [line["step"] for line in lines(tmp_path / "part" / LOG)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_was_done_is_not_done_again(tmp_path):
+    first = taught(tmp_path, every=6)
+    again = taught(tmp_path, every=6)
+    assert again.losses == first.losses
+    assert same(weights(again), weights(first))
+
+
+def test_a_request_to_stop_is_heard_at_the_end_of_a_step_and_a_second_one_at_once():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with stopping() as stop:
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal arrives a moment later
+            os.kill(os.getpid(), signal.SIGINT)
+            stop.wait(5)
+            threading.Event().wait(5)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_thread_trains_without_hearing_signals():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(looped()[0]))
+    thread.start()
+    thread.join()
+    assert found == [looped()[0]]
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (MemoryError(), "the machine ran out of memory: MemoryError"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+                         "you tried to allocate 8 bytes. Error code 12 (Cannot allocate memory)\nframe #0: stack"),
+            "the machine ran out of memory: .*Cannot allocate memory.$",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "the device ran out of memory: CUDA"),
+    ],
+)  # fmt: skip
+def test_what_torch_says_without_memory_is_known(raised, said):
+    with pytest.raises(OutOfMemory, match=said), short_of_memory():
+        raise raised
+
+
+def test_another_failure_is_not_taken_for_want_of_memory():
+    with pytest.raises(RuntimeError, match="shapes") as caught, short_of_memory():
+        raise RuntimeError("shapes do not fit")
+    assert not isinstance(caught.value, OutOfMemory)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """A recipe, and `laconic finetune` over it: in a process that is asked to stop in a pass, or in this one."""
+    values, labels = samples()
+    np.savez(tmp_path / "data.npz", x=values, label=labels)
+    torch.manual_seed(0)
+    torch.save(Stopping().state_dict(), tmp_path / "weights.pt")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch: 8\nsteps: 7\nevery: 100\n"
+        "optimizer: {adamw: {lr: 0.02}}\nfeed: {workers: 0}\n"
+    )
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given = ["finetune", "--recipe", str(recipe), "--json", "-o"]
+
+    def run(output: str, stop: int | None = None) -> tuple[int, str, str]:
+        if stop is not None:
+            code = "from laconic.cli import main; main()"
+            search = os.pathsep.join([str(HERE), str(HERE.parent)])
+            done = subprocess.run(
+                [sys.executable, "-c", code, *given, str(tmp_path / output)],
+                env={**os.environ, STOP: str(stop), "PYTHONPATH": search}, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            return done.returncode, done.stdout, done.stderr
+        monkeypatch.setattr(sys, "argv", ["laconic", *given, str(tmp_path / output)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        shown = capsys.readouterr()
+        return stopped.value.code, shown.out, shown.err
+
+    before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield run
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_command_stops_when_it_is_asked_to_and_the_same_command_goes_on(command, tmp_path):
+    code, out, err = command("tuned", stop=3)
+    assert (code, out) == (INTERRUPTED, "")
+    assert err.splitlines()[-1].startswith("laconic: interrupted. Nothing half-written was left")
+    assert "Traceback" not in err
+    assert not (tmp_path / "tuned").exists()
+    assert [path.name for path in (tmp_path / "tuned.training" / SNAPSHOTS).glob("*.json")] == ["step-000000003.json"]
+    assert len(lines(tmp_path / "tuned.training" / LOG)) == 3
+
+    code, out, _ = command("tuned")
+    assert code == 0
+    assert not (tmp_path / "tuned.training").exists()
+    code, whole, _ = command("whole")
+    assert code == 0
+    assert json.loads(out)["losses"] == json.loads(whole)["losses"]
+    assert len(json.loads(out)["losses"]) == 7
+    assert json.loads(out)["before"] == json.loads(whole)["before"]
+    for name in ("model.safetensors", "model.json"):
+        assert (tmp_path / "tuned" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    steps = [line["step"] for line in lines(tmp_path / "tuned" / "training" / LOG)]
+    assert steps == [1, 2, 3, 4, 5, 6, 7]
