@@ -17,6 +17,8 @@ from laconic.parallel.mesh import Mesh
 from laconic.recipe import Named, Strict, explain, read_yaml
 from laconic.tensor import TensorSpec
 from laconic.training.feed import FeedSettings
+from laconic.training.optimizers import Optimizer
+from laconic.training.schedule import Schedule
 from laconic.units import Bytes
 
 
@@ -24,8 +26,8 @@ from laconic.units import Bytes
 class Parts:
     """What the names in the settings stand for."""
 
-    optimizer: Any
-    schedule: Any
+    optimizer: Optimizer
+    schedule: Schedule
     techniques: Mapping[str, Technique]
 
 
@@ -60,10 +62,10 @@ class Training(Strict):
     def parts(self) -> Parts:
         """The optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, wrongly set, or
         cannot be combined with another."""
-        techniques = {named.name: named.configure("technique") for named in self.techniques}
-        parts = Parts(self.optimizer.configure("optimizer"), self.schedule.configure("schedule"), techniques)
-        check(techniques, parts.optimizer, clip=self.clip)
-        return parts
+        techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
+        optimizer = self.optimizer.configure("optimizer", Optimizer)
+        check(techniques, optimizer, clip=self.clip)
+        return Parts(optimizer, self.schedule.configure("schedule", Schedule), techniques)
 
     def with_techniques(self, techniques: tuple[Named, ...], **changed: Any) -> Self:
         """The same settings with other techniques."""
@@ -107,6 +109,13 @@ class TrainingRecipe(Training):
         if task is not None and task not in registry.TASKS and ":" not in task:
             raise ValueError(f"unknown task {task!r}. {registry.did_you_mean(task, registry.TASKS)}")
         return task
+
+    @field_validator("builder")
+    @classmethod
+    def _address(cls, builder: str | None) -> str | None:
+        if builder is not None and not all(builder.partition(":")):
+            raise ValueError(f"expected 'package.module:factory', got {builder!r}")
+        return builder
 
     @classmethod
     def load(cls, path: Path | None, **given: Any) -> "TrainingRecipe":

@@ -1,0 +1,119 @@
+"""The recipe of training: read, checked to the bottom, and written as it was."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic import registry
+from laconic.errors import RecipeError
+from laconic.recipe import Named
+from laconic.training.settings import Training, TrainingRecipe
+
+
+def load(tmp_path, text, **given):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return TrainingRecipe.load(path, **given)
+
+
+def test_what_is_not_said_is_as_people_fine_tune(tmp_path):
+    recipe = load(tmp_path, "source: model\ndata: d.jsonl\n")
+    assert recipe.source == str(tmp_path / "model")
+    assert recipe.data.train == tmp_path / "d.jsonl"
+    assert (recipe.batch, recipe.epochs, recipe.clip, recipe.seed) == (16, 3.0, 1.0, 0)
+    assert recipe.optimizer.config["lr"] == 5e-5
+    assert recipe.parts().techniques == {}
+
+
+def test_the_command_line_stands_above_the_file(tmp_path):
+    recipe = load(tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch: 4\n", batch=2, data={"train": "e.csv"})
+    assert recipe.batch == 2
+    assert str(recipe.data.train) == "e.csv"
+    assert recipe.data.limit == 9
+
+
+def test_a_file_to_judge_by_goes_beside_a_file_to_learn_from(tmp_path):
+    recipe = load(tmp_path, "source: a\ndata: d.jsonl\n", data={"evaluate": "e.jsonl"})
+    assert recipe.data.train == tmp_path / "d.jsonl"
+    assert str(recipe.data.evaluate) == "e.jsonl"
+
+
+def test_it_reads_back_as_it_was_written(tmp_path):
+    text = """
+source: model
+data: {train: d.jsonl, evaluate: e.jsonl}
+task: causal-lm
+length: 9
+techniques: [sdpa, {checkpoint: {policy: selective}}, {accumulate: {rows: 2}}]
+optimizer: {lion: {lr: 0.001}}
+schedule: {cosine: {floor: 0.1}}
+memory: 2GiB
+feed: {workers: 0}
+mesh: {replicate: 2}
+"""
+    recipe = load(tmp_path, text)
+    (tmp_path / "again").mkdir()
+    assert load(tmp_path / "again", recipe.to_yaml()) == recipe
+    assert recipe.memory == 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("batchs: 2", "unknown key 'batchs'. Did you mean 'batch'?"),
+        ("batch: 0", "batch: input should be greater than or equal to 1, got 0"),
+        ("epochs: 0", "epochs: input should be greater than 0, got 0"),
+        ("memory: lots", "memory: expected a size as 25 MB, 8 GiB or a number of bytes, got 'lots'"),
+        ("task: causal-ml", "task: unknown task 'causal-ml'. Did you mean 'causal-lm'?"),
+        ("optimizer: adam", "unknown optimizer 'adam'. Did you mean 'adamw'?"),
+        ("optimizer: {sgd: {rate: 1}}", "sgd: unknown key 'rate'"),
+        ("schedule: {cosine: {floor: 2}}", "cosine: floor: input should be less than or equal to 1, got 2"),
+        ("techniques: [sdqa]", "unknown technique 'sdqa'. Did you mean 'sdpa'?"),
+        ("techniques: [sdpa, {sdpa: {}}]", "sdpa is given twice"),
+        ("techniques: sdpa", "techniques: input should be a list, got 'sdpa'"),
+        ("techniques: [{a: 1, b: 2}]", "expected a name, or {name: {setting: value}}"),
+        ("techniques: [fp16, bf16]", "fp16 and bf16 cannot be combined: each is the precision of a step"),
+        ("techniques: [in-backward]", "in-backward and clip cannot be combined"),
+        ("techniques: [host-weights]", "host-weights works on top of layerwise. Add it"),
+        ("techniques: ['models:Keep']", "models:Keep is not a technique"),
+        ("techniques: ['laconic.recipe:Goal']", "laconic.recipe:Goal is not a technique"),
+        ("optimizer: laconic.recipe:Goal", "laconic.recipe:Goal is not a"),
+        ("data: {train: d.jsonl, calibrate: e}", "data: unknown key 'calibrate'"),
+        ("data: {evaluate: e}", "data.train: field required"),
+        ("builder: models", "builder: expected 'package.module:factory', got 'models'"),
+        ("feed: {workers: -1}", "feed.workers"),
+    ],
+)
+def test_a_mistake_is_named_with_what_was_expected(tmp_path, line, said):
+    start = "source: model\n" + ("" if line.startswith("data") else "data: d.jsonl\n")
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, start + line)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "recipe.yaml"))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_file_the_command_line_is_named():
+    with pytest.raises(RecipeError, match=r"^command line: source: field required"):
+        TrainingRecipe.load(None, data={"train": "d"})
+
+
+@given(st.integers(1, 1000), st.integers(1, 100), st.integers(1, 5))
+def test_epochs_are_whole_batches_of_which_the_last_may_be_smaller(rows, batch, epochs):
+    of_one = -(-rows // batch)
+    assert Training(batch=batch, epochs=epochs).count(rows) == epochs * of_one
+    assert Training(batch=batch, epochs=0.001).count(rows) >= 1
+    assert Training(batch=batch, epochs=epochs, steps=7).count(rows) == 7
+
+
+def test_techniques_can_be_exchanged_with_nothing_else_changed():
+    training = Training(batch=3, techniques=(Named(name="bf16"),))
+    other = training.with_techniques((Named(name="sdpa"),), clip=None)
+    assert [named.name for named in other.techniques] == ["sdpa"]
+    assert (other.batch, other.clip, training.clip) == (3, None, 1.0)
+
+
+@pytest.mark.parametrize("name", sorted(registry.OPTIMIZERS))
+def test_every_optimizer_stands_in_a_recipe_by_its_name(tmp_path, name):
+    recipe = load(tmp_path, f"source: a\ndata: d\noptimizer: {name}\n")
+    assert recipe.parts().optimizer.lr > 0
