@@ -15,10 +15,10 @@ from laconic.parallel.ranks import Ranks
 from laconic.parallel.spread import spread
 from laconic.planner.depth import ENDS, cut, deep, extended, place, shallow
 from laconic.planner.ledger import Course
-from laconic.planner.rates import Rates
+from laconic.planner.rates import Rates, per_parameter
 from laconic.planner.simulate import imagined, simulate
 from laconic.planner.subject import Subject
-from laconic.planner.work import Meter, Work
+from laconic.planner.work import STEPPING, Meter, Work
 from laconic.training.assembly import make_kit
 from laconic.training.kit import Kit
 from laconic.training.objective import Batch
@@ -31,13 +31,13 @@ MICRO = 2
 @dataclass(frozen=True)
 class Prediction:
     """peak, host: the most bytes on the device and on the host. at_peak: what the device's are for at that moment.
-    phases: the most in each phase. work: of one step, over all micro-batches. course: byte by byte, where the whole
-    depth was simulated."""
+    phases: the same at the peak of each phase. work: of one step, over all micro-batches. course: byte by byte, where
+    the whole depth was simulated."""
 
     peak: int
     host: int
     at_peak: Mapping[Category, int]
-    phases: Mapping[str, int]
+    phases: Mapping[str, Mapping[Category, int]]
     work: Work
     course: Course | None = None
 
@@ -81,6 +81,8 @@ def simulated(
         times = rows / (MICRO * cuts[0])
         rows = MICRO * cuts[0]
 
+    made: list[Kit] = []
+
     def prepare() -> tuple[Kit, Batch]:
         objective = subject.objective()
         places = any(technique.places for technique in parts.techniques.values())
@@ -90,36 +92,51 @@ def simulated(
         spread(kit, training, ranks)
         kit.parts = 1  # no more of them than are simulated
         kit.assemble()
+        made.append(kit)
         return kit, objective.example(rows, length)
 
     meter = Meter(rates)
     course = simulate(prepare, meter=meter, clip=training.clip)
-    work = Work()
+    work = stepping(made[0], parts, meter.phases.pop(STEPPING, Work()), rates)
     for phase, each in meter.phases.items():
         work = work.plus(each, times if phase in ("forward", "backward") else 1.0)
     return course, work
 
 
+def stepping(kit: Kit, parts: Parts, work: Work, rates: Rates) -> Work:
+    """The optimizer's own work, from what it was measured to take for a parameter on the side where it is done."""
+    count = sum(parameter.numel() for group in kit.optimizer.param_groups for parameter in group["params"])
+    if work.host > work.device:
+        return Work(host=count * per_parameter(parts.optimizer, (rates.host or rates).kind))
+    return Work(device=count * per_parameter(parts.optimizer, rates.kind))
+
+
 def measured(course: Course, work: Work) -> Prediction:
     """What a course over the whole depth says."""
-    return Prediction(course.peak(), int(course.host.max(initial=0)), course.at_peak(), course.peaks(), work, course)
+    moments = course.moments(lambda position: position[0])
+    phases = {phase: course.at(moment) for phase, moment in moments.items()}
+    return Prediction(course.peak(), int(course.host.max(initial=0)), course.at_peak(), phases, work, course)
 
 
 def lengthened(found: list[tuple[Course, Work]], depth: int, ends: int) -> Prediction:
     """What the courses of two shallow models say of a deep one."""
     (low, less), (high, more) = found
     moments = [course.moments(partial(place, ends=ends)) for course in (low, high)]
-    peaks: dict[str, int] = {}
-    phases: dict[str, int] = {}
-    for name in moments[0].keys() & moments[1].keys():
-        pair = low.device[moments[0][name]], high.device[moments[1][name]]
-        peaks[name] = round(extended((float(pair[0]), float(pair[1])), depth, ends))
+    parts: dict[str, dict[Category, int]] = {}
+    for name in sorted(moments[0].keys() & moments[1].keys()):
+        before, after = low.at(moments[0][name]), high.at(moments[1][name])
+        parts[name] = {kind: round(extended((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
+    phases: dict[str, dict[Category, int]] = {}
+    for name, part in parts.items():
         phase = name.partition(" ")[0]
-        phases[phase] = max(phases.get(phase, 0), peaks[name])
-    top = max(sorted(peaks), key=lambda name: peaks[name])
-    before, after = low.at(moments[0][top]), high.at(moments[1][top])
-    at_peak = {kind: round(extended((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
+        phases[phase] = max(phases.get(phase, part), part, key=total)
+    at_peak = max(phases.values(), key=total)
     host = extended((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
     (a, b) = shallow(ends)
     work = replace(less).plus(more.plus(less, -1.0), (depth - a) / (b - a))
-    return Prediction(peaks[top], round(host), at_peak, phases, work)
+    return Prediction(total(at_peak), round(host), at_peak, phases, work)
+
+
+def total(part: Mapping[Category, int]) -> int:
+    """Bytes of all categories."""
+    return sum(part.values())

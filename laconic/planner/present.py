@@ -7,9 +7,11 @@ from rich.table import Table
 
 from laconic.memory.account import CATEGORIES
 from laconic.planner.plan import HEADROOM, Plan, Row
+from laconic.planner.predict import total
 from laconic.show import OUT, grid
 
 GIB = 2**30
+PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ("par", "grad", "opt", "act", "tmp")
 
 
@@ -32,6 +34,9 @@ def show(plan: Plan, *, everything: bool = False) -> None:
         soft_wrap=True,
     )
     OUT.print(verdict(plan), soft_wrap=True)
+    if plan.chosen:
+        OUT.print()
+        OUT.print(phase_table(plan.chosen))
     if plan.chosen and plan.chosen.candidate.training.techniques:
         OUT.print("\nIn a recipe:\n")
         OUT.print(recipe_lines(plan.chosen), end="")
@@ -63,8 +68,17 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
             f"{found.seconds / plain.seconds:.2f}x",
             *(f"{found.at_peak[category] / GIB:.1f}" for category in CATEGORIES),
             f"{found.host / GIB:.1f}",
-            max(sorted(found.phases), key=lambda phase: found.phases[phase]),
+            max(sorted(found.phases), key=lambda phase: total(found.phases[phase])),
         )
+    return made
+
+
+def phase_table(row: Row) -> Table:
+    """The peak of each phase of a step, and what it is made of."""
+    made = grid("The chosen one, by phase; GiB", "phase", *COLUMNS, "all", right=range(1, 7))
+    for phase in (each for each in PHASES if each in row.prediction.phases):
+        part = row.prediction.phases[phase]
+        made.add_row(phase, *(f"{part[category] / GIB:.2f}" for category in CATEGORIES), f"{total(part) / GIB:.2f}")
     return made
 
 
@@ -129,7 +143,7 @@ def described(row: Row, plan: Plan) -> dict[str, Any]:
         "peak": found.peak,
         "host": found.host,
         "at_peak": dict(found.at_peak),
-        "phases": dict(found.phases),
+        "phases": {phase: dict(part) for phase, part in found.phases.items()},
         "seconds": found.seconds,
         "flops": found.work.flops,
     }

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.memory.account import Category, current, simulating
 from laconic.planner.ledger import Course, Ledger
-from laconic.planner.work import Meter
+from laconic.planner.work import STEPPING, Meter
 from laconic.training.kit import Kit, blocks
 from laconic.training.objective import Batch
 from laconic.training.step import step
@@ -56,7 +56,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device = device
         self._numbers = WeakIdKeyDictionary(ref_type=weakref.ref)
         self._meter = meter
-        self._aside = False
+        self._aside = self._steps = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -71,8 +71,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(value, Tensor):
                     self.see(value)
         if self._meter is not None:
-            self._meter(self.ledger.phase, func, args, kwargs or {}, out)
+            self._meter(STEPPING if self._steps else self.ledger.phase, func, args, kwargs or {}, out)
         return out
+
+    def steps(self, begins: bool) -> None:
+        """The optimizer's own work begins, in whatever phase, or ends."""
+        self._steps = begins
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -160,6 +164,8 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
             handles.append(parameter.register_post_accumulate_grad_hook(reduced))  # type: ignore[no-untyped-call]
         elif parameter.requires_grad:
             handles.append(register(parameter, arrived))
+    handles.append(kit.optimizer.register_step_pre_hook(lambda *_: watch.steps(True)))
+    handles.append(kit.optimizer.register_step_post_hook(lambda *_: watch.steps(False)))
     kept, kit.span = kit.span, phases(ledger)
     try:
         yield

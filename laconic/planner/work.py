@@ -14,6 +14,8 @@ FREE = frozenset(
     {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.empty", "aten.empty_like", "aten.empty_strided"}
 )
 """Operations that touch no bytes, beside those that say themselves that they are views."""
+STEPPING = "stepping"
+"""The phase to which the optimizer's own work is counted, wherever in a step it is done."""
 ATTENTION = ("scaled_dot_product", "flash_attention")
 
 
