@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
 
@@ -12,7 +13,12 @@ from laconic import registry
 from laconic.artifact import Manifest
 from laconic.cli import app
 from laconic.errors import MissingPackage
-from laconic.recipe import Data, Goal, Recipe
+from laconic.memory.legality import NEEDS, ONE
+from laconic.parallel.mesh import Mesh
+from laconic.planner.plan import HEADROOM
+from laconic.recipe import Data, Goal, Named, Recipe
+from laconic.training.feed import FeedSettings
+from laconic.training.settings import TrainingData, TrainingRecipe
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
@@ -91,17 +97,109 @@ def test_the_example_stage_is_one(tmp_path, monkeypatch):
     assert stage.ends == 2
 
 
+def test_the_example_technique_is_one(tmp_path, monkeypatch):
+    (tmp_path / "sparse.py").write_text(next(text for text in blocks("extend.md", "python") if "Technique" in text))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = next(text for text in blocks("extend.md", "yaml") if "techniques" in text).replace(
+        "mypackage.sparse", "sparse"
+    )
+    (named,) = yaml.safe_load(text)["techniques"]
+    assert Named.model_validate(named).configure("technique").least == 1e-7
+
+
 def test_every_table_of_the_registry_is_on_the_page():
-    for name in ("STAGES", "TASKS", "RUNTIMES", "PLACEMENTS", "FORMATS", "TARGETS"):
-        assert hasattr(registry, name)
+    names = [name for name, table in vars(registry).items() if any(table is each for each in registry.TABLES.values())]
+    assert len(names) == len(registry.TABLES)
+    for name in (*names, "TARGETS"):
         assert f"`{name}`" in page("extend.md")
+
+
+def row_of(name, heading, *, start="`"):
+    """The cells of a table's row on the page about training."""
+    sections = re.split(r"^## ", page("training.md"), flags=re.MULTILINE)
+    (section,) = [text for text in sections if text.startswith(heading)]
+    (line,) = [line for line in section.splitlines() if line.startswith(f"| {start}{name}`")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("name", registry.TECHNIQUES)
+def test_every_technique_is_explained_with_what_it_says_of_itself(name):
+    technique = registry.resolve("technique", name)
+    _, slot, exact, *rest = row_of(name, "Techniques")
+    text = " ".join(rest)
+    assert slot == technique.slot
+    assert exact.startswith("yes" if technique.exact else "no")
+    assert [key for key in technique.model_fields if f"`{key}`" not in text and "those of `lora`" not in text] == []
+    assert [
+        other for other in (*technique.excludes, *technique.requires) if f"`{other}`" not in rest[-1] + rest[-2]
+    ] == []
+    for other in registry.TECHNIQUES:  # the table says it of both
+        if name in registry.resolve("technique", other).excludes:
+            assert f"`{other}`" in rest[-1], other
+
+
+def test_what_techniques_ask_of_an_optimizer_is_explained():
+    for name in registry.TECHNIQUES:
+        for need in registry.resolve("technique", name).requires_of_optimizer:
+            attribute, _ = NEEDS[need]
+            assert attribute == "per_parameter" or f"`{attribute}: true`" in " ".join(row_of(name, "Techniques"))
+    assert all(registry.resolve("optimizer", name).per_parameter for name in registry.OPTIMIZERS)
+    for slot in ONE:
+        assert f"`{slot}`" in page("training.md")
+
+
+@pytest.mark.parametrize("name", registry.OPTIMIZERS)
+def test_every_optimizer_is_explained_with_the_bytes_of_its_state(name):
+    settings = registry.resolve("optimizer", name)()
+    _, state, exact, shards, text = row_of(name, "Optimizers")
+    assert exact == ("yes" if settings.exact else "no")
+    assert shards == ("yes" if settings.dtensor else "no")
+    common = {"lr", "weight_decay", "betas", "eps", "stochastic_rounding"}
+    assert [
+        key for key in settings.__class__.model_fields if key not in common and f"`{key}`" not in state + text
+    ] == []
+    weight = torch.nn.Parameter(torch.zeros(1024, 1024))
+    optimizer = settings.build([{"params": [weight], "weight_decay": 0.0}])
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = [value.nbytes for each in optimizer.state.values() for value in each.values() if torch.is_tensor(value)]
+    assert float(re.match(r"[0-9.]+", state)[0]) == pytest.approx(sum(kept) / weight.numel(), rel=0.05)
+
+
+@pytest.mark.parametrize("name", registry.SCHEDULES)
+def test_every_schedule_is_explained_with_its_settings(name):
+    text = " ".join(row_of(name, "Schedules"))
+    assert [key for key in registry.resolve("schedule", name).model_fields if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", registry.OBJECTIVES)
+def test_what_every_task_learns_from_is_explained(name):
+    assert len(row_of(name, "What each task")) == 3
+
+
+@pytest.mark.parametrize("model", [TrainingRecipe, TrainingData, FeedSettings, Mesh])
+def test_every_key_of_a_recipe_of_training_is_explained(model):
+    first = [line.split("|")[1] for line in page("training.md").splitlines() if line.startswith("| `")]
+    assert [key for key in model.model_fields if not any(f"`{key}`" in cell for cell in first)] == []
+
+
+def test_the_recipes_of_training_on_the_page_are_good_ones():
+    found = [yaml.safe_load(text) for text in blocks("training.md", "yaml")]
+    whole = [content for content in found if "source" in content]
+    assert whole
+    for content in found:
+        TrainingRecipe.model_validate({"source": "m", "data": "d.jsonl"} | content).parts()
+
+
+def test_the_headroom_of_a_plan_is_as_the_page_says():
+    assert f"leaves {100 * HEADROOM:.0f} % of the memory free" in page("training.md")
 
 
 def test_every_library_is_decided_upon():
     project = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].values()
     lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
-    names = {re.match(r"[A-Za-z0-9_-]+", line)[0] for line in lines} - {"onnxruntime-gpu"}
+    names = {re.match(r"[A-Za-z0-9_-]+", line)[0] for line in lines} - {"onnxruntime-gpu", "laconic"}
     text = page("decisions.md")
     assert [name for name in names if not re.search(rf"(^\| {name} \|)|\b{name} \(", text, re.MULTILINE)] == []
 
