@@ -260,7 +260,7 @@ def finetune(
 def plan(
     source: Source,
     memory: Annotated[str, typer.Option(help="What the device holds, as 8GiB.")],
-    batch: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 8,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a step; by default the recipe's.")] = None,
     seq: Annotated[int | None, typer.Option(min=1, help="Tokens of a row; by default the model's limit.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings of training.")] = None,
     task: Task = None,

@@ -2,6 +2,7 @@
 
 import copy
 import resource
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from laconic.training.monitor import binary
 from laconic.training.settings import Training, TrainingRecipe
 
 SAMPLES = 64
-"""The longest samples by their characters, of which the longest by its tokens says how long a batch becomes."""
+"""The longest samples as the task counts, of which the longest by its tensors says how long a batch becomes."""
 
 
 def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
@@ -34,12 +35,19 @@ def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
 
 
 def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
-    """Tokens of the longest sample, as the task cuts it; 1 where samples are no texts."""
-    if not hasattr(checkpoint.task, "max_tokens"):
+    """The longest free axis of a sample, as tokens of a text that the task has cut; 1 where samples are all alike."""
+    task = checkpoint.task
+    free = [
+        (spec.name, axis)
+        for spec in task.inputs
+        for axis in range(1, len(spec.shape))
+        if isinstance(spec.shape[axis], str)
+    ]
+    if not free:
         return 1
     ordered = sorted(range(len(dataset)), key=lambda index: -dataset.lengths[index])[:SAMPLES]
-    arrays = checkpoint.task.encode([dataset.samples[index] for index in ordered])
-    return int(next(iter(arrays.values())).shape[1])
+    encoded = [task.encode([dataset.samples[index]]) for index in ordered]
+    return max(int(arrays[name].shape[axis]) for arrays in encoded for name, axis in free)
 
 
 def fitted(
@@ -126,4 +134,12 @@ def available(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[1])
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     memory = this_machine().memory
-    return memory if soft == resource.RLIM_INFINITY else min(memory, soft)
+    if soft == resource.RLIM_INFINITY:
+        return memory
+    return min(memory, max(soft - address_space(), 1))  # libraries have taken much of it
+
+
+def address_space() -> int:
+    """Bytes that the process has mapped; 0 where the system does not tell."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else 0

@@ -1,16 +1,14 @@
 """From what the command line asks to a plan."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import ValidationError
 
-from laconic.errors import RecipeError, UsageError
+from laconic.errors import UsageError
 from laconic.planner.plan import Plan, plan
 from laconic.planner.subject import open_subject
-from laconic.recipe import explain, read_yaml
-from laconic.training.settings import Training
+from laconic.tasks.image_classification import ImageClassification
+from laconic.training.settings import TrainingRecipe
 from laconic.units import parse_bytes
 
 LENGTH = 512
@@ -21,7 +19,7 @@ def request(
     source: Path,
     *,
     memory: str,
-    batch: int,
+    batch: int | None = None,
     length: int | None = None,
     recipe: Path | None = None,
     task: str | None = None,
@@ -29,7 +27,8 @@ def request(
     device: str | None = None,
     trust: bool = False,
 ) -> Plan:
-    """The plan for a source. device: "cpu" or "cuda", to plan for; by default what is here.
+    """The plan for a source. recipe: of training; what is given here stands above it. device: "cpu" or "cuda", to plan
+    for; by default what is here.
 
     Raises SourceError, RecipeError or UsageError for what is wrong with the request.
     """
@@ -39,21 +38,18 @@ def request(
         raise UsageError(f"memory: {error}") from None
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
-    training = settings(recipe, batch)
-    subject = open_subject(source, task=task, builder=builder, trust=trust)
+    given = {"source": str(source), "data": {"train": "."}, "batch": batch, "task": task, "builder": builder}
+    training = TrainingRecipe.load(recipe, **{key: value for key, value in given.items() if value is not None})
+    subject = open_subject(
+        source,
+        task=training.task,
+        builder=training.builder,
+        arguments=training.arguments,
+        inputs=training.inputs,
+        trust=trust,
+    )
     here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
     apart = here.type == "cuda" if device is None else device == "cuda"
-    asked = length or training.length or min(subject.longest or 1, LENGTH)
+    least = 1 if subject.task.name == ImageClassification.name else LENGTH
+    asked = length or training.length or min(subject.longest or least, LENGTH)
     return plan(subject, training, length=asked, memory=size, device=here, apart=apart)
-
-
-def settings(recipe: Path | None, batch: int) -> Training:
-    """The settings of training in a recipe, with this batch. Raises RecipeError."""
-    content: dict[str, Any] = read_yaml(recipe) if recipe else {}
-    kept = {key: value for key, value in content.items() if key in Training.model_fields}
-    try:
-        training = Training.model_validate(kept | {"batch": batch})
-        training.parts()
-    except ValidationError as error:
-        raise RecipeError(explain(error, str(recipe or "command line"))) from None
-    return training
