@@ -27,6 +27,7 @@ import training as shared
 from torch.profiler import ProfilerActivity, profile, record_function
 from training import Model, spoken
 
+from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.predict import predict
 from laconic.planner.rates import Rates, measure
 from laconic.planner.simulate import STEPS, Prepare, trace
@@ -164,7 +165,11 @@ def table(model: Model, rates: Rates, *, fast: bool) -> list[Line]:
     for number, training in enumerate(model.combinations()):
         if fast and number % 3:
             continue
-        line = measured(model, training, rates)
+        try:
+            line = measured(model, training, rates)
+        except (RecipeError, MissingPackage) as error:
+            print(f"| {spoken(training)} | does not apply: {str(error).partition('.')[0]} |{' |' * 7}", flush=True)
+            continue
         lines.append(line)
         sizes = [f"{size / MIB:.1f}" for size in (line.predicted, line.watched, line.both, line.allocated)]
         errors = [f"{error:+.2%}" for error in line.errors]

@@ -131,7 +131,7 @@ def digits() -> Study:
         torch.manual_seed(seed)
         return Checkpoint.of(network(), task, outputs=(), source={"kind": "benchmark"}, size=0)
 
-    return Study("digits", start, parts["learn"], parts["held"], training(150, 32, 2e-3))
+    return Study("digits, 32 wide", start, parts["learn"], parts["held"], training(150, 32, 2e-3))
 
 
 def language(folder: Path) -> Study:

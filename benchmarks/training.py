@@ -10,7 +10,7 @@ from torch import nn
 
 from laconic import builder, huggingface
 from laconic.embedder import read_json
-from laconic.planner.candidates import applicable, spelled
+from laconic.planner.candidates import spelled
 from laconic.planner.subject import CONFIG, Subject, open_subject
 from laconic.recipe import Named
 from laconic.training.settings import Training
@@ -90,18 +90,9 @@ class Model:
         return eager(build(self.source))
 
     def combinations(self) -> Iterator[Training]:
-        """Those of COMBINATIONS that the model has a place for."""
-        names = {spelled_name(each) for choice, _ in COMBINATIONS for each in choice}
-        asked = Training(techniques=tuple(Named(name=name) for name in sorted(names)))
-        fits = applicable(self.subject, asked)
+        """All of COMBINATIONS; the model may have no place for some."""
         for choice, optimizer in COMBINATIONS:
-            if all(spelled_name(each) in fits for each in choice):
-                yield settings(choice, optimizer, self.batch)
-
-
-def spelled_name(technique: Any) -> str:
-    """The name alone, of a technique as a recipe writes it."""
-    return Named.model_validate(technique).name
+            yield settings(choice, optimizer, self.batch)
 
 
 def from_config(name: str, folder: Path, config: Any, kind: str, task: str, batch: int, length: int = 1) -> Model:
