@@ -22,7 +22,7 @@ from laconic.training.settings import Training
 CPU = torch.device("cpu")
 LENGTH, ROWS = 24, 6
 CURVE = Curve(amounts=(1.0, 1e12), seconds=(1e-9, 1.0))
-RATES = Rates(name="any", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
+RATES = Rates(name="any", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
 RUNS = {
     "replicas": ({}, ()),
     "replicas, parts": ({}, ({"accumulate": {"rows": 1}},)),

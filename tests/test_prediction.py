@@ -27,7 +27,7 @@ from laconic.training.step import step
 
 CPU = torch.device("cpu")
 CURVE = Curve(amounts=(1.0, 2.0), seconds=(1.0, 2.0))
-RATES = Rates(name="none", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
+RATES = Rates(name="none", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
 ROWS, LENGTH = 6, 24
 SMALL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 

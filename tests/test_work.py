@@ -20,6 +20,7 @@ FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
 SECOND = 1e9
 RATES = Rates(
     name="steady",
+    kind="cpu",
     products={"float32": Curve(**FLAT), "bfloat16": Curve(amounts=(1.0, 1e15), seconds=(1e-10, 1e5))},
     passes=Curve(amounts=(1.0, 1e15), seconds=(1e-12, 1e3)),
     copies=Curve(**FLAT),
