@@ -61,11 +61,11 @@ def fitted(
         return recipe, ""
     found = plan(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
     if recipe.techniques:
-        asked = Row(found.rows[0].candidate, predict(subject, recipe, length, found.rates))
+        asked = Row(plain(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
         if not asked.fits(recipe.memory):
+            instead = f"Turn on: {compared(found.chosen, asked)}" if found.chosen else sentence(nothing(found))
             raise GoalMissed(
-                f"these techniques are predicted to take {binary(asked.prediction.peak)}, of "
-                f"{binary(recipe.memory)}. {sentence(found.chosen, asked)}"
+                f"these techniques are predicted to take {binary(asked.need)}, of {binary(recipe.memory)}. {instead}"
             )
         return recipe, ""
     if found.chosen is None:
@@ -76,15 +76,15 @@ def fitted(
 def advised(
     recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps
 ) -> tuple[TrainingRecipe | None, str]:
-    """After a step ran out of memory: a recipe that takes less, and the sentence that says so; None without one."""
+    """After a step ran out of memory: a recipe that takes less, and what it turns on; None, and why, without one."""
     rates = measure(device)
-    failed = Row(plain(recipe), predict(subject, recipe, length, rates))
+    failed = Row(plain(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
     # What was predicted to fit and did not has shown how much there is.
-    memory = min(recipe.memory or available(device), round(0.95 * failed.prediction.peak))
+    memory = min(recipe.memory or available(device), round(0.95 * failed.need))
     found = plan(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
     if found.chosen is None:
-        return None, nothing(found)
-    return adopted(recipe, found.chosen, memory), f"{sentence(found.chosen, failed)}. --auto does so by itself"
+        return None, sentence(nothing(found))
+    return adopted(recipe, found.chosen, memory), compared(found.chosen, failed)
 
 
 def plain(recipe: TrainingRecipe) -> Candidate:
@@ -108,15 +108,18 @@ def adopted(recipe: TrainingRecipe, row: Row, memory: int | None = None) -> Trai
 def described(row: Row) -> str:
     """What a row turns on, as a recipe says it."""
     names = ", ".join(spelled(named) for named in row.candidate.training.techniques) or "no techniques"
-    return f"{names}; optimizer {row.candidate.training.optimizer.name}: {binary(row.prediction.peak)} predicted"
+    return f"{names}; optimizer {row.candidate.training.optimizer.name}: {binary(row.need)} predicted"
 
 
-def sentence(chosen: Row | None, asked: Row) -> str:
-    """What to turn on instead."""
-    if chosen is None:
-        return "No combination fits. Take a smaller batch or length, or a device with more memory"
+def compared(chosen: Row, asked: Row) -> str:
+    """The same, and what it costs."""
     times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
-    return f"Turn on: {described(chosen)}, {times:.1f} times the time of a step"
+    return f"{described(chosen)}, {times:.1f} times the time of a step"
+
+
+def sentence(words: str) -> str:
+    """With a capital."""
+    return words[:1].upper() + words[1:]
 
 
 def nothing(found: Plan) -> str:

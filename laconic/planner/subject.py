@@ -129,7 +129,10 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> Subject:
         spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, height, width))
         images = ImagePreprocess(channels=channels, resize=(height, width))
         return Subject(folder.resolve().name, module, ImageClassification((spec,), preprocess=images), None)
-    longest = huggingface.positions(getattr(module, "model", None) or module)
+    parts = (getattr(module, name, None) for name in ("model", "encoder"))  # as each task calls what it holds
+    positions = huggingface.positions(next(part for part in (*parts, module) if part is not None))
+    limits = [limit for limit in (positions, sentence.max_tokens if sentence else None) if limit is not None]
+    longest = min(limits, default=None)
     return Subject(folder.resolve().name, module, text_task(task, longest), longest)
 
 

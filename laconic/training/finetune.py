@@ -110,9 +110,11 @@ def tune(
         del lesson, checkpoint, learn, judge
         gc.collect()
         other, advice = advised(recipe, subject, length, device, steps)
-        if not auto or other is None:
+        if other is None:
             raise OutOfMemory(f"{said}. {advice}")
-        steps.warn(f"{said}. {advice}")
+        if not auto:
+            raise OutOfMemory(f"{said}. Turn on: {advice}. --auto does so by itself")
+        steps.warn(f"{said}. Turned on: {advice}")
         recipe, changed = other, advice
     tuned = record(checkpoint, taught, recipe, learn, judge.before, judge.after)
     if ranks.first:
