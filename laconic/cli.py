@@ -266,6 +266,7 @@ def plan(
     task: Task = None,
     builder: Builder = None,
     device: Annotated[str | None, typer.Option(help="Plan for cpu or cuda; by default for what is here.")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="Devices that share the model; memory is of each.")] = 1,
     picture: Annotated[Path | None, typer.Option(help="Draw the table, as .svg or .png.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Draw the chosen one's memory over a step.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every combination that was simulated.")] = False,
@@ -285,6 +286,7 @@ def plan(
         task=task,
         builder=builder,
         device=device,
+        devices=devices,
         trust=trust,
     )
     for path, draw in ((picture, "bars"), (timeline, "timeline")):

@@ -62,7 +62,7 @@ def spelled(named: Named) -> str:
     return f"{named.name}({settings})" if settings else named.name
 
 
-def candidates(subject: Subject, training: Training, device: torch.device) -> list[Candidate]:
+def candidates(subject: Subject, training: Training, device: torch.device, devices: int = 1) -> list[Candidate]:
     """Plain training, what the settings ask for, a ladder of common combinations, and lean ones; the legal ones of
     them that the model has a place for."""
     fits = applicable(subject, training)
@@ -71,7 +71,7 @@ def candidates(subject: Subject, training: Training, device: torch.device) -> li
     for choice, optimizer, clip in proposals(training, device, free):
         techniques = tuple(Named.model_validate(each) for each in choice)
         changed = training.with_techniques(techniques, optimizer=optimizer, clip=clip)
-        if all(technique.name in fits for technique in techniques) and legal(changed):
+        if all(technique.name in fits for technique in techniques) and legal(changed, devices):
             candidate = judged(changed, training)
             found.setdefault(candidate.name, candidate)
     return list(found.values())
@@ -124,10 +124,11 @@ def applicable(subject: Subject, training: Training) -> set[str]:
     return found
 
 
-def legal(training: Training) -> bool:
-    """Whether the techniques go together, and with the optimizer."""
+def legal(training: Training, devices: int = 1) -> bool:
+    """Whether the techniques go together, and with the optimizer and the mesh."""
+    way = training.mesh.way if devices > 1 else None
     techniques = {named.name: named.configure("technique") for named in training.techniques}
-    return conflict(techniques, training.optimizer.configure("optimizer"), clip=training.clip) is None
+    return conflict(techniques, training.optimizer.configure("optimizer"), clip=training.clip, way=way) is None
 
 
 def judged(training: Training, given: Training) -> Candidate:

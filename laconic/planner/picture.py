@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from laconic.errors import UsageError
 from laconic.memory.account import CATEGORIES
 from laconic.planner.plan import Plan
-from laconic.planner.predict import predict
 from laconic.planner.present import GIB, shown
 from laconic.timeline import COLOURS, LINE, MUTED, OVER, SETTINGS, bands, draw
 
@@ -68,7 +67,7 @@ def timeline(plan: Plan, path: Path) -> None:
     """The memory of two steps of the chosen combination, allocation by allocation."""
     if plan.chosen is None:
         raise UsageError("there is no time-line to draw, since nothing fits. Give more --memory")
-    found = predict(plan.subject, plan.chosen.candidate.training, plan.length, plan.rates, whole=True)
+    found = plan.whole(plan.chosen)
     course = found.course
     assert course is not None
     names = [course.positions[place][0] for place in course.places]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from laconic.errors import RecipeError
+from laconic.parallel.fleet import predict_fleet
 from laconic.planner.candidates import Candidate, candidates
 from laconic.planner.predict import Prediction, predict
 from laconic.planner.rates import Rates, measure
@@ -54,6 +55,11 @@ class Plan:
     rows: tuple[Row, ...]
     chosen: Row | None
     largest: int | None
+    devices: int = 1
+
+    def whole(self, row: Row) -> Prediction:
+        """The prediction of a row with its course, byte by byte."""
+        return foretold(self.subject, row.candidate.training, self.length, self.rates, self.devices, whole=True)
 
     @property
     def plain(self) -> Row:
@@ -82,13 +88,15 @@ def plan(
     memory: int,
     device: torch.device,
     apart: bool | None = None,
+    devices: int = 1,
     steps: Steps | None = None,
     rates: Rates | None = None,
 ) -> Plan:
     """Predict every combination, and choose. Nothing is allocated, and no weight is read.
 
     memory: bytes of the device. device: whose speed counts. apart: whether the memory is a device's own, beside the
-    host's; by default, whether the device is a GPU. Raises RecipeError where the model has no room for such texts.
+    host's; by default, whether the device is a GPU. devices: how many share a batch, as the settings' mesh says;
+    memory is of each. Raises RecipeError where the model has no room for such texts.
     """
     steps = steps or Steps()
     apart = device.type != "cpu" if apart is None else apart
@@ -97,19 +105,28 @@ def plan(
     with steps.step("measure what this device does") as step:
         rates = rates or measure(device)
         step.note = rates.name
-    tried = candidates(subject, training, device)
+    tried = candidates(subject, training, device, devices)
     rows = []
     with steps.step("simulate", len(tried)) as step:
         for candidate in tried:
-            rows.append(Row(candidate, predict(subject, candidate.training, length, rates), shared=not apart))
+            rows.append(Row(candidate, foretold(subject, candidate.training, length, rates, devices), shared=not apart))
             step.advance()
         step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
     chosen = choose(rows, memory)
     largest = None
     if chosen:
         with steps.step("find the largest batch"):
-            largest = largest_batch(subject, chosen, length, memory, rates)
-    return Plan(subject, length, memory, rates, tuple(rows), chosen, largest)
+            largest = largest_batch(subject, chosen, length, memory, rates, devices)
+    return Plan(subject, length, memory, rates, tuple(rows), chosen, largest, devices)
+
+
+def foretold(
+    subject: Subject, training: Training, length: int, rates: Rates, devices: int, *, whole: bool = False
+) -> Prediction:
+    """The prediction for one device, of as many as there are."""
+    if devices == 1:
+        return predict(subject, training, length, rates, whole=whole)
+    return predict_fleet(subject, training, length, rates, devices, whole=whole)
 
 
 def choose(rows: Sequence[Row], memory: int) -> Row | None:
@@ -123,7 +140,9 @@ def choose(rows: Sequence[Row], memory: int) -> Row | None:
     return min(near, key=lambda row: (not row.candidate.exact, row.need))
 
 
-def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates: Rates) -> int | None:
+def largest_batch(
+    subject: Subject, chosen: Row, length: int, memory: int, rates: Rates, devices: int = 1
+) -> int | None:
     """The most rows of a batch that fit with these techniques; None where a batch is taken in parts.
 
     Memory grows nearly in a line with the rows, so the line through the last two guesses gives the next. No batch of
@@ -134,7 +153,7 @@ def largest_batch(subject: Subject, chosen: Row, length: int, memory: int, rates
         return None
 
     def peak(rows: int) -> int:
-        found = predict(subject, training.model_copy(update={"batch": rows}), length, rates)
+        found = foretold(subject, training.model_copy(update={"batch": rows}), length, rates, devices)
         return replace(chosen, prediction=found).need
 
     limit = memory * (1 - HEADROOM)

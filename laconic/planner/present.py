@@ -6,6 +6,7 @@ import yaml
 from rich.table import Table
 
 from laconic.memory.account import CATEGORIES
+from laconic.parallel.mesh import Mesh
 from laconic.planner.plan import HEADROOM, Plan, Row
 from laconic.planner.predict import total
 from laconic.show import OUT, grid
@@ -20,7 +21,7 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     training = plan.plain.candidate.training
     title = (
         f"{plan.subject.name}: {plan.subject.parameters / 1e9:.3g} B parameters, batch {training.batch}, "
-        f"length {plan.length}; GiB"
+        f"length {plan.length}; GiB{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
     )
     rows = list(plan.rows) if everything else shown(plan)
     OUT.print(table(plan, title, rows))
@@ -109,6 +110,8 @@ def recipe_lines(row: Row) -> str:
         "clip": training.clip,
         "techniques": [named.plain() for named in training.techniques],
     }
+    if training.mesh != Mesh():
+        content["mesh"] = training.mesh.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(content, sort_keys=False)
 
 
@@ -121,6 +124,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "batch": plan.plain.candidate.training.batch,
         "length": plan.length,
         "memory": plan.memory,
+        "devices": plan.devices,
         "device": plan.rates.name,
         "chosen": plan.chosen and plan.chosen.candidate.name,
         "largest_batch": plan.largest,

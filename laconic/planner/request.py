@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from laconic.errors import UsageError
+from laconic.parallel.mesh import Mesh
 from laconic.planner.plan import Plan, plan
 from laconic.planner.subject import open_subject
 from laconic.tasks.image_classification import ImageClassification
@@ -25,10 +26,11 @@ def request(
     task: str | None = None,
     builder: str | None = None,
     device: str | None = None,
+    devices: int = 1,
     trust: bool = False,
 ) -> Plan:
     """The plan for a source. recipe: of training; what is given here stands above it. device: "cpu" or "cuda", to plan
-    for; by default what is here.
+    for; by default what is here. devices: that share the model, by shards unless the recipe has a mesh.
 
     Raises SourceError, RecipeError or UsageError for what is wrong with the request.
     """
@@ -40,6 +42,8 @@ def request(
         raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
     given = {"source": str(source), "data": {"train": "."}, "batch": batch, "task": task, "builder": builder}
     training = TrainingRecipe.load(recipe, **{key: value for key, value in given.items() if value is not None})
+    if devices > 1 and training.mesh == Mesh():
+        training = training.model_copy(update={"mesh": Mesh(shard=None)})
     subject = open_subject(
         source,
         task=training.task,
@@ -52,4 +56,4 @@ def request(
     apart = here.type == "cuda" if device is None else device == "cuda"
     least = 1 if subject.task.name == ImageClassification.name else LENGTH
     asked = length or training.length or min(subject.longest or least, LENGTH)
-    return plan(subject, training, length=asked, memory=size, device=here, apart=apart)
+    return plan(subject, training, length=asked, memory=size, device=here, apart=apart, devices=devices)
