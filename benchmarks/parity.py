@@ -25,6 +25,7 @@ from studies import Study
 from laconic import registry
 from laconic.cache import Cache
 from laconic.errors import RecipeError
+from laconic.parallel.ranks import Ranks
 from laconic.recipe import Named
 from laconic.record import hash_of
 from laconic.training.evaluate import evaluate
@@ -116,7 +117,7 @@ def run(study: Study, trial: Trial, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             taught = teach(
-                checkpoint, study.learn, settings, Path(folder), device=CPU, objective=copy.copy(objective),
+                checkpoint, study.learn, settings, Path(folder), ranks=Ranks(), objective=copy.copy(objective),
                 watching=Watching(quiet=True),
             )  # fmt: skip
         except RecipeError as error:
