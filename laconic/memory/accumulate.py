@@ -10,7 +10,10 @@ from laconic.training.kit import Kit
 
 
 class Accumulate(Technique):
-    """Activations of `rows` rows at a time; gradients of all parameters wait for the last."""
+    """Activations of `rows` rows at a time; gradients of all parameters wait for the last.
+
+    Exact, but for batch normalisation, which normalises each part by itself.
+    """
 
     slot: ClassVar[Slot] = "batch"
     exact: ClassVar[bool] = True
