@@ -23,7 +23,7 @@ FREE: Choice = ("sdpa", "chunked-loss")
 
 ACTIVATIONS: tuple[Choice, ...] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
 SMALLER = "adamw-8bit"
-LATE = {"chunked-loss": {"defer": True}}
+LATE = {"chunked-loss": {"defer": True, "chunk": 256}}
 HOST = {"layerwise": {"rows": 1, "keep": "host"}}
 LEAN: Sequence[Choice] = (
     ({"layerwise": {"rows": 1, "snapshots": 4}}, LATE, "in-backward"),
