@@ -1,0 +1,387 @@
+"""The planner: what each combination takes, which one is chosen, and how large a batch may be."""
+
+import itertools
+import json
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import models
+import pytest
+import torch
+import transformers
+
+from laconic.cache import VARIABLE
+from laconic.checkpoint import load_source
+from laconic.cli import main
+from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
+from laconic.memory.account import CATEGORIES
+from laconic.planner import rates as measuring
+from laconic.planner.advice import subject_of
+from laconic.planner.candidates import Candidate, candidates
+from laconic.planner.picture import bars, timeline
+from laconic.planner.plan import HEADROOM, Plan, Row, choose, largest_batch, plan
+from laconic.planner.predict import predict
+from laconic.planner.request import request
+from laconic.planner.subject import Subject, open_subject
+from laconic.training.settings import Training
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+LENGTH, BATCH = 32, 4
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickly_measured(tmp_path_factory):
+    """A machine is measured in no time: roughly, which is enough to plan by."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "SIDES", {"cpu": (16, 64)})
+        patch.setattr(measuring, "BYTES", {"cpu": (2**12, 2**18)})
+        patch.setattr(measuring, "SECONDS", 0.001)
+        patch.setattr(measuring, "WEIGHT", (16, 16), raising=False)
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Folders of transformers, of which only the config is there."""
+    home = tmp_path_factory.mktemp("configs")
+    text = {**models.TEXT, "architectures": ["LlamaForCausalLM"]}
+    kinds = {
+        "gpt2": transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+                                        architectures=["GPT2LMHeadModel"]),
+        "llama": transformers.LlamaConfig(**text, num_key_value_heads=2),
+        "bert": transformers.BertConfig(**{**models.TEXT, "architectures": ["BertForSequenceClassification"]}),
+    }  # fmt: skip
+    for name, config in kinds.items():
+        config.save_pretrained(home / name)
+    return home
+
+
+def subject(folder: Path, kind: str) -> Subject:
+    return open_subject(folder / kind)
+
+
+def planned(folder: Path, kind: str, memory: int, **changes) -> Plan:
+    training = Training.model_validate({"batch": BATCH, **changes})
+    return plan(subject(folder, kind), training, length=LENGTH, memory=memory, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def roomy(folder):
+    """A plan for which everything fits."""
+    return planned(folder, "gpt2", 2**30)
+
+
+def test_plain_training_comes_first(roomy):
+    first = roomy.rows[0].candidate
+    assert first.training.techniques == ()
+    assert first.exact
+    assert first.whole
+    assert roomy.plain is roomy.rows[0]
+
+
+def test_every_combination_has_a_name_of_its_own_and_is_legal(roomy):
+    names = [row.candidate.name for row in roomy.rows]
+    assert len(set(names)) == len(names) > 10
+    for row in roomy.rows:
+        row.candidate.training.parts()
+
+
+def test_the_parts_of_a_peak_add_up_to_it(roomy):
+    for row in roomy.rows:
+        assert set(row.prediction.at_peak) == set(CATEGORIES)
+        assert sum(row.prediction.at_peak.values()) == pytest.approx(row.prediction.peak, abs=64)
+        assert row.prediction.at_peak["parameters"] > 0
+
+
+def test_the_weights_are_counted_to_the_byte(roomy):
+    parts = roomy.plain.prediction.at_peak
+    assert parts["parameters"] == pytest.approx(4 * roomy.subject.parameters, rel=0.01)
+    assert parts["optimizer"] == pytest.approx(8 * roomy.subject.parameters, rel=0.01)
+
+
+def test_the_fastest_that_fits_is_chosen_for_any_memory(roomy):
+    for memory in sorted({round(row.need * factor) for row in roomy.rows for factor in (0.99, 1.06)}):
+        chosen = choose(roomy.rows, memory)
+        fitting = [row for row in roomy.rows if row.need <= memory * (1 - HEADROOM)]
+        if chosen is None:
+            assert not fitting
+            continue
+        assert chosen in fitting
+        whole = [row for row in fitting if row.candidate.whole] or fitting
+        assert chosen in whole
+        assert chosen.prediction.seconds <= 1.03 * min(row.prediction.seconds for row in whole)
+        assert chosen.candidate.exact or not any(
+            row.candidate.exact and row.prediction.seconds <= min(each.prediction.seconds for each in whole)
+            for row in whole
+        )
+
+
+def test_the_front_holds_what_nothing_beats(roomy):
+    front = roomy.front()
+    for one, other in itertools.permutations(front, 2):
+        beaten = one.prediction.seconds <= other.prediction.seconds and one.need <= other.need
+        assert not beaten or one.candidate.whole is not other.candidate.whole
+    for each in roomy.rows:
+        assert any(best.prediction.seconds <= each.prediction.seconds and best.need <= each.need for best in front)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_the_largest_batch_fits_and_one_row_more_does_not(folder, kind):
+    given, training, rates = subject(folder, kind), Training(batch=BATCH), measuring.measure(CPU)
+    plain = row(given, training, rates)
+    memory = round(5.5 * plain.need)
+    largest = largest_batch(given, plain, LENGTH, memory, rates)
+    assert largest > 2 * BATCH
+    tried = [row(given, training.model_copy(update={"batch": rows}), rates) for rows in (largest, largest + 1)]
+    assert [each.fits(memory) for each in tried] == [True, False]
+
+
+def row(given: Subject, training: Training, rates) -> Row:
+    """These very settings, on a device whose memory is the host's."""
+    return Row(Candidate(training, whole=True, exact=True), predict(given, training, LENGTH, rates), shared=True)
+
+
+def test_a_batch_that_is_taken_in_parts_has_no_largest(folder):
+    given, rates = subject(folder, "bert"), measuring.measure(CPU)
+    training = Training.model_validate({"batch": BATCH, "techniques": [{"accumulate": {"rows": 1}}]})
+    assert largest_batch(given, row(given, training, rates), LENGTH, 2**40, rates) is None
+
+
+def test_a_batch_beyond_all_bounds_is_not_made(folder):
+    given, training, rates = subject(folder, "llama"), Training(batch=BATCH), measuring.measure(CPU)
+    before = resident()
+    assert largest_batch(given, row(given, training, rates), LENGTH, 2**44, rates) > 2**22
+    assert resident() - before < 2**30
+
+
+def resident() -> int:
+    """The most bytes that this process has held."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings(folder):
+    training = Training.model_validate({"batch": BATCH, "techniques": [{"checkpoint": {"every": 2}}, "pure-bf16"],
+                                        "optimizer": {"adamw": {"stochastic_rounding": True}}})  # fmt: skip
+    names = [candidate.name for candidate in candidates(subject(folder, "bert"), training, CPU)]
+    assert names[:2] == ["adamw", "checkpoint(every=2) + pure-bf16 + adamw"]
+
+
+def test_what_a_recipe_asks_for_and_the_model_has_no_place_for_is_refused(folder):
+    training = Training.model_validate({"techniques": ["chunked-loss"]})
+    with pytest.raises(RecipeError, match="no logits over a vocabulary"):
+        candidates(subject(folder, "bert"), training, CPU)
+
+
+def test_a_classifier_is_offered_what_it_has_a_place_for(folder):
+    found = candidates(subject(folder, "bert"), Training(batch=BATCH), CPU)
+    names = {named.name for each in found for named in each.training.techniques}
+    assert {"sdpa", "bf16", "checkpoint", "accumulate", "layerwise", "in-backward"} <= names
+    assert "chunked-loss" not in names
+
+
+def test_a_checkpoint_in_memory_is_planned_for_without_a_copy_of_its_weights(tmp_path):
+    checkpoint = load_source(models.save_bert(tmp_path / "bert"))
+    given = subject_of(checkpoint, "bert")
+    assert {each.device.type for each in (*given.module.parameters(), *given.module.buffers())} == {"meta"}
+    assert all(each.device.type == "cpu" for each in checkpoint.module.parameters())
+    found = candidates(given, Training(batch=BATCH), CPU)
+    assert len(found) > 5
+    assert predict(given, found[0].training, LENGTH, measuring.measure(CPU)).peak > 0
+
+
+def test_texts_longer_than_the_model_takes_are_refused(folder):
+    with pytest.raises(RecipeError, match="bert takes at most 64 tokens, and 65 are asked for"):
+        plan(subject(folder, "bert"), Training(), length=65, memory=2**30, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "kind", "longest"),
+    [
+        ("bert", {}, "text-classification", 64),
+        ("bert/config.json", {}, "text-classification", 64),
+        ("gpt2", {}, "causal-lm", 64),
+        ("bert", {"task": "text-embedding"}, "text-embedding", 64),
+        ("nothing", {"builder": "models:MobileNet"}, "tensors", None),
+        ("nothing", {"builder": "models:Perceptron", "arguments": {"widths": [3, 2]}}, "tensors", None),
+    ],
+)
+def test_a_subject_is_opened_from_whatever_says_what_the_model_is_like(folder, source, given, kind, longest):
+    found = open_subject(folder / source, **given)
+    assert (found.task.name, found.longest) == (kind, longest)
+    assert {each.device.type for each in found.module.parameters()} == {"meta"}
+
+
+def test_a_saved_checkpoint_is_a_source_without_its_weights(tmp_path):
+    load_source(models.save_vit(tmp_path / "vit")).save(tmp_path / "saved")
+    (tmp_path / "saved" / "model.safetensors").unlink()
+    found = open_subject(tmp_path / "saved")
+    assert (found.name, found.task.name) == ("saved", "image-classification")
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "error", "said"),
+    [
+        ("model.onnx", {}, SourceError, "is an ONNX file: a graph cannot be trained"),
+        ("nowhere", {}, SourceError, "has no config.json; expected a folder of transformers"),
+        ("n", {"builder": "models:unsigned"}, SourceError, "nothing says which tensors"),
+        ("n", {"builder": "models:fail"}, SourceError, "no such luck"),
+        ("n", {"builder": "models:Absent"}, SourceError, "Absent"),
+        ("foreign", {}, UntrustedSource, "brings its own code"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused(folder, source, given, error, said):
+    foreign = folder / "foreign"
+    foreign.mkdir(exist_ok=True)
+    (foreign / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "code.Model"}}))
+    with pytest.raises(error, match=said):
+        open_subject(folder / source, **given)
+
+
+@pytest.fixture
+def laconic(monkeypatch, capsys):
+    """Runs the command in this process: exit code, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["laconic", "plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        shown = capsys.readouterr()
+        return stopped.value.code, shown.out, shown.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def perceptron(tmp_path):
+    """A recipe for a model without repeated layers, for which few combinations are worth a try."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "source: net.pt\nbuilder: models:Perceptron\narguments: {widths: [8, 16, 4]}\n"
+        "batch: 3\ntechniques: [{accumulate: {rows: 2}}]\n"
+    )
+    return tmp_path / "net.pt", "--recipe", path
+
+
+def test_a_plan_is_printed_for_programs_and_drawn(laconic, perceptron, tmp_path):
+    pictures = ["--picture", tmp_path / "a.svg", "--timeline", tmp_path / "t.svg"]
+    code, out, _ = laconic(*perceptron, "--memory", "1GiB", "--json", *pictures)
+    found = json.loads(out)
+    assert code == 0
+    assert (found["model"], found["batch"], found["memory"]) == ("Perceptron", 3, 2**30)
+    assert found["chosen"] in [each["name"] for each in found["rows"]]
+    assert "accumulate(rows=2) + adamw" in [each["name"] for each in found["rows"]]
+    assert next(each for each in found["rows"] if each["name"] == found["chosen"])["fits"]
+    for picture in ("a.svg", "t.svg"):
+        assert (tmp_path / picture).read_text().startswith("<?xml")
+
+
+def test_pictures_are_the_same_each_time(roomy, tmp_path):
+    for draw, name in ((bars, "bars"), (timeline, "line")):
+        for count in (1, 2):
+            draw(roomy, tmp_path / f"{name}{count}.svg")
+        assert (tmp_path / f"{name}1.svg").read_bytes() == (tmp_path / f"{name}2.svg").read_bytes()
+
+
+@pytest.mark.parametrize("draw", [bars, timeline])
+def test_a_picture_of_another_kind_is_refused(roomy, tmp_path, draw):
+    with pytest.raises(UsageError, match=r"is drawn as \.svg or \.png, not as 'a\.pdf'"):
+        draw(roomy, tmp_path / "a.pdf")
+
+
+def test_where_nothing_fits_the_least_is_named(laconic, perceptron):
+    code, out, err = laconic(*perceptron, "--memory", "1KiB", "--batch", "2")
+    assert code == 3
+    assert "Nothing fits into" in " ".join(out.split())
+    assert err.splitlines()[-1].startswith("laconic: no combination of techniques fits")
+
+
+def test_a_time_line_of_nothing_is_refused(folder, tmp_path):
+    found = replace(planned_small(folder), chosen=None)
+    with pytest.raises(UsageError, match="nothing fits"):
+        timeline(found, tmp_path / "t.svg")
+
+
+def planned_small(folder: Path) -> Plan:
+    given, training, rates = subject(folder, "bert"), Training(batch=BATCH), measuring.measure(CPU)
+    only = row(given, training, rates)
+    return Plan(given, LENGTH, 2**30, rates, (only,), only, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--memory", "lots"], "memory: expected a size"),
+        (["--memory", "1GiB", "--seq", "65"], "bert takes at most 64 tokens, and 65 are asked for"),
+        (["--memory", "1GiB", "--device", "tpu"], "expected cpu or cuda"),
+        (["--memory", "1GiB", "--task", "causal"], "Did you mean 'causal-lm'"),
+        (["--memory", "1GiB", "--batch", "0"], "--batch"),
+        (["--memory", "1GiB", "--builder", "models"], "expected 'package.module:factory'"),
+        (["--memory", "1GiB", "--recipe", "none.yaml"], "there is no recipe none.yaml"),
+        ([], "--memory"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(laconic, folder, arguments, said):
+    code, out, err = laconic(folder / "bert", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("laconic: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_recipe_with_an_unknown_key_is_refused(folder, tmp_path):
+    (tmp_path / "r.yaml").write_text("techniqes: [sdpa]\n")
+    with pytest.raises(RecipeError, match=r"unknown key 'techniqes'\. Did you mean 'techniques'"):
+        request(folder / "bert", memory="1GiB", recipe=tmp_path / "r.yaml")
+
+
+EIGHT_BILLION = """
+import resource, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from laconic.planner.predict import predict
+from laconic.planner.rates import measure
+from laconic.planner.subject import open_subject
+from laconic.training.settings import Training
+import laconic.planner.rates as measuring
+measuring.SIDES, measuring.BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
+rates = measure(torch.device("cpu"))
+def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = most()
+subject = open_subject(Path(sys.argv[1]))
+plain = predict(subject, Training(batch=8), 1024, rates)
+lean = predict(subject, Training.model_validate({"batch": 8, "clip": None, "techniques": ["sdpa", "checkpoint",
+    "chunked-loss", "bf16", "in-backward"]}), 1024, rates)
+print(subject.parameters, plain.peak, lean.peak, most() - before)
+"""
+
+
+def test_eight_billion_parameters_are_planned_for_without_a_weight(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    done = subprocess.run(
+        [sys.executable, "-c", EIGHT_BILLION, str(tmp_path)], capture_output=True, text=True, check=False,
+        cwd=HERE.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    parameters, plain, lean, grown = map(int, done.stdout.split())
+    assert 8.0e9 < parameters < 8.1e9
+    assert grown < 300e6
+    assert plain > 16 * parameters
+    assert 12 * parameters < lean < 0.75 * plain
