@@ -29,7 +29,7 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     for number, row in enumerate(rows, 1):
         OUT.print(f"{number:>2}  {row.candidate.name}", soft_wrap=True)
     OUT.print(
-        f"\n* chosen, ! does not fit; = the losses of plain FP32 training to 1e-5, + all weights learn, a adapters "
+        f"\n* chosen, ! does not fit (the others do); = the losses of plain FP32 training to 1e-5, + all weights learn, a adapters "
         f"learn. par, grad, opt, act, tmp: what the peak is made of. Times are relative to plain training, worked out "
         f"from what this was measured to do: {plan.rates.name}.",
         soft_wrap=True,
@@ -98,7 +98,7 @@ def verdict(plan: Plan) -> str:
         else f"the largest batch that fits has {plan.largest} rows"
     )
     instead = f"{plan.chosen.need / GIB:.2f} GiB instead of {plan.plain.need / GIB:.2f}"
-    host = ", what is kept on the host included" if plan.chosen.shared else ""
+    host = ", what is kept on the host included" if plan.chosen.shared and plan.chosen.prediction.host else ""
     return f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {instead}{host}; {size}."
 
 

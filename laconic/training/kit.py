@@ -60,6 +60,8 @@ class Kit:
     weights: Callable[[], dict[str, Tensor]] | None = None
     supply: Supply = field(default_factory=Resident)
 
+    norm: Tensor | None = None
+    """Of the last step's gradient, before it was clipped; None where nobody clips."""
     lesson: nn.Module = field(init=False)
     optimizer: Optimizer = field(init=False)
 

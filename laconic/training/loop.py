@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.errors import OutOfMemory, TrainingFailure
@@ -84,10 +85,26 @@ def report(
     kit: Kit, batch: dict[str, Tensor], number: int, rate: float, seconds: float, waited: float
 ) -> Callable[[float], StepReport]:
     """What is said of a step, as soon as its loss is known."""
-    tokens, rows = kit.objective.tokens(batch), next(iter(batch.values())).shape[0]
-    return lambda loss: StepReport(
-        step=number + 1, loss=loss, lr=rate, tokens=tokens, rows=rows, seconds=seconds, waited=waited
-    )
+    tokens, rows, norm = kit.objective.tokens(batch), next(iter(batch.values())).shape[0], kit.norm
+
+    def told(loss: float) -> StepReport:
+        return StepReport(
+            step=number + 1,
+            loss=loss,
+            lr=rate,
+            tokens=tokens,
+            rows=rows,
+            seconds=seconds,
+            waited=waited,
+            norm=None if norm is None else full(norm),
+        )
+
+    return told
+
+
+def full(norm: Tensor) -> float:
+    """A norm over all ranks, where each has its share of the weights."""
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def tell(observers: Sequence[Observer], report: StepReport) -> float:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from laconic.errors import DataError
 from laconic.parallel.ranks import Ranks
 from laconic.record import Record, code_version, hash_of
 from laconic.stage import Context, TorchStage
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
 
 
 class Finetune(Training, TorchStage):
-    """Train on the calibration samples and their labels, as `laconic finetune` does on a file."""
+    """Train on the calibration samples, with their labels where the task needs any, as `laconic finetune` does on a file."""
 
     def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
-        if context.calibrate.labels is None:
-            raise DataError(f"finetune: {context.calibrate.name} has no labels to learn from. Give each row a 'label'")
         taught = teach(
             checkpoint,
             context.calibrate,

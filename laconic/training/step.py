@@ -29,7 +29,7 @@ def step(kit: Kit, batch: Batch, *, clip: float | None = None) -> Tensor:
     with kit.span("optimizer"):
         kit.scaler.unscale_(kit.optimizer)
         if clip is not None:
-            clip_grad_norm_(trained(kit.module), clip)
+            kit.norm = clip_grad_norm_(trained(kit.module), clip).detach()
         kit.scaler.step(kit.optimizer)
         kit.scaler.update()
         kit.optimizer.zero_grad(set_to_none=True)
