@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Finetune(Training, TorchStage):
-    """Train on the calibration samples, with their labels where the task needs any, as `laconic finetune` does on a file."""
+    """Train on the calibration samples, as `laconic finetune` does on a file, with labels where the task needs any."""
 
     def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
         taught = teach(
