@@ -74,13 +74,16 @@ def fitted(
 
 
 def advised(
-    recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps
+    recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps, room: int
 ) -> tuple[TrainingRecipe | None, str]:
-    """After a step ran out of memory: a recipe that takes less, and what it turns on; None, and why, without one."""
+    """After a step ran out of memory: a recipe that takes less, and what it turns on; None, and why, without one.
+
+    room: bytes that were available before the run.
+    """
     rates = measure(device)
     failed = Row(plain(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
     # What was predicted to fit and did not has shown how much there is.
-    memory = min(recipe.memory or available(device), round(0.95 * failed.need))
+    memory = min(recipe.memory or room, round(0.95 * failed.need))
     found = plan(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
     if found.chosen is None:
         return None, sentence(nothing(found))
@@ -132,7 +135,10 @@ def nothing(found: Plan) -> str:
 
 
 def available(device: torch.device) -> int:
-    """Bytes that a training may use: of the device, or of the machine as far as the process may have it."""
+    """Bytes that a training may use: of the device, or of the machine as far as the process may have it.
+
+    To be asked before a run: memory that was freed may stay mapped for the next.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

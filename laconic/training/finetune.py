@@ -16,7 +16,7 @@ from laconic.checkpoint import CARD, Checkpoint
 from laconic.data import Dataset, read, split
 from laconic.errors import OutOfMemory, RecipeError, UsageError
 from laconic.parallel.ranks import Ranks, started
-from laconic.planner.advice import advised, fitted, longest, subject_of
+from laconic.planner.advice import advised, available, fitted, longest, subject_of
 from laconic.planner.subject import Subject
 from laconic.progress import Steps
 from laconic.record import Record, code_version, hash_of
@@ -94,6 +94,7 @@ def tune(
         lesson = prepare(recipe, trust, steps)
         if changed is None:
             recipe, changed = fitted(recipe, lesson.subject, lesson.length, device, steps)
+            room = available(device)
         checkpoint, learn, judge = lesson.checkpoint, lesson.learn, Judge(lesson, recipe, steps)
         try:
             key = hash_of(checkpoint.key, learn.fingerprint, described(recipe))
@@ -109,7 +110,7 @@ def tune(
         subject, length = lesson.subject, lesson.length
         del lesson, checkpoint, learn, judge
         gc.collect()
-        other, advice = advised(recipe, subject, length, device, steps)
+        other, advice = advised(recipe, subject, length, device, steps, room)
         if other is None:
             raise OutOfMemory(f"{said}. {advice}")
         if not auto:

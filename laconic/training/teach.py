@@ -101,8 +101,10 @@ def teach(
         judge(kit, 0)
         with Snapshots(folder / SNAPSHOTS) as snapshots:
             losses: list[float] = []
+            batch = first_batch(objective, dataset, order, ranks.device)  # what all rows lack is no one row's fault
             if snapshots.latest() is not None:
-                losses = resume(kit, schedule, snapshots, first_batch(objective, dataset, order, ranks.device))
+                losses = resume(kit, schedule, snapshots, batch)
+            del batch
             start = len(losses)
             feed = Feed(
                 dataset,
