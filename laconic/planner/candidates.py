@@ -23,6 +23,7 @@ FREE: Choice = ("sdpa", "chunked-loss")
 
 ACTIVATIONS: tuple[Choice, ...] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
 SMALLER = "adamw-8bit"
+EARLY = {"chunked-loss": {"chunk": 256}}
 LATE = {"chunked-loss": {"defer": True, "chunk": 256}}
 HOST = {"layerwise": {"rows": 1, "keep": "host"}}
 LEAN: Sequence[Choice] = (
@@ -69,12 +70,29 @@ def candidates(subject: Subject, training: Training, device: torch.device, devic
     free = tuple(name for name in FREE if name in fits)
     found: dict[str, Candidate] = {}
     for choice, optimizer, clip in proposals(training, device, free):
-        techniques = tuple(Named.model_validate(each) for each in choice)
+        techniques = placed(choice, fits)
+        if techniques is None:
+            continue
         changed = training.with_techniques(techniques, optimizer=optimizer, clip=clip)
-        if all(technique.name in fits for technique in techniques) and legal(changed, devices):
+        if legal(changed, devices):
             candidate = judged(changed, training, subject)
             found.setdefault(candidate.name, candidate)
     return list(found.values())
+
+
+def placed(choice: Choice, fits: set[str]) -> tuple[Named, ...] | None:
+    """The techniques of a choice, None where the model has no place for one of them. Its loss is taken as it can be:
+    with the head's gradient late, in pieces, or whole."""
+    found = []
+    for each in choice:
+        wanted = Named.model_validate(each)
+        instead = (wanted, Named.model_validate(EARLY)) if wanted.name == "chunked-loss" else (wanted,)
+        possible = next((named for named in instead if spelled(named) in fits), None)
+        if possible:
+            found.append(possible)
+        elif wanted.name != "chunked-loss":
+            return None
+    return tuple(found)
 
 
 def proposals(training: Training, device: torch.device, free: Choice) -> Iterator[tuple[Choice, Named, float | None]]:
@@ -83,10 +101,9 @@ def proposals(training: Training, device: torch.device, free: Choice) -> Iterato
     asked = tuple({named.name: named.config} for named in training.techniques)
     yield (), given, clip
     yield asked, given, clip
-    parts = {"accumulate": {"rows": max(1, training.batch // 8)}}
     low = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bf16"
-    for precision, activations, cut in product(((), (low,)), ACTIVATIONS, ((), (parts,))):
-        choice = (*free, *precision, *activations, *cut)
+    for precision, activations, parts in product(((), (low,)), ACTIVATIONS, ((), (cut(training),))):
+        choice = (*free, *precision, *activations, *parts)
         yield choice, given, clip
         if precision and activations == ("checkpoint",) and given.name == "adamw":
             yield choice, Named(name=SMALLER, config=given.config), clip
@@ -99,18 +116,18 @@ def proposals(training: Training, device: torch.device, free: Choice) -> Iterato
 
 
 def applicable(subject: Subject, training: Training) -> set[str]:
-    """The techniques that the model has a place for, each tried alone on a model without bytes.
+    """The techniques that the model has a place for, spelled, each tried alone on a model without bytes.
 
     Raises RecipeError or MissingPackage where there is none for one that the settings ask for.
     """
-    asked = {named.name for named in training.techniques}
-    names = asked | {"accumulate", "in-backward", *FREE, "bf16", "fp16"}
-    for choice in (*ACTIVATIONS, *LEAN):
-        names |= {Named.model_validate(each).name for each in choice}
+    asked = {spelled(named) for named in training.techniques}
+    known = [*training.techniques, *map(Named.model_validate, ("bf16", "fp16", "in-backward", *FREE, EARLY))]
+    for choice in (*ACTIVATIONS, *LEAN, (cut(training),)):
+        known += map(Named.model_validate, choice)
     found = set()
-    for name in sorted(names):
+    for name, named in sorted({spelled(named): named for named in known}.items()):
         try:
-            technique = Named(name=name).configure("technique")
+            technique = named.configure("technique")
             parts = training.with_techniques(()).parts()
             module = subject.copy()
             with imagining():
@@ -122,6 +139,11 @@ def applicable(subject: Subject, training: Training) -> set[str]:
             if name in asked:
                 raise
     return found
+
+
+def cut(training: Training) -> dict[str, Any]:
+    """Accumulation over eight parts of a batch, as far as it has as many rows."""
+    return {"accumulate": {"rows": max(1, training.batch // 8)}}
 
 
 def legal(training: Training, devices: int = 1) -> bool:

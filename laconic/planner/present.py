@@ -29,9 +29,9 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     for number, row in enumerate(rows, 1):
         OUT.print(f"{number:>2}  {row.candidate.name}", soft_wrap=True)
     OUT.print(
-        f"\n* chosen, ! does not fit (the others do); = the losses of plain FP32 training to 1e-5, + all weights learn, a adapters "
-        f"learn. par, grad, opt, act, tmp: what the peak is made of. Times are relative to plain training, worked out "
-        f"from what this was measured to do: {plan.rates.name}.",
+        f"\n* chosen, ! does not fit (the others do); = losses of plain FP32 training to 1e-5, + all weights learn, "
+        f"a adapters learn. par, grad, opt, act, tmp: what the peak is made of. Times are relative to plain training, "
+        f"worked out from what this was measured to do: {plan.rates.name}.",
         soft_wrap=True,
     )
     OUT.print(verdict(plan), soft_wrap=True)
@@ -54,7 +54,7 @@ def shown(plan: Plan) -> list[Row]:
 
 def table(plan: Plan, title: str, rows: list[Row]) -> Table:
     """A line for each row."""
-    made = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", "phase", right=(0, *range(2, 11)))
+    made = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
     plain = plan.plain.prediction
     for number, row in enumerate(rows, 1):
         found = row.prediction
@@ -69,7 +69,6 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
             f"{found.seconds / plain.seconds:.2f}x",
             *(f"{found.at_peak[category] / GIB:.1f}" for category in CATEGORIES),
             f"{found.host / GIB:.1f}",
-            max(sorted(found.phases), key=lambda phase: total(found.phases[phase])),
         )
     return made
 

@@ -111,10 +111,15 @@ def curve(
     amount: Callable[[int], float],
 ) -> Curve:
     """Time `work` on what `make` makes of each size."""
-    seconds = []
+    seconds: list[float] = []
     for size in sizes:
-        given = make(size)
-        work(*given)
+        try:
+            given = make(size)
+            work(*given)
+        except (RuntimeError, MemoryError):
+            if not seconds:
+                raise
+            break  # there is no room for so much: what was measured goes on in step
         best, times, begin = float("inf"), 0, time.perf_counter()
         while times < TIMES or time.perf_counter() - begin < SECONDS:
             times += 1
@@ -125,7 +130,9 @@ def curve(
             best = min(best, time.perf_counter() - start)
         seconds.append(best)
     # Timing is noisy; more work never takes less time.
-    return Curve(amounts=tuple(map(amount, sizes)), seconds=tuple(np.maximum.accumulate(seconds).tolist()))
+    return Curve(
+        amounts=tuple(map(amount, sizes[: len(seconds)])), seconds=tuple(np.maximum.accumulate(seconds).tolist())
+    )
 
 
 def per_parameter(optimizer: Any, kind: str, cache: Cache | None = None) -> float:

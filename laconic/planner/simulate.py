@@ -4,15 +4,19 @@ The only file that uses names of torch which are not public: FakeTensorMode, the
 fake process group.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -31,6 +35,9 @@ Prepare = Callable[[], tuple[Kit, Batch]]
 
 STEPS = 2
 """The optimizer's state is born in the first step, so the second is the one that all others are like."""
+
+ALONE = (4, 2)
+"""References to a tensor and to its storage, as the watch sees them, when nobody but autograd has it."""
 
 
 class Again(AbstractContextManager[None]):
@@ -55,6 +62,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.device = device
         self._numbers = WeakIdKeyDictionary(ref_type=weakref.ref)
+        self._makers: dict[int, int] = {}
         self._meter = meter
         self._aside = self._steps = False
 
@@ -64,6 +72,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._aside:
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.add.Tensor and self._adds_in_place(args[0], sys._getframe(2).f_back):
+            self.ledger.resized(self.see(args[0])[0], 0)
         if isinstance(out, Tensor):
             self.see(out)
         elif out is not None:
@@ -123,14 +133,35 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         side = account.side if tensor.device.type == self.device.type else "host"
         number = self.ledger.born(storage.nbytes(), side, account.category)
         self._numbers[storage] = number
+        self._makers[number] = node()
         weakref.finalize(storage, self.ledger.resized, number, 0).atexit = False
         return [number]
+
+    def _adds_in_place(self, first: Tensor, caller: FrameType | None) -> bool:
+        """Whether this sum is autograd's, of two gradients of which nobody else has the first: without a watch it would
+        be put in the first one's place (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
+
+        A sum within a node's own formula looks alike, only that its first term is of the same node's making.
+        """
+        return (
+            (caller is None or caller.f_code is _engine_run_backward.__code__)
+            and not torch.is_grad_enabled()
+            and (first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)) == ALONE
+            and is_non_overlapping_and_dense_or_false(first)
+            and self._makers[self.see(first)[0]] != node()
+        )
 
     def claim(self, tensor: Tensor, category: Category, *, beside: Tensor | None = None) -> None:
         """Say what a tensor is for. beside: one that it lies on the same side with."""
         side = None if beside is None else self.ledger.entries[self.see(beside)[0]].side
         for number in self.see(tensor):
             self.ledger.claim(number, category, side)
+
+
+def node() -> int:
+    """The number of the node of autograd's graph whose turn it is; -1 where none has."""
+    found = torch._C._current_autograd_node()
+    return -1 if found is None else int(found._sequence_nr())
 
 
 @contextmanager
@@ -281,20 +312,14 @@ def imagined(module: nn.Module, device: torch.device | None = None) -> nn.Module
 
     def like(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu"
-            )
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
+            learns = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if learns else fake
         return made[id(tensor)]
 
     for part in module.modules():
-        for name, parameter in list(part._parameters.items()):
-            if parameter is not None:
-                fake = made.get(id(parameter))
-                if fake is None:
-                    fake = nn.Parameter(like(parameter), requires_grad=parameter.requires_grad)
-                    made[id(parameter)] = fake
-                part._parameters[name] = fake  # type: ignore[assignment]
-        for name, buffer in list(part._buffers.items()):
-            if buffer is not None:
-                part._buffers[name] = like(buffer)
+        for held in (part._parameters, part._buffers):
+            for name, tensor in list(held.items()):
+                if tensor is not None:
+                    held[name] = like(tensor)  # type: ignore[assignment]
     return module
