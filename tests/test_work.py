@@ -155,6 +155,19 @@ def test_a_curve_is_measured_at_each_size_and_never_falls():
     assert np.all(np.diff(made.seconds) >= 0)
 
 
+def test_a_size_for_which_there_is_no_room_ends_the_curve():
+    def make(count):
+        if count > 10:
+            raise MemoryError
+        return (torch.ones(count),)
+
+    made = curve(torch.device("cpu"), (4, 8, 40), make, torch.sum, amount=float)
+    assert made.amounts == (4.0, 8.0)
+    assert len(made.seconds) == 2
+    with pytest.raises(MemoryError):
+        curve(torch.device("cpu"), (40,), make, torch.sum, amount=float)
+
+
 def test_a_machine_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr("laconic.planner.rates.SIDES", {"cpu": (8, 16)})
     monkeypatch.setattr("laconic.planner.rates.BYTES", {"cpu": (64, 1024)})
