@@ -451,3 +451,19 @@ def test_out_of_memory_it_is_said_what_to_turn_on_and_auto_does_so(short_of_memo
     assert "accumulate(rows=550)" in found["turned_on"]
     assert len(found["losses"]) == 2
     assert Checkpoint.load(tmp_path / "tuned", trust=True).history[-1].config["techniques"]
+
+
+def test_what_is_next_is_said_with_the_trust_that_it_needs(laconic, home, tmp_path):
+    given = [
+        "--builder",
+        "digits:DigitsNet",
+        "--data",
+        home / "digits.npz",
+        "--epochs",
+        "0.1",
+        "-o",
+        tmp_path / "tuned",
+    ]
+    code, out, _ = laconic("finetune", home / "net.pt", *given)
+    assert code == 0
+    assert "--data FILE --trust -o" in " ".join(out.split())

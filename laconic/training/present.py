@@ -17,7 +17,8 @@ def show(tuned: Tuned) -> None:
     for line in (tuned.changed, tuned.taught.waiting, tuned.taught.energy):
         if line:
             OUT.print(f"\n{line}", soft_wrap=True)
-    OUT.print(f"\nNext: laconic compress {tuned.folder} --data FILE -o {tuned.folder}.laconic", soft_wrap=True)
+    trust = " --trust" if tuned.checkpoint.source["kind"] == "builder" else ""  # it names code that is not Laconic's
+    OUT.print(f"\nNext: laconic compress {tuned.folder} --data FILE{trust} -o {tuned.folder}.laconic", soft_wrap=True)
 
 
 def summary(tuned: Tuned) -> dict[str, Any]:
