@@ -159,7 +159,7 @@ def decode(codes: Tensor, scales: Tensor, pairs: Tensor, shape: torch.Size, dtyp
         first = start * BLOCK // 2
         index = codes[first : first + part.numel() // 2].int()
         values = pairs.index_select(0, index).view(-1, BLOCK)
-        torch.mul(values, scales[start : start + len(part), None], out=part)
+        part.copy_(values.mul_(scales[start : start + len(part), None]))  # `out=part` would take as much again
     return flat.view(-1)[: shape.numel()].view(shape)
 
 
