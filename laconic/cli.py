@@ -277,6 +277,8 @@ def plan(
 
     Nothing is allocated, and no weight is read: a folder with a config.json is enough. Exit code 3 where nothing fits.
     """
+    for drawing in filter(None, (picture, timeline)):
+        registry.load("laconic.planner.picture:check")(drawing)
     found = registry.load("laconic.planner.request:request")(
         Path(source),
         memory=memory,

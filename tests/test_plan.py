@@ -334,6 +334,8 @@ def planned_small(folder: Path) -> Plan:
         (["--memory", "1GiB", "--batch", "0"], "--batch"),
         (["--memory", "1GiB", "--builder", "models"], "expected 'package.module:factory'"),
         (["--memory", "1GiB", "--recipe", "none.yaml"], "there is no recipe none.yaml"),
+        (["--memory", "1GiB", "--picture", "a.pdf"], "drawn as .svg or .png, not as 'a.pdf'"),
+        (["--memory", "1GiB", "--timeline", "no/such/a.svg"], "there is no folder no/such"),
         ([], "--memory"),
     ],
 )

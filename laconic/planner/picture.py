@@ -17,13 +17,20 @@ ROW, WIDTH, LABELS = 0.42, 10.5, 0.42
 """Inches of a bar, inches of the picture, and the share of its width that the names take."""
 
 
+def check(path: Path) -> None:
+    """Raise UsageError where nothing can be drawn there: to be found before the plan is made."""
+    if path.suffix not in (".svg", ".png"):
+        raise UsageError(f"a plan is drawn as .svg or .png, not as {path.name!r}")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} to draw {path.name!r} into")
+
+
 def bars(plan: Plan, path: Path) -> None:
     """A bar for each combination of the table, its categories side by side, and the memory that there is.
 
     path: .svg or .png. Raises UsageError for another suffix.
     """
-    if path.suffix not in (".svg", ".png"):
-        raise UsageError(f"a plan is drawn as .svg or .png, not as {path.name!r}")
+    check(path)
     rows = shown(plan)
     with matplotlib.rc_context(SETTINGS):
         height = 1.5 + ROW * len(rows)
