@@ -77,7 +77,8 @@ class Disk(Shelf):
     """A file without a name, which is gone when the process is, however it ends.
 
     One thread reads and writes. A tensor stays in memory until the next is sent away, so that one is written while the
-    other is computed. The file is as large as the most that was ever away at once.
+    other is computed; there is never more than one on its way. The thread lets go of a tensor before it says that it is
+    done with it. The file is as large as the most that was ever away at once.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
@@ -101,8 +102,7 @@ class Disk(Shelf):
         self.away += 1
         weakref.finalize(place, self._left).atexit = False
         if not stretch.imagined:
-            source = tensor.cpu().view(torch.uint8).numpy()
-            place.pending = self.thread.submit(self._write, source, stretch.start)
+            place.pending = self.thread.submit(self._write, [tensor.cpu()], stretch.start)
         self.writing = tensor, place
         return place
 
@@ -111,7 +111,7 @@ class Disk(Shelf):
         with accounted("device", "activations"):
             tensor = torch.empty(stretch.count, dtype=stretch.dtype, device=self.device)
         if not stretch.imagined:
-            place.pending = self.thread.submit(self._read, tensor, stretch.start)
+            place.pending = self.thread.submit(self._read, [tensor], stretch.start)
         return tensor
 
     def wait(self, place: Place) -> None:
@@ -141,14 +141,17 @@ class Disk(Shelf):
         if not self.away:
             self.end = 0
 
-    def _write(self, source: Any, start: int) -> None:
+    def _write(self, box: list[Tensor], start: int) -> None:
+        """Write the tensor that is in the box. It is taken out, since the thread keeps what it was given for a while."""
         if self.file is None:
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by `close`
         self.file.seek(start)
-        self.file.write(source)
+        self.file.write(box.pop().view(torch.uint8).numpy())
         self.file.flush()
 
-    def _read(self, into: Tensor, start: int) -> None:
+    def _read(self, box: list[Tensor], start: int) -> None:
+        """Fill the tensor that is in the box."""
+        into = box.pop()
         here = into if self.device.type == "cpu" else torch.empty_like(into, device="cpu")
         file: Any = self.file
         file.seek(start)
