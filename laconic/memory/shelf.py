@@ -142,11 +142,12 @@ class Disk(Shelf):
             self.end = 0
 
     def _write(self, box: list[Tensor], start: int) -> None:
-        """Write the tensor that is in the box. It is taken out, since the thread keeps what it was given for a while."""
+        """Write the tensor that is in the box: taken out of it, since the thread keeps what it was given a while."""
+        source: Any = box.pop().view(torch.uint8).numpy()
         if self.file is None:
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by `close`
         self.file.seek(start)
-        self.file.write(box.pop().view(torch.uint8).numpy())
+        self.file.write(source)
         self.file.flush()
 
     def _read(self, box: list[Tensor], start: int) -> None:

@@ -1,6 +1,7 @@
 """Every tensor's birth and death in a run: how much memory it takes, when, and for what."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,6 +37,16 @@ class Ledger:
         """From here on, events belong to this phase of the step and this layer of the model."""
         self.phase = phase
         self.positions.append((phase, layer))
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        """Events in the body belong to this phase."""
+        before = self.phase
+        self.move(phase)
+        try:
+            yield
+        finally:
+            self.move(before)
 
     def born(self, size: int, side: Side, category: Category | None) -> int:
         """A block of memory comes into being; gives its number."""

@@ -7,7 +7,7 @@ fake process group.
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -40,20 +40,6 @@ ALONE = (4, 2)
 """References to a tensor and to its storage, as the watch sees them, when nobody but autograd has it."""
 
 
-class Again(AbstractContextManager[None]):
-    """A context that can be entered as often as is liked, made anew each time."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
-        self._make = make
-
-    def __enter__(self) -> None:
-        self._now = self._make()
-        self._now.__enter__()
-
-    def __exit__(self, *details: Any) -> None:
-        self._now.__exit__(*details)
-
-
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes every tensor's storage into a ledger while it is entered. Real and fake tensors alike."""
 
@@ -64,12 +50,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers = WeakIdKeyDictionary(ref_type=weakref.ref)
         self._makers: dict[int, int] = {}
         self._meter = meter
-        self._aside = self._steps = False
+        self.aside = self._steps = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again as operations on what this rank has
-        if self._aside:
+        if self.aside:
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.add.Tensor and self._adds_in_place(args[0], sys._getframe(2).f_back):
@@ -88,15 +74,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The optimizer's own work begins, in whatever phase, or ends."""
         self._steps = begins
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What happens in the body takes no memory."""
-        self._aside = True
-        try:
-            yield
-        finally:
-            self._aside = False
-
     def __enter__(self) -> "Watch":
         self._resize = torch.UntypedStorage.resize_
         watch, resize = self, self._resize
@@ -109,7 +86,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
         # Where distributed tensors find out the shape of a result, from imagined ones of the size of the whole.
-        ShardingPropagator._fake_mode_lock = Again(self.aside)  # type: ignore[assignment]
+        ShardingPropagator._fake_mode_lock = Aside(self)  # type: ignore[assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -119,10 +96,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def see(self, tensor: Tensor) -> list[int]:
-        """The numbers of a tensor's storages in the ledger, where they are entered if they are new.
-
-        A quantized or a distributed tensor is made of several.
-        """
+        """The numbers of a tensor's storages in the ledger, where they are entered if they are new. A quantized or a
+        distributed tensor is made of several."""
         if not isinstance(tensor, FakeTensor) and hasattr(tensor, "__tensor_flatten__"):
             parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
             return [number for part in parts if isinstance(part, Tensor) for number in self.see(part)]
@@ -143,10 +118,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         A sum within a node's own formula looks alike, only that its first term is of the same node's making.
         """
+        storage = first.untyped_storage()
         return (
             (caller is None or caller.f_code is _engine_run_backward.__code__)
             and not torch.is_grad_enabled()
-            and (first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)) == ALONE
+            and (first._use_count(), torch._C._storage_Use_Count(storage._cdata)) == ALONE  # type: ignore[attr-defined]
             and is_non_overlapping_and_dense_or_false(first)
             and self._makers[self.see(first)[0]] != node()
         )
@@ -162,6 +138,19 @@ def node() -> int:
     """The number of the node of autograd's graph whose turn it is; -1 where none has."""
     found = torch._C._current_autograd_node()
     return -1 if found is None else int(found._sequence_nr())
+
+
+class Aside:
+    """A context that can be entered as often as is liked. What happens in it takes no memory."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.aside = True
+
+    def __exit__(self, *details: Any) -> None:
+        self._watch.aside = False
 
 
 @contextmanager
@@ -197,28 +186,13 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
             handles.append(register(parameter, arrived))
     handles.append(kit.optimizer.register_step_pre_hook(lambda *_: watch.steps(True)))
     handles.append(kit.optimizer.register_step_post_hook(lambda *_: watch.steps(False)))
-    kept, kit.span = kit.span, phases(ledger)
+    kept, kit.span = kit.span, ledger.span
     try:
         yield
     finally:
         kit.span = kept
         for handle in handles:
             handle.remove()
-
-
-def phases(ledger: Ledger) -> Callable[[str], Any]:
-    """A span that tells the ledger the phase."""
-
-    @contextmanager
-    def span(name: str) -> Iterator[None]:
-        before = ledger.phase
-        ledger.move(name)
-        try:
-            yield
-        finally:
-            ledger.move(before)
-
-    return span
 
 
 def settle(watch: Watch, kit: Kit) -> None:
