@@ -34,6 +34,12 @@ def show(plan: Plan, *, everything: bool = False) -> None:
         f"worked out from what this was measured to do: {plan.rates.name}.",
         soft_wrap=True,
     )
+    if plan.rates.kind == "cpu" and not plan.plain.shared:
+        OUT.print(
+            "\nThe memory is a GPU's, and no GPU is here: the times are this processor's, for which copies to the host "
+            "cost little. On a GPU, host-weights and offload cost more than is said here. Plan there for its times.",
+            soft_wrap=True,
+        )
     OUT.print(verdict(plan), soft_wrap=True)
     if plan.chosen:
         OUT.print()
