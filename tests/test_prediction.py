@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from laconic import huggingface
 from laconic.embedder import read_json
+from laconic.planner.ledger import Ledger
 from laconic.planner.predict import predict
 from laconic.planner.rates import Curve, Rates
-from laconic.planner.simulate import STEPS, Prepare, trace
+from laconic.planner.simulate import STEPS, Prepare, Watch, imagining, trace
 from laconic.planner.subject import Subject, open_subject
 from laconic.recipe import Named
 from laconic.training.assembly import make_kit
@@ -31,6 +33,7 @@ RATES = Rates(name="none", kind="cpu", products={"float32": CURVE, "bfloat16": C
 ROWS, LENGTH = 6, 24
 SMALL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
+SPARING = ("sdpa", "chunked-loss", "checkpoint")
 COMBINATIONS: list[tuple[tuple[Any, ...], Any]] = [
     ((), "adamw"),
     ((), {"adamw": {"implementation": "foreach"}}),
@@ -39,9 +42,11 @@ COMBINATIONS: list[tuple[tuple[Any, ...], Any]] = [
     (({"accumulate": {"rows": 2}},), {"sgd": {"momentum": 0.9}}),
     (({"layerwise": {"rows": 2, "keep": "host"}}, "host-weights"), "adamw"),
     (({"offload": {"smallest": 1024}},), "lion"),
+    (({"offload": {"smallest": 1024, "where": "disk"}},), "adamw"),
 ]
+TEXT = [((*SPARING, {"accumulate": {"rows": 2}}), "adamw"), (("qlora",), "adamw")]
 
-FP32 = [COMBINATIONS[0], COMBINATIONS[4], COMBINATIONS[6]]
+FP32 = [COMBINATIONS[0], COMBINATIONS[4], *COMBINATIONS[6:], *TEXT]
 """Products in BF16 take scratch of their own on a processor, which in so small a model is not small."""
 DEEP = [COMBINATIONS[2], COMBINATIONS[5]]
 
@@ -108,21 +113,27 @@ def allocated(prepare: Prepare, clip: float | None, folder: Path) -> int:
         with record_function("steps"):
             for _ in range(STEPS):
                 step(kit, batch, clip=clip)
+        kit.finish()
         del kit, batch
         gc.collect()
+    return most(found, folder)
+
+
+def most(found: profile, folder: Path) -> int:
+    """The most bytes that a profile has seen given out within "steps", beside those of before it."""
     path = folder / "trace.json"
     found.export_chrome_trace(str(path))
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     (mark,) = (event for event in events if event.get("name") == "steps" and "dur" in event)
     memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    begin = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
+    begin = int(memory[0]["args"]["Total Allocated"]) - int(memory[0]["args"]["Bytes"])
     within = [event for event in memory if mark["ts"] <= event["ts"] <= mark["ts"] + mark["dur"]]
     return int(max(event["args"]["Total Allocated"] for event in within)) - begin
 
 
 @pytest.mark.parametrize(
     ("kind", "choice", "optimizer"),
-    [("gpt2", *each) for each in COMBINATIONS]
+    [("gpt2", *each) for each in COMBINATIONS + TEXT]
     + [("bert", *each) for each in COMBINATIONS[2::3]]
     + [("vit", *each) for each in COMBINATIONS[4::2]],
     ids=str,
@@ -130,7 +141,15 @@ def allocated(prepare: Prepare, clip: float | None, folder: Path) -> int:
 def test_what_is_predicted_is_what_real_tensors_take(tmp_path, kind, choice, optimizer):
     subject, source = opened(tmp_path, kind, 2)
     training = settings(choice, optimizer)
-    watched = trace(real(subject, source, training), CPU, clip=training.clip)
+    kits: list[Kit] = []
+
+    def prepare() -> tuple[Kit, Batch]:
+        kit, batch = real(subject, source, training)()
+        kits.append(kit)
+        return kit, batch
+
+    watched = trace(prepare, CPU, clip=training.clip)
+    kits[0].finish()
     predicted = predict(subject, training, LENGTH, RATES)
     assert predicted.peak == pytest.approx(watched.peak(), rel=0.01)
     assert predicted.host == pytest.approx(watched.host.max(initial=0), rel=0.01)
@@ -144,6 +163,59 @@ def test_what_is_predicted_is_what_the_allocator_gives_out(tmp_path, choice, opt
     assert predicted.course is not None
     both = int((predicted.course.device + predicted.course.host).max())  # it cannot tell one from the other
     assert both == pytest.approx(allocated(real(subject, source, training), training.clip, tmp_path), rel=0.03)
+
+
+def leaf() -> Tensor:
+    return torch.zeros(64, 256, requires_grad=True)
+
+
+def residual() -> Tensor:
+    """The first gradient of x is nobody else's when the second comes."""
+    x = leaf().exp()
+    return (x + x.tanh()).exp().sum()
+
+
+def shared() -> Tensor:
+    """The first gradient of x is that of w as well, which is still needed."""
+    w, x = leaf().exp(), leaf().exp()
+    return ((x.tanh() + (w + x)) * 2).exp().sum()
+
+
+def spread() -> Tensor:
+    """The first gradient of x is one number, seen as many."""
+    x = leaf().exp()
+    return (x + x.tanh()).sum()
+
+
+def formula() -> Tensor:
+    """A sum that is no gradient's, but on the way to one."""
+    deviation, mean = torch.std_mean(leaf().exp(), 1)
+    return (deviation * mean).sum()
+
+
+def tied() -> Tensor:
+    """A weight that is used twice."""
+    x = leaf()
+    return (functional.embedding(torch.arange(8), x) @ x.t()).exp().sum()
+
+
+@pytest.mark.parametrize("graph", [residual, shared, spread, formula, tied])
+def test_gradients_are_added_up_in_place_where_autograd_does(tmp_path, graph):
+    def backward() -> None:
+        loss = graph()
+        with record_function("steps"):
+            loss.backward()
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        backward()
+    watch = Watch(Ledger(), CPU)
+    with watch:
+        backward()
+    imaginary = Watch(Ledger(), CPU)
+    with imagining(), imaginary:
+        backward()
+    assert watch.ledger.close().peak() == imaginary.ledger.close().peak()
+    assert watch.ledger.close().peak() == pytest.approx(most(found, tmp_path), rel=0.001)
 
 
 @pytest.mark.parametrize(("choice", "optimizer"), DEEP, ids=str)

@@ -90,6 +90,7 @@ class Away:
         self.known = WeakIdKeyDictionary(ref_type=weakref.ref)
         self.sequence: list[weakref.ref[Kept]] = []
         self.current: weakref.ref[Kept] | None = None
+        self.reached: int | None = None
 
     def pack(self, tensor: Tensor) -> Tensor | View:
         """What the graph keeps in the place of a tensor."""
@@ -121,7 +122,9 @@ class Away:
         if kept.tensor is None:
             kept.tensor = self.shelf.get(kept.place)
         self.shelf.wait(kept.place)
-        for order in range(kept.order - 1, max(kept.order - 1 - self.ahead, -1), -1):
+        # One node may ask for what it saved in any order: what it has had is not fetched again.
+        self.reached = kept.order if self.reached is None else min(self.reached, kept.order)
+        for order in range(self.reached - 1, max(self.reached - 1 - self.ahead, -1), -1):
             after = self.sequence[order]()
             if after is not None and after.order == order and after.tensor is None:
                 after.tensor = self.shelf.get(after.place)
