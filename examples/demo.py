@@ -2,9 +2,9 @@
 
     python examples/demo.py [--fast]
 
-It is compressed and served; then the memory of training it is planned, and a classifier is made of it. All is written to
-.demo/ in the working folder. It takes five minutes on two cores; --fast works with fewer texts, takes half of that, and
-its figures are less sure.
+It is compressed and served; then the memory of training it is planned, and a classifier is made of it. Everything is
+written to .demo/ in the working folder. It takes five minutes on two cores; --fast works with fewer texts, in half of
+that time, and its figures are less sure.
 """
 
 import argparse
