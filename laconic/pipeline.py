@@ -95,7 +95,7 @@ class Run:
         self.folder = folder
         self.steps = steps
         self.cache = cache
-        self.history: list[Record] = []
+        self.history: list[Record] = list(source.checkpoint.history) if source.checkpoint else []
         self.task: Task = source.task
         self.tolerance = wanted(source.task, recipe.goal)
 
@@ -124,7 +124,8 @@ class Run:
         source = self.source
         for stage in stages:
             assert source.checkpoint is not None
-            source = source.with_checkpoint(stage.apply(source.checkpoint, self.context(stage)))
+            checkpoint = stage.apply(source.checkpoint, self.context(stage))
+            source, self.history = source.with_checkpoint(checkpoint), list(checkpoint.history)
         return source
 
     def context(self, stage: Stage) -> Context:

@@ -1,5 +1,7 @@
 """Fine-tuning as a stage of a recipe of compression, and as a step of a checkpoint's history."""
 
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +22,10 @@ class Finetune(Training, TorchStage):
     """Train on the calibration samples, as `laconic finetune` does on a file, with labels where the task needs any."""
 
     def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
+        # What is trained is changed in place, and the original is still to be asked.
+        own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         taught = teach(
-            checkpoint,
+            own,
             context.calibrate,
             self,
             context.folder / f"finetune-{checkpoint.key}",
