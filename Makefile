@@ -6,6 +6,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 FAST ?=
 
+# In a process of their own: after all of them, one that serves has been seen to crash in native code.
+TRAINING := $(wildcard $(addsuffix .py,$(addprefix tests/test_,\
+	batch_normalisation chunked_loss feed finetune fleet head host_weights in_backward layerwise ledger legality loop \
+	lora monitor objectives optimizers packing parallel plan prediction revolve schedule settings snapshot step \
+	techniques timeline trace work)))
+
 .PHONY: help install demo test format bench docs clean
 
 help:           ## say what can be made
@@ -26,7 +32,8 @@ test: $(STAMP)  ## style, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(TRAINING))
+	$(BIN)/python -m pytest $(TRAINING)
 
 format: $(STAMP)  ## put the code in order
 	$(BIN)/ruff check --fix .
