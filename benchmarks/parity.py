@@ -122,7 +122,7 @@ def run(study: Study, trial: Trial, seed: int) -> dict[str, Any]:
             )  # fmt: skip
         except RecipeError as error:
             return {"refused": str(error)}
-    figures = evaluate(taught.module, checkpoint.task, objective, study.held, CPU)
+    figures = evaluate(taught.module, objective, study.held, CPU)
     return {"losses": list(taught.losses), "figures": figures}
 
 

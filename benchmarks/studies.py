@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from digits import Residual
 from inputs import model_folder, texts
 from sklearn.datasets import load_digits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor, nn
+from torch import nn
 from training import eager
 
 from laconic.checkpoint import Checkpoint
@@ -94,22 +95,6 @@ def minilm(folder: Path) -> Study:
     dataset = Dataset.of([text for text, _ in pairs], start(0).task, labels=[label for _, label in pairs])
     parts = split(dataset, {"learn": 1 - HELD, "held": HELD})
     return Study("MiniLM", start, parts["learn"], parts["held"], training(60, 16, 1e-4), few=20)
-
-
-class Residual(nn.Module):
-    """Two convolutions and what went into them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, width, height, width]."""
-        summed: Tensor = x + self.body(x)
-        return summed.relu()
 
 
 def network(width: int = 32) -> nn.Module:

@@ -129,13 +129,12 @@ class Goal(Strict):
     max_size: Bytes | None = None
 
 
-class Recipe(Strict):
-    """The whole recipe.
+class Origin(Strict):
+    """Where a model comes from.
 
     source: a checkpoint's folder or file. task: as registered; guessed from the source where it is not given.
     builder, arguments: "package.module:factory" that builds the module, and what it is called with. inputs: the
-    signature, where the source does not tell. stages: the target's own where none are given. runtimes: the engines to
-    try, best first; all of the target's where none are given.
+    signature, where the source does not tell.
     """
 
     source: str
@@ -143,19 +142,6 @@ class Recipe(Strict):
     builder: str | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = ()
-    data: Data = Data()
-    stages: tuple[Step, ...]
-    target: str = "cpu"
-    runtimes: tuple[str, ...] = ()
-    goal: Goal = Goal()
-    seed: int = Field(default=0, ge=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_stages(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("stages") is None:
-            return {**values, "stages": DEFAULT_STAGES.get(values.get("target", "cpu"), ())}
-        return values
 
     @field_validator("task")
     @classmethod
@@ -170,6 +156,25 @@ class Recipe(Strict):
         if builder is not None and not all(builder.partition(":")):
             raise ValueError(f"expected 'package.module:factory', got {builder!r}")
         return builder
+
+
+class Recipe(Origin):
+    """The whole recipe. stages: the target's own where none are given. runtimes: the engines to try, best first; all of
+    the target's where none are given."""
+
+    data: Data = Data()
+    stages: tuple[Step, ...]
+    target: str = "cpu"
+    runtimes: tuple[str, ...] = ()
+    goal: Goal = Goal()
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_stages(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("stages") is None:
+            return {**values, "stages": DEFAULT_STAGES.get(values.get("target", "cpu"), ())}
+        return values
 
     @field_validator("data", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ BY_PHASE: Mapping[str, Category] = {"forward": "activations"}
 
 @dataclass
 class Entry:
-    """A block of memory. position: the phase and the layer in which it was born."""
+    """A block of memory: its bytes now, and the account that they stand in."""
 
     size: int
     side: Side
@@ -142,6 +142,6 @@ class Course:
                 found[name] = moment
         return found
 
-    def peaks(self) -> dict[str, int]:
-        """The most bytes that the device holds in each phase."""
-        return {phase: int(self.device[moment]) for phase, moment in self.moments(lambda place: place[0]).items()}
+    def phases(self) -> dict[str, dict[Category, int]]:
+        """What the device's bytes are for at the peak of each phase."""
+        return {phase: self.at(moment) for phase, moment in self.moments(lambda position: position[0]).items()}

@@ -113,9 +113,8 @@ def stepping(kit: Kit, parts: Parts, work: Work, rates: Rates) -> Work:
 
 def measured(course: Course, work: Work) -> Prediction:
     """What a course over the whole depth says."""
-    moments = course.moments(lambda position: position[0])
-    phases = {phase: course.at(moment) for phase, moment in moments.items()}
-    return Prediction(course.peak(), int(course.host.max(initial=0)), course.at_peak(), phases, work, course)
+    host = int(course.host.max(initial=0))
+    return Prediction(course.peak(), host, course.at_peak(), course.phases(), work, course)
 
 
 def lengthened(found: list[tuple[Course, Work]], depth: int, ends: int) -> Prediction:

@@ -14,8 +14,9 @@ from laconic.data import Dataset, batches
 from laconic.errors import DataError, InputError
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
-from laconic.training.objective import Objective
+from laconic.training.objective import Objective, answer
 from laconic.training.order import Order
+from laconic.training.workers import Maker
 
 ROWS = 32
 """Rows of a batch: larger ones gain nothing on a processor, and a GPU is not short of work for long."""
@@ -26,7 +27,6 @@ Passing = Callable[[], AbstractContextManager[Any]]
 
 def evaluate(
     module: nn.Module,
-    task: Task,
     objective: Objective,
     dataset: Dataset,
     device: torch.device,
@@ -44,9 +44,9 @@ def evaluate(
     try:
         with torch.no_grad():
             figures = {"loss": mean_loss(module, objective, dataset, device, rows, passing)}
-            if task.name == "causal-lm":
+            if objective.task.name == "causal-lm":
                 return figures | {"perplexity": math.exp(min(figures["loss"], 700.0))}
-            return figures | metric(module, task, dataset, device, rows, passing)
+            return figures | metric(module, objective.task, dataset, device, rows, passing)
     finally:
         module.train(training)
 
@@ -56,12 +56,10 @@ def mean_loss(
 ) -> float:
     """Over all terms of the dataset; of what compares the rows of a batch, over batches of so many rows."""
     order = Order(len(dataset.keys), rows, seed=0)
-    total, terms, per_row = 0.0, 0, dataset.per_row
+    maker = Maker(dataset, dataset.samples, objective.collate)
+    total, terms = 0.0, 0
     for number in range(order.steps):
-        indices = [row * per_row + offset for row in order.batch(number) for offset in range(per_row)]
-        labels = None if dataset.labels is None else [dataset.labels[index] for index in indices]
-        batch = objective.collate([dataset.samples[index] for index in indices], labels)
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        batch = {name: tensor.to(device) for name, tensor in maker.collated(order.batch(number)).items()}
         with passing():
             total += float(objective.loss(module, batch))
         terms += int(objective.terms(batch))
@@ -77,8 +75,8 @@ def metric(
     slots: list[Array] = [np.empty(0)] * len(dataset)
     for indices, arrays in batches(dataset, task, rows):
         with passing():
-            answer = module(**{name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
-        for index, row in zip(indices, first(answer).float().cpu().numpy(), strict=True):
+            found = answer(module, {name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
+        for index, row in zip(indices, found.float().cpu().numpy(), strict=True):
             slots[index] = row
     outputs: Arrays = {"output": stack(slots)}
     try:
@@ -86,10 +84,3 @@ def metric(
     except (InputError, DataError):
         return {}
     return {task.metric: float(score(np.arange(len(dataset))))}
-
-
-def first(answer: object) -> torch.Tensor:
-    """The first of a module's outputs, which is the one that counts."""
-    while not isinstance(answer, torch.Tensor):
-        answer = next(iter(answer.values())) if isinstance(answer, dict) else answer[0]  # type: ignore[index]
-    return answer

@@ -176,9 +176,7 @@ class Judge:
     def _ask(self, kit: Kit, held: Dataset) -> dict[str, float]:
         rows = min(self._rows, kit.rows or ROWS)
         with kit.gathered():
-            return evaluate(
-                kit.module, kit.objective.task, kit.objective, held, kit.device, rows=rows, passing=kit.passing
-            )
+            return evaluate(kit.module, kit.objective, held, kit.device, rows=rows, passing=kit.passing)
 
 
 def check_free(destination: Path) -> None:

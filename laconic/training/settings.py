@@ -9,13 +9,11 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from laconic import registry
 from laconic.errors import RecipeError
 from laconic.memory.legality import check
 from laconic.memory.technique import Technique
 from laconic.parallel.mesh import Mesh
-from laconic.recipe import Named, Strict, explain, read_yaml
-from laconic.tensor import TensorSpec
+from laconic.recipe import Named, Origin, Strict, explain, read_yaml
 from laconic.training.feed import FeedSettings
 from laconic.training.optimizers import Optimizer
 from laconic.training.schedule import Schedule
@@ -85,14 +83,9 @@ class TrainingData(Strict):
     limit: int | None = Field(default=None, ge=3)
 
 
-class TrainingRecipe(Training):
+class TrainingRecipe(Training, Origin):
     """A source, its data, and how it is trained. memory: what the device may hold; the planner keeps within it."""
 
-    source: str
-    task: str | None = None
-    builder: str | None = None
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    inputs: tuple[TensorSpec, ...] = ()
     data: TrainingData
     memory: Bytes | None = None
 
@@ -102,20 +95,6 @@ class TrainingRecipe(Training):
         if isinstance(values, Mapping) and isinstance(values.get("data"), (str, Path)):
             return {**values, "data": {"train": values["data"]}}
         return values
-
-    @field_validator("task")
-    @classmethod
-    def _known_task(cls, task: str | None) -> str | None:
-        if task is not None and task not in registry.TASKS and ":" not in task:
-            raise ValueError(f"unknown task {task!r}. {registry.did_you_mean(task, registry.TASKS)}")
-        return task
-
-    @field_validator("builder")
-    @classmethod
-    def _address(cls, builder: str | None) -> str | None:
-        if builder is not None and not all(builder.partition(":")):
-            raise ValueError(f"expected 'package.module:factory', got {builder!r}")
-        return builder
 
     @classmethod
     def load(cls, path: Path | None, **given: Any) -> "TrainingRecipe":

@@ -36,6 +36,7 @@ from laconic.training.step import step
 from laconic.training.store import identity
 from laconic.training.tensorboard import TensorBoard
 from laconic.training.trace import MemorySnapshot, Profile, ranges, spans
+from laconic.training.workers import Maker
 
 LOG, BOARD, TRACE, SNAPSHOTS = "train.jsonl", "tensorboard", "trace", "snapshots"
 RANK_SEEDS = 2**20
@@ -101,7 +102,7 @@ def teach(
         judge(kit, 0)
         with Snapshots(folder / SNAPSHOTS) as snapshots:
             losses: list[float] = []
-            batch = first_batch(objective, dataset, order, ranks.device)  # what all rows lack is no one row's fault
+            batch = first_batch(objective, dataset, order, ranks.device)
             if snapshots.latest() is not None:
                 losses = resume(kit, schedule, snapshots, batch)
             del batch
@@ -235,9 +236,6 @@ def resume(kit: Kit, schedule: LRScheduler, snapshots: Snapshots, batch: dict[st
 
 
 def first_batch(objective: Objective, dataset: Dataset, order: Order, device: torch.device) -> dict[str, torch.Tensor]:
-    """The batch of the first step."""
-    per_row = dataset.per_row
-    indices = [row * per_row + offset for row in order.batch(0) for offset in range(per_row)]
-    labels = None if dataset.labels is None else [dataset.labels[index] for index in indices]
-    batch = objective.collate([dataset.samples[index] for index in indices], labels)
+    """The batch of the first step. Raises DataError for what all rows lack, which is no one row's fault."""
+    batch = Maker(dataset, dataset.samples, objective.collate).collated(order.batch(0))
     return {name: tensor.to(device) for name, tensor in batch.items()}

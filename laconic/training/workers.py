@@ -56,11 +56,12 @@ class Maker(Dataset[Batch | Failure]):
         if not rows:
             return {name: tensor[:0] if tensor.ndim else tensor for name, tensor in self.make([0]).items()}
         try:
-            return self._collated(rows)
+            return self.collated(rows)
         except (InputError, DataError) as error:
             raise self._naming(rows, error) from None
 
-    def _collated(self, rows: Sequence[int]) -> Batch:
+    def collated(self, rows: Sequence[int]) -> Batch:
+        """The same, with an error that names no row: what all rows lack is no one row's fault."""
         indices = [row * self._per_row + offset for row in rows for offset in range(self._per_row)]
         labels = None if self._labels is None else [self._labels[index] for index in indices]
         return self._collate([self._samples[index] for index in indices], labels)
@@ -69,7 +70,7 @@ class Maker(Dataset[Batch | Failure]):
         """The error with the row that causes it: the one that fails alone, too."""
         for row in rows if len(rows) > 1 else ():
             try:
-                self._collated([row])
+                self.collated([row])
             except (InputError, DataError) as own:
                 return self._naming([row], own)
         if len(rows) == 1:
