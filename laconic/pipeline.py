@@ -18,6 +18,8 @@ from laconic.artifact import MODEL, Artifact, check_destination, make_runtime, p
 from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
 from laconic.candidates import Candidate, climb, fastest, overall
+from laconic.checkpoint import Checkpoint
+from laconic.data import Dataset
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision, UsageError
 from laconic.evidence import question
 from laconic.goal import missed, tightened, wanted
@@ -29,9 +31,10 @@ from laconic.progress import Step, Steps
 from laconic.race import BATCHES, TRIAL_BATCHES, race
 from laconic.recipe import Recipe
 from laconic.record import Record, code_version, hash_of
+from laconic.runtimes.torch import TorchSession
 from laconic.samples import Samples, gather
 from laconic.source import Source, capture, capture_error, open_source
-from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchStage, describe
+from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchContext, TorchStage, describe
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
 from laconic.trial import PROBE_OPTION, Bench, Option, options
@@ -122,11 +125,24 @@ class Run:
     def transformed(self, stages: Sequence[TorchStage]) -> Source:
         """The source after the stages that work on the module."""
         source = self.source
+        original = source.checkpoint
         for stage in stages:
+            assert original is not None
             assert source.checkpoint is not None
-            checkpoint = stage.apply(source.checkpoint, self.context(stage))
+            base = self.context(stage)
+            work = self.cache.folder / f"work-{base.key}"
+            context = TorchContext(**vars(base), original=original, fidelity=self.fidelity, work=work)
+            checkpoint = stage.apply(source.checkpoint, context)
+            shutil.rmtree(work, ignore_errors=True)
             source, self.history = source.with_checkpoint(checkpoint), list(checkpoint.history)
         return source
+
+    def fidelity(self, checkpoint: Checkpoint) -> Array:
+        """Of a checkpoint's answers to the original's, per sample of those to choose by."""
+        choose = self.samples.choose
+        reference = self.reference(choose)
+        with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
+            return self.task.fidelity(reference, answers(session, self.task, choose))
 
     def context(self, stage: Stage) -> Context:
         """What any stage may use."""
@@ -138,6 +154,7 @@ class Run:
             folder=self.folder,
             cache=self.cache,
             steps=self.steps,
+            train=self.samples.train,
             calibrate=self.samples.calibrate,
             choose=self.samples.choose,
         )
@@ -145,13 +162,18 @@ class Run:
     def references(self) -> dict[str, Arrays]:
         """The source's answers to all samples that something is decided or judged by."""
         sets = (self.samples.choose, self.samples.probe, self.samples.judge)
-        found = {}
-        with self.steps.step("ask the original", sum(map(len, sets))) as step, self.source.open(cores()) as session:
-            for dataset in sets:
-                key = hash_of("original", self.source.key, dataset.fingerprint, code_version())
-                compute = partial(answers, session, self.task, dataset, step)
-                found[dataset.fingerprint] = self.cache.arrays(f"answers-{key}", compute)
-        return found
+        with self.steps.step("ask the original", sum(map(len, sets))) as step:
+            return {dataset.fingerprint: self.reference(dataset, step) for dataset in sets}
+
+    def reference(self, dataset: Dataset, step: Step | None = None) -> Arrays:
+        """The source's answers to these samples."""
+        key = hash_of("original", self.source.key, dataset.fingerprint, code_version())
+
+        def compute() -> Arrays:
+            with self.source.open(cores()) as session:
+                return answers(session, self.task, dataset, step)
+
+        return self.cache.arrays(f"answers-{key}", compute)
 
     def planned(self, stages: Sequence[PlanStage], graph: Graph, bench: Bench) -> Ladder:
         """What quantization proposes; without it, the graph as it is."""

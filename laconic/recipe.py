@@ -53,11 +53,13 @@ class Strict(BaseModel):
 class Data(Strict):
     """Files or folders of samples; laconic/data.py says which formats.
 
-    calibrate: what the stages may look at. evaluate: what the result is judged by; without it, a part of `calibrate`
-    is set aside for that before anything looks at it. limit: at most so many samples of each are used.
+    calibrate: what the stages may look at. train: what those that train learn from, without labels or with them;
+    without it, the same as they look at. evaluate: what the result is judged by; without it, a part of `calibrate` is
+    set aside for that before anything looks at it. limit: at most so many samples of each are used.
     """
 
     calibrate: Path | None = None
+    train: Path | None = None
     evaluate: Path | None = None
     limit: int | None = Field(default=None, ge=3)
 

@@ -63,6 +63,12 @@ TECHNIQUES = {
     "sdpa": "laconic.memory.sdpa:Sdpa",
 }
 
+CRITERIA = {
+    "activation": "compress.criteria.activation:Activation",
+    "magnitude": "compress.criteria.magnitude:Magnitude",
+}
+"""How pruning tells what matters."""
+
 PLACEMENTS = {
     "openvino": "export.placements.openvino:RULES",
     "onnxruntime": "export.placements.onnxruntime:RULES",
@@ -108,6 +114,7 @@ TABLES = {
     "runtime": RUNTIMES,
     "stage": STAGES,
     "placement": PLACEMENTS,
+    "criterion": CRITERIA,
     "technique": TECHNIQUES,
     "format": FORMATS,
     "optimizer": OPTIMIZERS,

@@ -18,7 +18,7 @@ from laconic.graph import Graph
 from laconic.measured import Measured
 from laconic.picture import latency, throughput
 from laconic.plan import BITS, Ladder
-from laconic.recipe import Recipe
+from laconic.recipe import PATHS, Recipe
 from laconic.verdict import Comparison
 
 TEMPLATE = "report.html.j2"
@@ -232,11 +232,7 @@ def stage_lines(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 def portable(recipe: Recipe, source: str) -> Recipe:
     """The recipe without the folders of the disk that it ran on."""
-    named: dict[str, Any] = {
-        role: Path(path.name)
-        for role, path in (("calibrate", recipe.data.calibrate), ("evaluate", recipe.data.evaluate))
-        if path
-    }
+    named: dict[str, Any] = {role: Path(path.name) for role in PATHS if (path := getattr(recipe.data, role))}
     return recipe.model_copy(update={"source": source, "data": recipe.data.model_copy(update=named)})
 
 

@@ -21,9 +21,10 @@ MADE_UP = 100
 
 @dataclass(frozen=True)
 class Samples:
-    """calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for the verdict, and for
-    nothing else. fingerprints: of each file, by role; none where the samples are made up."""
+    """train: for learning from. calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for
+    the verdict, and for nothing else. fingerprints: of each file, by role; none where the samples are made up."""
 
+    train: Dataset
     calibrate: Dataset
     choose: Dataset
     probe: Dataset
@@ -43,10 +44,10 @@ def gather(recipe: Recipe, task: Task) -> Samples:
                 "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
             )
         return made_up(task, recipe.seed)
-    files = {
-        role: read(path, task) for role, path in (("calibrate", data.calibrate), ("evaluate", data.evaluate)) if path
-    }
+    roles = {"calibrate": data.calibrate, "evaluate": data.evaluate, "train": data.train}
+    files = {role: read(path, task) for role, path in roles.items() if path}
     fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
+    train = files.pop("train", None)
     if len(files) == 2:
         rest = SHARES["calibrate"] + SHARES["choose"]
         seen = split(
@@ -58,12 +59,18 @@ def gather(recipe: Recipe, task: Task) -> Samples:
     else:
         parts = split(next(iter(files.values())), SHARES, recipe.seed)
     limit = data.limit or JUDGE
+    calibrate = parts["calibrate"].take(limit, recipe.seed) if data.limit else parts["calibrate"]
     choose = parts["choose"].take(min(CHOOSE, limit), recipe.seed)
+    judge = parts["judge"].take(min(JUDGE, limit), recipe.seed)
+    if train is not None:
+        train = train.without(choose).without(judge)  # what is learned by heart proves nothing
+        train = train.take(data.limit, recipe.seed) if data.limit else train
     return Samples(
-        calibrate=parts["calibrate"].take(limit, recipe.seed) if data.limit else parts["calibrate"],
+        train=train or calibrate,
+        calibrate=calibrate,
         choose=choose,
         probe=choose.take(PROBE, recipe.seed),
-        judge=parts["judge"].take(min(JUDGE, limit), recipe.seed),
+        judge=judge,
         fingerprints=fingerprints,
     )
 
@@ -71,4 +78,4 @@ def gather(recipe: Recipe, task: Task) -> Samples:
 def made_up(task: Task, seed: int) -> Samples:
     """What the task makes up: enough to compare answers with, nothing to decide by."""
     parts = split(Dataset.of(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
-    return Samples(**parts, probe=parts["choose"].take(PROBE, seed), fingerprints={})
+    return Samples(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})

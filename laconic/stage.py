@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Context:
     """What a stage may use beside the model.
 
-    key: digest of everything before the stage. folder: scratch, gone when the run ends. calibrate, choose: samples for
-    looking at, and for deciding by; no others may be touched.
+    key: digest of everything before the stage, and of the stage. folder: scratch, gone when the run ends. train,
+    calibrate, choose: samples for learning from, for looking at, and for deciding by; no others may be touched.
     """
 
     task: Task
@@ -37,8 +37,20 @@ class Context:
     folder: Path
     cache: Cache
     steps: Steps
+    train: Dataset
     calibrate: Dataset
     choose: Dataset
+
+
+@dataclass(frozen=True)
+class TorchContext(Context):
+    """original: the model as it came, which is teacher and reference; never to be changed. fidelity: of a checkpoint's
+    answers to the original's, per sample of `choose`. work: a folder that outlives an interrupted run, for snapshots of
+    training; it is removed when the stage is done."""
+
+    original: "Checkpoint"
+    fidelity: Callable[["Checkpoint"], Array]
+    work: Path
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,10 @@ class PlanContext(Context):
     trial: Callable[[Plan], Array]
 
 
+Property = Literal["zeros", "ranges"]
+"""zeros: weights that are zero, and stay so. ranges: of activations, learned together with the weights."""
+
+
 class Stage(BaseModel, ABC):
     """A step of a recipe. Its fields are the knobs."""
 
@@ -56,14 +72,23 @@ class Stage(BaseModel, ABC):
 
     kind: ClassVar[Literal["torch", "plan"]]
 
+    makes: ClassVar[frozenset[Property]] = frozenset()
+    """What it gives a model that later stages have to leave in place."""
+
+    breaks: ClassVar[frozenset[Property]] = frozenset()
+    """What a model does not keep through it."""
+
 
 class TorchStage(Stage):
     """Changes the checkpoint, before it is captured."""
 
     kind = "torch"
 
+    lossy: ClassVar[bool] = False
+    """Whether answers suffer so that healing afterwards may pay."""
+
     @abstractmethod
-    def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
+    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         """The changed checkpoint, with one more Record in its history."""
 
     @staticmethod

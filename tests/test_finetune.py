@@ -12,19 +12,18 @@ import models
 import numpy as np
 import pytest
 import torch
+from contexts import torch_context
 from PIL import Image
 from safetensors.torch import load_file
 
 from laconic.artifact import Artifact
-from laconic.cache import VARIABLE, Cache
+from laconic.cache import VARIABLE
 from laconic.checkpoint import Checkpoint, load_source
 from laconic.cli import main
 from laconic.data import Dataset
 from laconic.errors import DataError
 from laconic.planner import rates as measuring
-from laconic.progress import Steps
 from laconic.record import Record
-from laconic.stage import Context
 from laconic.training.journal import lines
 from laconic.training.stage import Finetune
 
@@ -258,23 +257,16 @@ def test_training_is_a_stage_of_a_recipe_of_compression(answers, home):
     assert (found == digits.samples()[1][:200]).mean() > 0.6
 
 
-def context(home: Path, tmp_path: Path, data: Dataset, task) -> Context:
-    few = data.rows(range(4), "few")
-    return Context(task, "key", 0, tmp_path / "scratch", Cache(tmp_path / "cache"), Steps(quiet=True), data, few)
-
-
-def test_two_stages_of_training_do_not_take_each_others_snapshots(home, tmp_path):
+def test_two_stages_of_training_are_two_steps_of_the_history(home, tmp_path):
     checkpoint = load_source(home / "bert")
     data = Dataset.of(
         ["a b", "hello", "b a", "world", "a", "b"], checkpoint.task, labels=["yes", "no", "yes", "no", "yes", "maybe"]
     )  # fmt: skip
     given = {"steps": 3, "batch": 2, "every": 1, "feed": {"workers": 0}}
     stage = Finetune.model_validate(given)
-    (tmp_path / "scratch").mkdir()
-    around = context(home, tmp_path, data, checkpoint.task)
-    once = stage.apply(checkpoint, around)
+    once = stage.apply(checkpoint, torch_context(checkpoint, tmp_path, dataset=data, key="first"))
     before = {name: value.clone() for name, value in once.module.state_dict().items()}
-    twice = stage.apply(once, around)
+    twice = stage.apply(once, torch_context(once, tmp_path, dataset=data, key="second"))
     assert len(twice.history) == 2
     assert twice.history[0].key != twice.history[1].key
     assert any(not torch.equal(before[name], value) for name, value in twice.module.state_dict().items())
@@ -285,7 +277,7 @@ def test_a_stage_of_training_needs_labels(home, tmp_path):
     checkpoint = load_source(home / "bert")
     data = Dataset.of(["a b", "hello", "b a", "world"], checkpoint.task, name="texts")
     with pytest.raises(DataError, match=r"^the samples have no labels"):
-        Finetune().apply(checkpoint, context(home, tmp_path, data, checkpoint.task))
+        Finetune().apply(checkpoint, torch_context(checkpoint, tmp_path, dataset=data))
 
 
 MISTAKES = [

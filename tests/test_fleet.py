@@ -81,8 +81,7 @@ def test_the_prediction_is_what_two_ranks_measure(name, measured):
     subject, found = measured
     predicted = predict_fleet(subject, settings(name), LENGTH, RATES, 2)
     assert predicted.peak == pytest.approx(found[name]["peak"], rel=0.03)
-    # Offloaded shards, 0.7 MB here: 50 kB of gradients are counted as added in place that are not.
-    assert predicted.host == pytest.approx(found[name]["host"], rel=0.08)
+    assert predicted.host == pytest.approx(found[name]["host"], rel=0.03)
     for phase in ("forward", "backward", "optimizer"):
         assert total(predicted.phases[phase]) == pytest.approx(total(found[name]["phases"][phase]), rel=0.03), phase
 

@@ -8,7 +8,7 @@ import torch
 
 from laconic.parallel.ranks import Ranks
 from laconic.record import Record, code_version, hash_of
-from laconic.stage import Context, TorchStage
+from laconic.stage import TorchContext, TorchStage
 from laconic.training.settings import Training
 from laconic.training.teach import Watching, teach
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Finetune(Training, TorchStage):
-    """Train on the calibration samples, as `laconic finetune` does on a file, with labels where the task needs any."""
+    """Train on the samples for learning, as `laconic finetune` does on a file, with labels where the task needs any."""
 
-    def apply(self, checkpoint: "Checkpoint", context: Context) -> "Checkpoint":
+    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         # What is trained is changed in place, and the original is still to be asked.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         taught = teach(
             own,
-            context.calibrate,
+            context.train,
             self,
-            context.folder / f"finetune-{checkpoint.key}",
+            context.work,
             ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
             watching=Watching(quiet=True),
             cache=context.cache,
         )
         config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, "finetune", config, code_version(), context.calibrate.fingerprint)
+        key = hash_of(context.key, checkpoint.key, "finetune", config, code_version(), context.train.fingerprint)
         figures = {"last loss": taught.losses[-1]}
         return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
 

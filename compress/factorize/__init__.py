@@ -1,0 +1,1 @@
+"""Layers as products of smaller ones."""

@@ -1,0 +1,1 @@
+"""Fewer weights: whole heads, widths, layers and channels, or single weights."""

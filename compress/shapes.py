@@ -1,0 +1,73 @@
+"""The sizes of a module's layers: what a structural cut changed, and the same cut on a module that has not seen it.
+
+Which channels went is of no matter to an empty module, since its weights are filled in afterwards.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+COUNTS = (
+    "in_features",
+    "out_features",
+    "in_channels",
+    "out_channels",
+    "groups",
+    "num_features",
+    "num_embeddings",
+    "embedding_dim",
+    "normalized_shape",
+    "nf",
+    "nx",
+)
+"""Attributes in which layers repeat the shapes of their weights."""
+
+
+def sizes(module: nn.Module) -> dict[str, Any]:
+    """The shape of every weight and buffer, and every count that layers keep of them, by path. JSON-ready."""
+    tensors = {name: list(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
+    counts = {
+        f"{path}.{name}": list(value) if isinstance(value, tuple) else value
+        for path, layer in module.named_modules()
+        if layer_like(layer)
+        for name in COUNTS
+        if (value := getattr(layer, name, None)) is not None
+    }
+    return {"tensors": tensors, "counts": counts}
+
+
+def layer_like(layer: nn.Module) -> bool:
+    """Whether a module is a layer with weights of its own, and no structure inside."""
+    return isinstance(layer, Conv1D) or (type(layer).__module__.startswith("torch.nn.") and not list(layer.children()))
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `sizes` differs: of what is in both, the value that it has afterwards."""
+    return {
+        kind: {name: value for name, value in after[kind].items() if before[kind].get(name, value) != value}
+        for kind in before
+    }
+
+
+def resize(module: nn.Module, changed: Mapping[str, Any]) -> None:
+    """Give the layers of a module other sizes, as `changes` has them; what the weights hold is undefined after it.
+
+    Tied weights stay tied. Raises KeyError for a path that the module does not have.
+    """
+    replaced: dict[int, nn.Parameter] = {}
+    for name, shape in changed["tensors"].items():
+        path, _, last = name.rpartition(".")
+        owner = module.get_submodule(path)
+        old = getattr(owner, last)
+        if not isinstance(old, nn.Parameter):
+            setattr(owner, last, torch.empty(shape, dtype=old.dtype))
+            continue
+        if id(old) not in replaced:
+            replaced[id(old)] = nn.Parameter(torch.empty(shape, dtype=old.dtype), requires_grad=old.requires_grad)
+        setattr(owner, last, replaced[id(old)])
+    for name, value in changed["counts"].items():
+        path, _, last = name.rpartition(".")
+        setattr(module.get_submodule(path), last, tuple(value) if isinstance(value, list) else value)

@@ -1,0 +1,1 @@
+"""The search for the smallest and fastest model that meets a goal."""
