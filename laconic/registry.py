@@ -125,6 +125,9 @@ TABLES = {
 EXTRAS = {
     "torch": "compress",
     "transformers": "compress",
+    "optuna": "compress",
+    "ray": "ray",
+    "torch_pruning": "compress",
     "torchao": "train",
     "peft": "train",
     "accelerate": "train",
