@@ -65,7 +65,11 @@ TECHNIQUES = {
 
 CRITERIA = {
     "activation": "compress.criteria.activation:Activation",
+    "fisher": "compress.criteria.fisher:Fisher",
     "magnitude": "compress.criteria.magnitude:Magnitude",
+    "sparsegpt": "compress.criteria.sparsegpt:SparseGpt",
+    "taylor": "compress.criteria.taylor:Taylor",
+    "wanda": "compress.criteria.wanda:Wanda",
 }
 """How pruning tells what matters."""
 
