@@ -315,7 +315,7 @@ def doctor(as_json: Json = False) -> None:
 @app.command()
 def schema() -> None:
     """The JSON Schema of a recipe, for editors to complete it by."""
-    print_json(registry.load("laconic.recipe:json_schema")())
+    print_json(registry.load("laconic.schema:json_schema")())
 
 
 def read_recipe(path: Path | None, given: dict[str, Any], fidelity: float | None) -> Any:

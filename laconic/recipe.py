@@ -2,37 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from laconic import registry
+from laconic.document import explain, read_yaml
 from laconic.errors import MissingPackage, RecipeError, UsageError
-from laconic.stage import Stage
+from laconic.order import check_order, wounds
+from laconic.stage import Stage, TorchStage
 from laconic.tensor import TensorSpec
 from laconic.units import Bytes, Seconds, Share
 
 DEFAULT_STAGES = {"cpu": ("quantize.static",)}
 """What is done where the recipe names no stages, by target."""
 
-
-PATHS = ("calibrate", "train", "evaluate")
-"""The keys of `data` that name files."""
-
-
-class Loader(yaml.SafeLoader):
-    """YAML without a key given twice, of which the last would quietly win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
+HEAL = "distill.heal"
+"""The stage that heals."""
 
 
 class Strict(BaseModel):
@@ -161,11 +148,14 @@ class Origin(Strict):
 
 
 class Recipe(Origin):
-    """The whole recipe. stages: the target's own where none are given. runtimes: the engines to try, best first; all of
-    the target's where none are given."""
+    """The whole recipe. stages: the target's own where none are given. heal: whether what a stage has harmed is healed
+    after it, or the settings of that. to: what is written; a checkpoint is quantized by nobody. runtimes: the engines
+    to try, best first; all of the target's where none are given."""
 
     data: Data = Data()
     stages: tuple[Step, ...]
+    heal: bool | dict[str, Any] = True
+    to: Literal["artifact", "checkpoint"] = "artifact"
     target: str = "cpu"
     runtimes: tuple[str, ...] = ()
     goal: Goal = Goal()
@@ -175,7 +165,8 @@ class Recipe(Origin):
     @classmethod
     def _default_stages(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and values.get("stages") is None:
-            return {**values, "stages": DEFAULT_STAGES.get(values.get("target", "cpu"), ())}
+            default = () if values.get("to") == "checkpoint" else DEFAULT_STAGES.get(values.get("target", "cpu"), ())
+            return {**values, "stages": default}
         return values
 
     @field_validator("data", mode="before")
@@ -205,7 +196,8 @@ class Recipe(Origin):
 
     @classmethod
     def load(cls, path: Path, **given: Any) -> "Recipe":
-        """Read a recipe, and check it down to the settings of its stages.
+        """Read a recipe, check it down to the settings of its stages, and complete it: with the healing after a stage,
+        and without what a checkpoint cannot hold.
 
         given: what the command line says; it stands above the file, key by key. Paths in the file count from the
         file's folder.
@@ -219,9 +211,9 @@ class Recipe(Origin):
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], *, where: str = "recipe") -> "Recipe":
-        """From keys and values, checked as `load` does. where: what to call it in an error."""
+        """From keys and values, checked and completed as `load` does. where: what to call it in an error."""
         try:
-            recipe = cls.model_validate(content)
+            recipe = cls.model_validate(content).completed()
             recipe.build()
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
@@ -239,10 +231,31 @@ class Recipe(Origin):
         """The engines to try, best first."""
         return self.runtimes or registry.TARGETS[self.target]
 
+    def completed(self) -> Self:
+        """With the healing that it asks for among the stages, and without the stages that what is written cannot hold.
+
+        A completed recipe stays as it is. Raises RecipeError where nothing would be left to do.
+        """
+        built = [(step, step.stage()) for step in self.stages]
+        if self.to == "checkpoint":
+            built = [(step, stage) for step, stage in built if stage.kind == "torch"]
+            if not built:
+                raise RecipeError(
+                    "a checkpoint would be written as it came: no stage changes the module, and quantization is for "
+                    "artifacts. Name stages that prune, factorize or train"
+                )
+        steps = [step for step, _ in built]
+        lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)
+        if self.heal and HEAL in registry.STAGES and (lossy or isinstance(self.heal, dict)):
+            heal = Step(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
+            for number in reversed(wounds([stage for _, stage in built], heal.stage())):
+                steps.insert(number + 1, heal)
+        return self.model_copy(update={"stages": tuple(steps)})
+
     def build(self) -> tuple[Stage, ...]:
         """The stages with their settings. Raises RecipeError for one that is wrong, or out of order."""
         stages = tuple(step.stage() for step in self.stages)
-        check_order(self.stages, stages, onnx=self.source.endswith(".onnx"))
+        check_order([step.name for step in self.stages], stages, onnx=self.source.endswith(".onnx"))
         return stages
 
     def to_yaml(self) -> str:
@@ -251,88 +264,3 @@ class Recipe(Origin):
         content["stages"] = [step.plain() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def check_order(steps: tuple[Step, ...], stages: tuple[Stage, ...], *, onnx: bool) -> None:
-    """Raise RecipeError unless every torch stage comes before quantization, which is done at most once.
-
-    onnx: the source is a graph already, so no torch stage can work on it.
-    """
-    planned = ""
-    for number, (step, stage) in enumerate(zip(steps, stages, strict=True)):
-        where = f"stages[{number}] ({step.name})"
-        if stage.kind == "torch" and onnx:
-            raise RecipeError(f"{where} changes a torch module, and the source is an ONNX file. Remove the stage")
-        if stage.kind == "torch" and planned:
-            raise RecipeError(f"{where} must come before {planned}, which needs the finished model")
-        if stage.kind == "plan" and planned:
-            raise RecipeError(f"{where} comes after {planned}: a model is quantized once. Remove one of them")
-        planned = step.name if stage.kind == "plan" else planned
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The keys and values of a recipe's file, its paths counted from its folder. Raises RecipeError."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
-    except FileNotFoundError:
-        raise RecipeError(f"there is no recipe {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
-    return relocated(content, path.parent)
-
-
-def relocated(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The content with its paths counted from `folder`."""
-
-    def moved(value: Any) -> Any:
-        return str(folder / value) if isinstance(value, str) else value
-
-    content = dict(content)
-    if "source" in content:
-        content["source"] = moved(content["source"])
-    data = content.get("data")
-    if isinstance(data, dict):
-        content["data"] = data | {key: moved(data[key]) for key in PATHS if key in data}
-    elif data is not None:
-        content["data"] = moved(data)
-    return content
-
-
-def explain(error: ValidationError, where: str) -> str:
-    """What a model of pydantic found wrong, in one sentence a fault: where, which key, what was expected."""
-    faults = []
-    for fault in error.errors():
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
-        cause = fault.get("ctx", {}).get("error")
-        got = "" if cause is not None or fault["type"] == "missing" else f", got {fault['input']!r}"
-        message = (
-            str(cause)
-            if cause is not None
-            else fault["msg"][:1].lower() + fault["msg"][1:].replace("valid tuple", "list")
-        )
-        faults.append(f"{key}: {message}{got}" if key else f"{message}{got}")
-    return f"{where}: {'; '.join(faults)}"
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a recipe, for editors to complete it by."""
-    schema = Recipe.model_json_schema()
-    names = sorted(registry.STAGES)
-    schema["$defs"]["Step"] = {
-        "description": "A stage by name, or {name: {setting: value}}.",
-        "oneOf": [
-            {"type": "string", "examples": names},
-            {
-                "type": "object",
-                "properties": {name: {"type": ["object", "null"]} for name in names},
-                "minProperties": 1,
-                "maxProperties": 1,
-            },
-        ],
-    }
-    schema["properties"]["data"] = {"anyOf": [{"$ref": "#/$defs/Data"}, {"type": "string"}]}
-    schema["properties"]["target"]["enum"] = [name for name, engines in registry.TARGETS.items() if engines]
-    schema["properties"]["task"]["examples"] = sorted(registry.TASKS)
-    return schema

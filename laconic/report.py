@@ -13,12 +13,13 @@ from markupsafe import Markup
 from laconic import registry
 from laconic.artifact import Manifest
 from laconic.candidates import Candidate
+from laconic.document import PATHS
 from laconic.gain import amount, at_batch, gains, milliseconds, nines, shipped
 from laconic.graph import Graph
 from laconic.measured import Measured
 from laconic.picture import latency, throughput
 from laconic.plan import BITS, Ladder
-from laconic.recipe import PATHS, Recipe
+from laconic.recipe import Recipe
 from laconic.verdict import Comparison
 
 TEMPLATE = "report.html.j2"

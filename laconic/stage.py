@@ -87,6 +87,12 @@ class TorchStage(Stage):
     lossy: ClassVar[bool] = False
     """Whether answers suffer so that healing afterwards may pay."""
 
+    trains: ClassVar[bool] = False
+    """Whether it trains the model, so that what a stage before it has harmed heals here."""
+
+    teaches: ClassVar[bool] = False
+    """Whether answers are meant to differ: what it makes is what everything is compared with from there on."""
+
     @abstractmethod
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         """The changed checkpoint, with one more Record in its history."""

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipe import Data, Goal, Recipe, Step, json_schema
+from laconic.recipe import Data, Goal, Recipe, Step
+from laconic.schema import json_schema
 from laconic.stage import Stage
 from laconic.tensor import TensorSpec
 

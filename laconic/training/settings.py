@@ -9,11 +9,12 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from laconic.document import explain, read_yaml
 from laconic.errors import RecipeError
 from laconic.memory.legality import check
 from laconic.memory.technique import Technique
 from laconic.parallel.mesh import Mesh
-from laconic.recipe import Named, Origin, Strict, explain, read_yaml
+from laconic.recipe import Named, Origin, Strict
 from laconic.training.feed import FeedSettings
 from laconic.training.optimizers import Optimizer
 from laconic.training.schedule import Schedule

@@ -2,13 +2,13 @@
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from laconic.parallel.ranks import Ranks
 from laconic.record import Record, code_version, hash_of
-from laconic.stage import TorchContext, TorchStage
+from laconic.stage import Property, TorchContext, TorchStage
 from laconic.training.settings import Training
 from laconic.training.teach import Watching, teach
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 class Finetune(Training, TorchStage):
     """Train on the samples for learning, as `laconic finetune` does on a file, with labels where the task needs any."""
+
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    trains = True
+    teaches = True
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         # What is trained is changed in place, and the original is still to be asked.

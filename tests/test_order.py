@@ -1,0 +1,173 @@
+"""What may follow what: every order of stages is refused by a sentence, or keeps what each stage made."""
+
+from itertools import permutations
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laconic import registry
+from laconic.errors import MissingPackage, RecipeError
+from laconic.order import check_order, wounds
+from laconic.recipe import HEAL, Recipe
+from laconic.stage import PlanStage, Property, TorchStage
+
+
+class Cut(TorchStage):
+    """Prunes."""
+
+    lossy = True
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+    share: float = 0.5
+
+    def apply(self, checkpoint, context):
+        return checkpoint
+
+    @staticmethod
+    def rebuild(module, record):
+        pass
+
+
+class Zero(Cut):
+    """Makes zeros."""
+
+    makes: ClassVar[frozenset[Property]] = frozenset({"zeros"})
+
+
+class Learn(Cut):
+    """Learns ranges, and trains."""
+
+    lossy = False
+    trains = True
+    breaks: ClassVar[frozenset[Property]] = frozenset()
+    makes: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+
+
+class Heal(Cut):
+    """Heals."""
+
+    lossy = False
+    trains = True
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros"})
+    epochs: float = 1.0
+
+
+class Round(PlanStage):
+    """Quantizes."""
+
+    def plan(self, graph, context):
+        raise NotImplementedError
+
+
+OWN = {"cut": Cut, "zero": Zero, "learn": Learn, HEAL: Heal, "round": Round}
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """These stages and no others."""
+    monkeypatch.setattr(registry, "STAGES", {name: f"{__name__}:{kind.__name__}" for name, kind in OWN.items()})
+    monkeypatch.setitem(registry.TABLES, "stage", registry.STAGES)
+
+
+def steps(*stages, **given):
+    return [step.name for step in Recipe.parse({"source": "m", "stages": list(stages), **given}).stages]
+
+
+def refusal(call):
+    """What a mistake in the order is answered with; nothing where there is none."""
+    try:
+        call()
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+@given(st.lists(st.sampled_from(list(OWN)), max_size=6), st.booleans())
+def test_an_order_that_is_let_through_keeps_what_each_stage_made(names, onnx):
+    stages = [OWN[name]() for name in names]
+    said = refusal(lambda: check_order(names, stages, onnx=onnx))
+    if said:
+        assert said.startswith("stages[")
+        assert "Remove" in said or "Move" in said or "must come before" in said
+        return
+    kinds = [stage.kind for stage in stages]
+    assert kinds == sorted(kinds, reverse=True)
+    assert kinds.count("plan") <= 1
+    assert not (onnx and "torch" in kinds)
+    for place, stage in enumerate(stages):
+        assert not any(later.breaks & stage.makes for later in stages[place + 1 :])
+
+
+def test_a_stage_that_breaks_what_another_made_names_both_and_says_what_to_do(own):
+    with pytest.raises(RecipeError) as caught:
+        steps("zero", HEAL)
+    assert str(caught.value) == (
+        f"recipe: stages[1] ({HEAL}) breaks what zero before it made: weights that are zero. "
+        f"Move {HEAL} before zero, or remove one of them"
+    )
+    with pytest.raises(RecipeError, match="learn before it made: ranges"):
+        steps("learn", "cut")
+
+
+def test_each_lossy_stage_is_healed_unless_the_next_one_trains(own):
+    assert steps("cut", "cut", "round") == ["cut", HEAL, "cut", HEAL, "round"]
+    assert steps("cut", "learn", "round") == ["cut", "learn", "round"]
+    assert steps("cut", HEAL) == ["cut", HEAL]
+    assert steps("learn", "round") == ["learn", "round"]
+
+
+def test_healing_leaves_zeros_alone(own):
+    assert steps("zero", "round") == ["zero", "round"]
+    assert steps("cut", "zero") == ["cut", HEAL, "zero"]
+
+
+def test_healing_is_switched_off_or_set_by_the_recipe(own):
+    assert steps("cut", heal=False) == ["cut"]
+    recipe = Recipe.parse({"source": "m", "stages": ["cut"], "heal": {"epochs": 3}})
+    assert recipe.build()[1] == Heal(epochs=3)
+    with pytest.raises(RecipeError, match=r"distill\.heal: unknown key 'epoch'"):
+        steps("round", heal={"epoch": 3})
+
+
+def test_a_completed_recipe_reads_back_and_stays_as_it_is(own, tmp_path):
+    recipe = Recipe.parse({"source": "/m", "stages": ["cut", {"cut": {"share": 0.1}}, "round"], "heal": {"epochs": 2}})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    assert Recipe.load(path) == recipe
+    assert recipe.completed() == recipe
+
+
+def test_without_a_stage_that_heals_nothing_is_healed(own, monkeypatch):
+    monkeypatch.delitem(registry.STAGES, HEAL)
+    assert steps("cut", "round") == ["cut", "round"]
+
+
+def test_a_checkpoint_is_not_quantized(own):
+    assert steps("cut", "round", to="checkpoint", heal=False) == ["cut"]
+    with pytest.raises(RecipeError, match="a checkpoint would be written as it came"):
+        steps("round", to="checkpoint")
+    with pytest.raises(RecipeError, match="a checkpoint would be written as it came"):
+        Recipe.parse({"source": "m", "to": "checkpoint"})
+
+
+def registered():
+    """Every registered stage whose packages are here."""
+    found = {}
+    for name in registry.STAGES:
+        try:
+            found[name] = registry.resolve("stage", name)()
+        except MissingPackage:
+            continue
+    return found
+
+
+def test_every_pair_of_registered_stages_is_legal_or_refused_by_a_sentence():
+    stages = registered()
+    for pair in permutations(stages, 2):
+        said = refusal(lambda names=pair: Recipe.parse({"source": "m", "stages": list(names)}))
+        assert not said or all(name in said for name in pair), pair
+
+
+def test_a_lossy_stage_at_the_end_is_wounded():
+    assert wounds([Cut(), Learn(), Cut()], Heal()) == [2]
