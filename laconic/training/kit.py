@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from laconic.memory.host import Host
 from laconic.memory.supply import Resident, Supply
 from laconic.training.objective import Batch, Lesson, Objective
+from laconic.training.schedule import Scheduler
 
 Groups = list[dict[str, Any]]
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -64,9 +65,12 @@ class Kit:
     """Of the last step's gradient, before it was clipped; None where nobody clips."""
     lesson: nn.Module = field(init=False)
     optimizer: Optimizer = field(init=False)
+    schedule: Scheduler = field(init=False)
+    """Of the learning rate; there as soon as the steps begin."""
 
     def assemble(self) -> None:
         """Put the parts together, when every technique has been applied."""
+        self.objective.join(self)
         self.lesson = Lesson(self.module, self.objective)
         for wrap in self.wrap:
             self.lesson = wrap(self.lesson)

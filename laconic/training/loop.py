@@ -20,8 +20,9 @@ from laconic.training.kit import Kit
 from laconic.training.monitor import Observer, StepReport
 from laconic.training.step import step
 
-Event = Callable[[int], None]
-"""Called after each step with the steps done so far: a pruning schedule, a change of the quantizer's ranges."""
+Event = Callable[[int], bool | None]
+"""Called after each step with the steps done so far: a pruning schedule, a change of the quantizer's ranges. True ends
+the run, as if it had been no longer."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run, losses: list[fl
             with short_of_memory():
                 loss = step(kit, batch, clip=run.clip)
             schedule.step()
-            for event in run.events:
-                event(number + 1)
+            enough = [event(number + 1) for event in run.events]
             settle()  # a step late: reading a loss at once would make the device wait for the host
             now = time.perf_counter()
             pending = loss, report(kit, batch, number, rate, now - begin, feed.waited - waited)
@@ -78,6 +78,8 @@ def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run, losses: list[fl
                 run.keep(number + 1, asked)
             if asked:
                 raise KeyboardInterrupt
+            if kit.any(any(enough)):
+                break
         settle()
 
 

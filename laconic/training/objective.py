@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from laconic.data import Dataset
 from laconic.signature import call
 from laconic.tasks.task import Task
+
+if TYPE_CHECKING:
+    from laconic.training.kit import Kit
 
 Batch = dict[str, Tensor]
 """Tensors by name; the first axis of each is the rows."""
@@ -21,7 +24,7 @@ class Objective(ABC):
     """The loss of a batch is a sum of terms, one per row or per token, so that parts of a batch add up to the same
     mean whatever their sizes."""
 
-    splits: ClassVar[bool] = True
+    splits: bool = True
     """Whether a batch may be taken apart: false where rows are compared with one another."""
 
     def __init__(self, task: Task) -> None:
@@ -47,6 +50,10 @@ class Objective(ABC):
     @abstractmethod
     def example(self, rows: int, length: int) -> Batch:
         """A batch of the shapes that training has, full to the last token: to simulate and to time with."""
+
+    def join(self, kit: "Kit") -> None:  # noqa: B027 - most learn nothing beside the module
+        """Called when every technique is applied, before the optimizer is made: what is learned beside the module is
+        put into it here, and taken out by `kit.undo`."""
 
     def tokens(self, batch: Batch) -> int:
         """What the batch counts for in tokens per second: real tokens of a text, rows of anything else."""

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +21,7 @@ class Schedule(BaseModel, ABC):
     def fall(self, progress: float) -> float:
         """Factor of the learning rate after the warm-up; progress from 0 to 1."""
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: float, steps: int) -> float:
         """Factor of the learning rate in a step, counted from 0, of a run of `steps`."""
         rising = round(self.warmup * steps)
         if step < rising:
@@ -32,11 +33,31 @@ class Schedule(BaseModel, ABC):
 
         It touches nothing but the `lr` of each group, as a factor of the one that the group began with.
         """
-        return Scheduler(optimizer, lambda step: self.factor(step, steps))
+        return Scheduler(optimizer, lambda step: self.factor(step, steps), steps)
 
 
 class Scheduler(LambdaLR):
-    """torch's, which also puts the learning rate back when its state is loaded."""
+    """torch's, which also puts the learning rate back when its state is loaded, and can be made to hurry."""
+
+    def __init__(self, optimizer: Optimizer, factor: Callable[[float], float], steps: int) -> None:
+        """factor: of the learning rate, by the step. steps: of the whole run."""
+        self.steps = steps
+        self.since, self.place, self.pace = 0, 0.0, 1.0
+        super().__init__(optimizer, lambda step: factor(self.reached(step)))
+
+    def reached(self, step: int) -> float:
+        """Where in the schedule a step is: its own number, unless the schedule was hurried."""
+        return self.place + (step - self.since) * self.pace
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left of the schedule."""
+        return self.reached(self.last_epoch) > self.steps - 0.5
+
+    def hurry(self, left: float) -> None:
+        """From now on, so that the rest of the schedule takes `left` steps."""
+        self.place, self.since = self.reached(self.last_epoch), self.last_epoch
+        self.pace = (self.steps - self.place) / max(left, 1.0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -78,7 +99,7 @@ class OneCycle(Schedule):
     start: float = Field(default=1 / 25, gt=0, le=1)
     end: float = Field(default=1 / 250_000, ge=0, le=1)
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: float, steps: int) -> float:
         top = max(0.0, self.warmup * steps - 1)
         if step < top:
             return between(self.start, 1.0, step / top)

@@ -37,6 +37,7 @@ from laconic.training.store import identity
 from laconic.training.tensorboard import TensorBoard
 from laconic.training.trace import MemorySnapshot, Profile, ranges, spans
 from laconic.training.workers import Maker
+from laconic.training.zeros import holding
 
 LOG, BOARD, TRACE, SNAPSHOTS = "train.jsonl", "tensorboard", "trace", "snapshots"
 RANK_SEEDS = 2**20
@@ -81,10 +82,13 @@ def teach(
     watching: Watching | None = None,
     judge: Judge = lambda kit, done: None,
     cache: Cache | None = None,
+    events: Sequence[Callable[[Kit], Event]] = (),
 ) -> Taught:
     """Train the module of a checkpoint, which is changed in place, and take the techniques off it again.
 
-    folder: of this run alone; its snapshots are gone on from where there are any.
+    folder: of this run alone; its snapshots are gone on from where there are any. events: each is made from the kit
+    before the first step, and called after each step with the steps done. Weights that an earlier stage made zero, and
+    no later one has broken, stay zero.
     Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
     """
     cache, watching = cache or Cache(), watching or Watching()
@@ -93,11 +97,12 @@ def teach(
     order = Order(
         len(dataset.keys), training.batch, training.seed, ranks.rank, ranks.world, lengths=row_lengths(dataset)
     )
+    made = (*holding(checkpoint, parts.techniques), *events)
     torch.manual_seed(training.seed)
     kit = make_kit(checkpoint.module, objective, parts, ranks.device, sharded=training.mesh.sharded)
     spread(kit, training, ranks)
     kit.assemble()
-    schedule = parts.schedule.build(kit.optimizer, steps)
+    schedule = kit.schedule = parts.schedule.build(kit.optimizer, steps)
     with shortened(checkpoint.task, training.length):
         judge(kit, 0)
         with Snapshots(folder / SNAPSHOTS) as snapshots:
@@ -107,6 +112,7 @@ def teach(
                 losses = resume(kit, schedule, snapshots, batch)
             del batch
             start = len(losses)
+            after = [*(event(kit) for event in made), each_epoch(judge, kit, order, steps)]
             feed = Feed(
                 dataset,
                 objective.collate,
@@ -126,7 +132,7 @@ def teach(
                     every=training.every,
                     keep=keeping(snapshots, kit, schedule, losses),
                     observers=observers,
-                    events=(each_epoch(judge, kit, order, steps),),
+                    events=after,
                 )
                 train(kit, feed, schedule, run, losses)
         judge(kit, steps)
