@@ -1,10 +1,12 @@
 """Results by the key of what they were made from: an interrupted run resumes, an unchanged step is not done twice."""
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,14 @@ class Cache:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
         return path
+
+    @contextmanager
+    def alone(self, key: str) -> Iterator[None]:
+        """Run the body while no other process does under this key: who comes second finds what the first one made."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{key}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go of by the system when the process ends, however it does
+            yield
 
     def _write(self, path: Path, write: Callable[[Path], Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -84,6 +84,14 @@ def amount(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def count(number: float) -> str:
+    """Parameters or operations, for people."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.95 * size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f}"
+
+
 def milliseconds(seconds: float) -> str:
     """Seconds, for people."""
     return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"

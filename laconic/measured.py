@@ -37,8 +37,9 @@ class Measured(BaseModel):
     """Everything about an artifact that differs from run to run.
 
     knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
-    seconds per step of the history. report: SHA-256 of report.html. original_size: bytes of the source's weights.
-    arithmetic: the share of the weights that each arithmetic works on, as the engine told.
+    seconds per step of the run. seconds: of each stage of the history when it was done, by the key of its record.
+    report: SHA-256 of report.html. original_size: bytes of the source's weights. arithmetic: the share of the weights
+    that each arithmetic works on, as the engine told.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +51,7 @@ class Measured(BaseModel):
     peak_memory: int
     original_size: int
     arithmetic: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     report: str | None = None
 
     @property

@@ -2,41 +2,35 @@
 
 import platform
 import resource
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from laconic import __version__, registry
-from laconic.answers import answers
 from laconic.artifact import MODEL, Artifact, check_destination, make_runtime, publish
 from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
 from laconic.candidates import Candidate, climb, fastest, overall
-from laconic.checkpoint import Checkpoint
-from laconic.data import Dataset
-from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision, UsageError
+from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.evidence import question
 from laconic.goal import missed, tightened, wanted
 from laconic.graph import Graph
-from laconic.hardware import cores, this_machine
+from laconic.hardware import this_machine
 from laconic.measured import ORIGINAL, Measured, knee
 from laconic.plan import Ladder, Plan
 from laconic.progress import Step, Steps
 from laconic.race import BATCHES, TRIAL_BATCHES, race
 from laconic.recipe import Recipe
 from laconic.record import Record, code_version, hash_of
-from laconic.runtimes.torch import TorchSession
-from laconic.samples import Samples, gather
-from laconic.source import Source, capture, capture_error, open_source
-from laconic.stage import Context, PlanContext, PlanStage, Stage, TorchContext, TorchStage, describe
+from laconic.source import Source, capture, capture_error
+from laconic.stage import PlanContext, PlanStage, TorchStage, describe
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
+from laconic.transform import Job, Transformation, faithfulness, opened
 from laconic.trial import PROBE_OPTION, Bench, Option, options
 from laconic.verdict import Verdict
 
@@ -58,61 +52,47 @@ def compress(
     the result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
     """
     steps, cache = steps or Steps(), cache or Cache()
-    stages = recipe.build()
     check_destination(destination)
-    with scratch(destination) as folder:
-        with steps.step("load the source and the samples") as step:
-            source = open_source(recipe, cache, trust=trust)
-            samples = gather(recipe, source.task)
-            step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
-        run = Run(recipe, source, samples, folder, steps, cache)
-        assemble(run.parts(stages), folder / "artifact")
-        publish(folder / "artifact", destination)
+    with opened(recipe, destination, steps, cache, trust=trust) as (source, job):
+        assemble(Run(source, job).parts(), job.folder / "artifact")
+        publish(job.folder / "artifact", destination)
     artifact = Artifact.load(destination)
     return Result(artifact, tuple(missed(artifact, recipe.goal)))
-
-
-@contextmanager
-def scratch(destination: Path) -> Iterator[Path]:
-    """A folder beside the destination, on the same disk, that is gone afterwards, whatever happens."""
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    except OSError as error:
-        raise UsageError(f"cannot write to {destination.parent}: {error.strerror}. Choose another --output") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Run:
     """One run over one source: what its steps share."""
 
-    def __init__(
-        self, recipe: Recipe, source: Source, samples: Samples, folder: Path, steps: Steps, cache: Cache
-    ) -> None:
-        self.recipe = recipe
+    def __init__(self, source: Source, job: Job) -> None:
+        self.recipe = job.recipe
         self.source = source
-        self.samples = samples
-        self.folder = folder
-        self.steps = steps
-        self.cache = cache
-        self.history: list[Record] = list(source.checkpoint.history) if source.checkpoint else []
+        self.samples = job.samples
+        self.folder = job.folder
+        self.steps = job.steps
+        self.cache = job.cache
         self.task: Task = source.task
-        self.tolerance = wanted(source.task, recipe.goal)
+        self.tolerance = wanted(source.task, job.recipe.goal)
+        self.line = Transformation(source, job)
 
-    def parts(self, stages: Sequence[Stage]) -> Parts:
+    def parts(self) -> Parts:
         """All steps; what the artifact is made of."""
-        source = self.transformed([stage for stage in stages if isinstance(stage, TorchStage)])
+        stages = list(zip((step.name for step in self.recipe.stages), self.recipe.build(), strict=True))
+        self.line.pass_through([(name, stage) for name, stage in stages if isinstance(stage, TorchStage)])
+        source = self.line.model
         with self.steps.step("capture the graph") as step:
             graph = capture(source, self.cache)
             step.note = f"{len(graph.layers)} layers, error {capture_error(source, graph, self.cache) or 0:.1g}"
         bench = Bench(graph, self.task, self.cache, self.folder, self.references())
         found = options(self.recipe.engines)
-        ladder = self.planned([stage for stage in stages if isinstance(stage, PlanStage)], graph, bench)
-        candidates = self.raced(self.candidates(ladder, bench, found))
+        start = time.perf_counter()
+        planned = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
+        ladder = self.planned(planned, graph, bench)
+        made = self.candidates(ladder, bench, found)
+        seconds = time.perf_counter() - start
+        candidates = self.raced(made, graph)
         chosen = fastest(candidates)
+        for name, stage in planned:
+            self.enter(name, stage, chosen, seconds)
         with self.steps.step("validate") as step:
             verdict, golden = self.validated(chosen, bench, capture_error(source, graph, self.cache))
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
@@ -122,74 +102,20 @@ class Run:
         report = partial(registry.load("laconic.report:render"), **about)
         return Parts(manifest, chosen.model, self.task, golden, measured, report)
 
-    def transformed(self, stages: Sequence[TorchStage]) -> Source:
-        """The source after the stages that work on the module."""
-        source = self.source
-        original = source.checkpoint
-        for stage in stages:
-            assert original is not None
-            assert source.checkpoint is not None
-            base = self.context(stage)
-            work = self.cache.folder / f"work-{base.key}"
-            context = TorchContext(**vars(base), original=original, fidelity=self.fidelity, work=work)
-            checkpoint = stage.apply(source.checkpoint, context)
-            shutil.rmtree(work, ignore_errors=True)
-            source, self.history = source.with_checkpoint(checkpoint), list(checkpoint.history)
-        return source
-
-    def fidelity(self, checkpoint: Checkpoint) -> Array:
-        """Of a checkpoint's answers to the original's, per sample of those to choose by."""
-        choose = self.samples.choose
-        reference = self.reference(choose)
-        with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-            return self.task.fidelity(reference, answers(session, self.task, choose))
-
-    def context(self, stage: Stage) -> Context:
-        """What any stage may use."""
-        key = hash_of(self.source.key, [record.key for record in self.history], describe(stage), code_version())
-        return Context(
-            task=self.task,
-            key=key,
-            seed=self.recipe.seed,
-            folder=self.folder,
-            cache=self.cache,
-            steps=self.steps,
-            train=self.samples.train,
-            calibrate=self.samples.calibrate,
-            choose=self.samples.choose,
-        )
-
     def references(self) -> dict[str, Arrays]:
         """The source's answers to all samples that something is decided or judged by."""
         sets = (self.samples.choose, self.samples.probe, self.samples.judge)
         with self.steps.step("ask the original", sum(map(len, sets))) as step:
-            return {dataset.fingerprint: self.reference(dataset, step) for dataset in sets}
+            return {dataset.fingerprint: self.line.reference(dataset, step) for dataset in sets}
 
-    def reference(self, dataset: Dataset, step: Step | None = None) -> Arrays:
-        """The source's answers to these samples."""
-        key = hash_of("original", self.source.key, dataset.fingerprint, code_version())
-
-        def compute() -> Arrays:
-            with self.source.open(cores()) as session:
-                return answers(session, self.task, dataset, step)
-
-        return self.cache.arrays(f"answers-{key}", compute)
-
-    def planned(self, stages: Sequence[PlanStage], graph: Graph, bench: Bench) -> Ladder:
+    def planned(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, bench: Bench) -> Ladder:
         """What quantization proposes; without it, the graph as it is."""
         if not stages:
             return Ladder.of(Plan({layer.node: "float32" for layer in graph.layers}))
-        (stage,) = stages
-        base = self.context(stage)
-        context = PlanContext(
-            **vars(base), trial=partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe)
-        )
-        ladder = stage.plan(graph, context)
-        name = next(
-            step.name for step, each in zip(self.recipe.stages, self.recipe.build(), strict=True) if each == stage
-        )
-        self.history.append(Record(stage=name, config=describe(stage), key=base.key))
-        return ladder
+        ((name, stage),) = stages
+        trial = partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe)
+        context = self.line.context(name, stage)
+        return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=tuple(self.line.history)))
 
     def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
         """For each engine the first plan that meets the goal, built and looked into; and where there is a choice, the
@@ -233,7 +159,7 @@ class Run:
         most = self.recipe.goal.max_size
         return Candidate(option, plan, model, fidelity, met and (most is None or weight(folder) <= most), shares)
 
-    def raced(self, candidates: list[Candidate]) -> list[Candidate]:
+    def raced(self, candidates: list[Candidate], graph: Graph) -> list[Candidate]:
         """The candidates, timed, where there is a choice. The times are kept, so that the same run gives the same
         artifact on the same machine."""
         if len(candidates) == 1:
@@ -241,6 +167,7 @@ class Run:
         key = hash_of(
             "raced",
             self.source.key,
+            graph.key,
             [(each.name, make_runtime(each.option.runtime).version()) for each in candidates],
             [sorted(each.plan.precision.items()) for each in candidates],
             this_machine().model_dump(),
@@ -268,6 +195,13 @@ class Run:
         speedups = self.cache.json(f"raced-{key}", compute)
         return [replace(each, speedup=speedups[each.name]) for each in candidates]
 
+    def enter(self, name: str, stage: PlanStage, chosen: Candidate, seconds: float) -> None:
+        """Quantization into the history, with what it gained and cost."""
+        key = self.line.context(name, stage).key
+        figures = {"bytes": weight(chosen.model.parent), **faithfulness(chosen.fidelity)}
+        self.line.history.append(Record(stage=name, config=describe(stage), key=key, figures=figures))
+        self.line.seconds[key] = seconds
+
     def validated(
         self, chosen: Candidate, bench: Bench, capture_error: float | None
     ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
@@ -284,6 +218,9 @@ class Run:
         )
         find = registry.load("export.validate:validate")
         verdict: Verdict = find(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)
+        if self.line.teacher:
+            drift = (each.model_copy(update={"against": f"model after {self.line.teacher}"}) for each in verdict.drift)
+            verdict = verdict.model_copy(update={"drift": tuple(drift)})
         return verdict, golden
 
     def measured(self, chosen: Candidate) -> Measured:
@@ -303,6 +240,7 @@ class Run:
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.source.size,
             arithmetic=chosen.arithmetic,
+            seconds=self.line.seconds,
         )
 
     def manifest(self, chosen: Candidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
@@ -317,8 +255,8 @@ class Run:
             "placement": chosen.option.runtime,
             "compute": chosen.option.compute,
             "precision": dict(sorted(chosen.plan.precision.items())),
-            "source": self.source.description,
-            "history": [record.model_dump(mode="json") for record in self.history],
+            "source": self.line.description(),
+            "history": [record.model_dump(mode="json") for record in self.line.history],
             "recipe": self.recipe.model_dump(mode="json", exclude={"source", "data"}),
             "verdict": verdict.model_dump(mode="json"),
             "batching": registry.load("export.validate:independent")(verdict),

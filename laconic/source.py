@@ -52,7 +52,7 @@ class Source:
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "Source":
         """What a stage made of it."""
-        return dataclasses.replace(self, checkpoint=checkpoint)
+        return dataclasses.replace(self, checkpoint=checkpoint, key=checkpoint.key)
 
 
 def open_source(recipe: Recipe, cache: Cache, *, trust: bool) -> Source:

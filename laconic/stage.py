@@ -56,9 +56,10 @@ class TorchContext(Context):
 @dataclass(frozen=True)
 class PlanContext(Context):
     """trial: builds a plan for the target, and gives the fidelity of its answers to the original's, per sample of a few
-    of `choose`."""
+    of `choose`. history: what was done to the model before it was captured."""
 
     trial: Callable[[Plan], Array]
+    history: tuple[Record, ...] = ()
 
 
 Property = Literal["zeros", "ranges"]
