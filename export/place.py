@@ -5,11 +5,14 @@ from pathlib import Path
 
 import onnx
 
+from export import four_bits
 from export.rewrite import Rewrite
 from export.rules import Rules
 from laconic.errors import CaptureError
-from laconic.graph import Graph
-from laconic.plan import Plan, Range
+from laconic.graph import Graph, Layer
+from laconic.grid import GROUP, quantize_groups
+from laconic.plan import Plan, Range, Rounded, Smoothing
+from laconic.tensor import Array
 
 DATA = "model.data"
 LARGEST = 1_800_000_000
@@ -19,11 +22,10 @@ LARGEST = 1_800_000_000
 def place(graph: Graph, plan: Plan, rules: Rules, path: Path) -> None:
     """Write `graph` as `plan` says, for the engine of `rules`, to `path`; large weights to `model.data` beside it.
 
-    Raises CaptureError for a tensor that must be quantized and has no range.
+    Raises CaptureError for a tensor that must be quantized and has no range, UnsupportedPrecision for a weight in a
+    precision that the engine does not read.
     """
     rewrite = Rewrite(onnx.load(graph.path))
-    for name, array in plan.weights.items():
-        rewrite.set_initializer(name, array)
     whole = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
     smooth = {layer.node: plan.smoothing[layer.input] for layer in whole if layer.input in plan.smoothing}
     for tensor, smoothing in plan.smoothing.items():
@@ -39,10 +41,32 @@ def place(graph: Graph, plan: Plan, rules: Rules, path: Path) -> None:
             limits = Range(0.0, 1.0) if probability else range_of(plan, tensor)
             rewrite.quantize_activation(tensor, limits, [node], symmetric=not probability)
     for layer in graph.layers:
-        factors = smooth[layer.node].factors if layer.node in smooth else None
-        rewrite.write_weight(layer, plan.precision[layer.node], form=rules.weight, factors=factors)
+        write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     model = rewrite.finish()
     onnx.save(model, path, save_as_external_data=model.ByteSize() > LARGEST, location=DATA)
+
+
+def write_weight(rewrite: Rewrite, layer: Layer, plan: Plan, rules: Rules, smoothing: Smoothing | None) -> None:
+    """Keep a layer's weight as the plan says. smoothing: of what this layer reads."""
+    precision = plan.precision[layer.node]
+    rounded = plan.weights.get((layer.node, precision))
+    if precision == "int4-weight":
+        found = rounded or nearest(rewrite.array(layer.weight), layer)
+        four_bits.write(rewrite, layer, found, rules.four_bits)
+    else:
+        factors = None if smoothing is None else smoothing.factors
+        rewrite.write_weight(layer, precision, form=rules.weight, factors=factors, rounded=rounded)
+    if rounded is not None and rounded.shift is not None:
+        rewrite.shift(layer, rounded.shift)
+
+
+def nearest(weight: Array, layer: Layer) -> Rounded:
+    """A weight in 4 bits, where the plan does not say more."""
+    if layer.kind == "Gather":
+        integers, scales = quantize_groups(weight.T, GROUP)
+        return Rounded(integers.T, scales, group=GROUP)
+    integers, scales = quantize_groups(weight, GROUP)
+    return Rounded(integers, scales, group=GROUP)
 
 
 def range_of(plan: Plan, tensor: str) -> Range:

@@ -6,7 +6,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from laconic.graph import Layer
 from laconic.grid import activation_grid, quantize_weight
-from laconic.plan import Precision, Range
+from laconic.plan import Precision, Range, Rounded
 from laconic.tensor import Array
 
 
@@ -49,6 +49,14 @@ class Rewrite:
         self._added[name] = self._initializers[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         return name
 
+    def set_int4(self, name: str, array: Array) -> str:
+        """Add an initializer of INT4; gives its name. array: int8, from -8 to 7."""
+        flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
+        nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
+        tensor = helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
+        self._added[name] = self._initializers[name] = tensor
+        return name
+
     def smooth(self, tensor: str, factors: Array, readers: list[str], *, normalization: bool) -> str:
         """Let the readers see `tensor` divided by factors [channels]; gives the name of the quotient.
 
@@ -86,11 +94,18 @@ class Rewrite:
             self._redirect(self.nodes[reader], tensor, f"{stem}/float")
 
     def write_weight(
-        self, layer: Layer, precision: Precision, *, form: str = "dequantize", factors: Array | None = None
+        self,
+        layer: Layer,
+        precision: Precision,
+        *,
+        form: str = "dequantize",
+        factors: Array | None = None,
+        rounded: Rounded | None = None,
     ) -> None:
-        """Keep a layer's weight as `precision` says.
+        """Keep a layer's weight in 8 bits or more, as `precision` says.
 
         form: how 8 bits are widened for float arithmetic. factors [in]: what its smoothed input was divided by.
+        rounded: the integers to write; without them the weight is rounded to the nearest.
         """
         if precision == "float32":
             return
@@ -101,9 +116,44 @@ class Rewrite:
         elif layer.kind == "Gather":
             self._embedding(layer)
         elif precision == "int8-weight" and form == "cast" and layer.kind == "MatMul":
-            self._cast(layer)
+            self._cast(layer, rounded)
         else:
-            self._dequantized(layer, factors)
+            self._dequantized(layer, factors, rounded)
+
+    def put(self, layer: Layer, nodes: list[NodeProto], result: str) -> None:
+        """Make `result` by these nodes, in front of a layer, and let the layer read it in place of its weight."""
+        self._before.setdefault(layer.node, []).extend(nodes)
+        self._redirect(self.nodes[layer.node], layer.weight, result)
+
+    def follow(self, layer: Layer, nodes: list[NodeProto]) -> None:
+        """Put nodes behind a layer."""
+        self._after.setdefault(layer.node, []).extend(nodes)
+
+    def require(self, domain: str, version: int) -> int:
+        """Let the model use operators of at least this version; gives the version that it used before, 0 for none."""
+        for opset in self._model.opset_import:
+            if opset.domain == domain:
+                before, opset.version = opset.version, max(opset.version, version)
+                return int(before)
+        self._model.opset_import.append(helper.make_opsetid(domain, version))
+        return 0
+
+    def shift(self, layer: Layer, values: Array) -> None:
+        """Add values [out] to what a layer adds anyway; a linear layer without a sum behind it is left as it is."""
+        node = self.nodes[layer.node]
+        if layer.kind == "Conv":
+            old = self.array(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros_like(values)
+            bias = self.set_initializer(f"{layer.node}/bias", old + values)
+            del node.input[2:]
+            node.input.append(bias)
+            return
+        readers = [self.nodes[name] for name in self.readers(layer.output)]
+        if len(readers) == 1 and readers[0].op_type == "Add" and layer.output not in self.outputs:
+            for name in readers[0].input:
+                if self.is_initializer(name) and self.array(name).shape == values.shape:
+                    bias = self.set_initializer(f"{layer.node}/bias", self.array(name) + values)
+                    self._redirect(readers[0], name, bias)
+                    return
 
     def _half(self, layer: Layer) -> None:
         half = self.set_initializer(f"{layer.weight}/half", self.array(layer.weight).astype(np.float16))
@@ -112,29 +162,27 @@ class Rewrite:
             looked_up, node.output[0] = node.output[0], f"{layer.output}/half"
             self._redirect(node, layer.weight, half)
             cast = helper.make_node("Cast", [node.output[0]], [looked_up], f"{layer.node}/widen", to=TensorProto.FLOAT)
-            self._after.setdefault(layer.node, []).append(cast)
+            self.follow(layer, [cast])
             return
         wide = f"{layer.node}/weight"
-        self._put(layer, helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT), wide)
+        self.put(layer, [helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT)], wide)
 
-    def _cast(self, layer: Layer) -> None:
+    def _cast(self, layer: Layer, rounded: Rounded | None) -> None:
         """By way of INT32: OpenVINO computes this once, and multiplies in BF16; from INT8 straight it would not."""
-        weight, scale = self._int8(layer)
+        weight, scale = self._int8(layer, rounded=rounded)
         stem = f"{layer.node}/weight"
-        self._before.setdefault(layer.node, []).extend(
-            [
-                helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
-                helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
-                helper.make_node("Mul", [f"{stem}/floats", scale], [stem], f"{stem}/scale"),
-            ]
-        )
-        self._redirect(self.nodes[layer.node], layer.weight, stem)
+        nodes = [
+            helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
+            helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
+            helper.make_node("Mul", [f"{stem}/floats", scale], [stem], f"{stem}/multiply"),
+        ]
+        self.put(layer, nodes, stem)
 
-    def _dequantized(self, layer: Layer, factors: Array | None) -> None:
-        weight, scale = self._int8(layer, factors=factors)
+    def _dequantized(self, layer: Layer, factors: Array | None, rounded: Rounded | None) -> None:
+        weight, scale = self._int8(layer, factors=factors, rounded=rounded)
         result = f"{layer.node}/weight"
         node = helper.make_node("DequantizeLinear", [weight, scale], [result], f"{result}/DQ", axis=layer.axis)
-        self._put(layer, node, result)
+        self.put(layer, [node], result)
 
     def _embedding(self, layer: Layer) -> None:
         weight, scale = self._int8(layer, column=True)
@@ -142,15 +190,12 @@ class Rewrite:
         name, rows = layer.node, node.output[0]
         self._redirect(node, layer.weight, weight)
         node.output[0] = f"{name}/integers"
-        self._after.setdefault(name, []).extend(
-            [
-                helper.make_node(
-                    "Cast", [f"{name}/integers"], [f"{name}/floats"], f"{name}/cast", to=TensorProto.FLOAT
-                ),
-                helper.make_node("Gather", [scale, node.input[1]], [f"{name}/scales"], f"{name}/scale", axis=0),
-                helper.make_node("Mul", [f"{name}/floats", f"{name}/scales"], [rows], f"{name}/dequantize"),
-            ]
-        )
+        nodes = [
+            helper.make_node("Cast", [f"{name}/integers"], [f"{name}/floats"], f"{name}/cast", to=TensorProto.FLOAT),
+            helper.make_node("Gather", [scale, node.input[1]], [f"{name}/scales"], f"{name}/scale", axis=0),
+            helper.make_node("Mul", [f"{name}/floats", f"{name}/scales"], [rows], f"{name}/dequantize"),
+        ]
+        self.follow(layer, nodes)
 
     def _dynamic(self, layer: Layer) -> None:
         """DynamicQuantizeLinear, MatMulInteger, and the scales multiplied back in."""
@@ -170,7 +215,13 @@ class Rewrite:
         self._before.setdefault(name, []).extend(steps)
         node.CopyFrom(helper.make_node("Mul", [f"{name}/floats", f"{name}/scales"], [layer.output], name))
 
-    def _int8(self, layer: Layer, *, column: bool = False, factors: Array | None = None) -> tuple[str, str]:
+    def _int8(
+        self, layer: Layer, *, column: bool = False, factors: Array | None = None, rounded: Rounded | None = None
+    ) -> tuple[str, str]:
+        if rounded is not None:
+            stem = f"{layer.node}/weight"
+            scales = self.set_initializer(f"{stem}/scale", rounded.scales[0])
+            return self.set_initializer(f"{stem}/int8", rounded.integers), scales
         weight = self.array(layer.weight)
         stem = layer.weight
         if factors is not None:
@@ -180,10 +231,6 @@ class Rewrite:
             self.set_initializer(f"{stem}/int8", integers),
             self.set_initializer(f"{stem}/scale", scale[:, None] if column else scale),
         )
-
-    def _put(self, layer: Layer, node: NodeProto, result: str) -> None:
-        self._before.setdefault(layer.node, []).append(node)
-        self._redirect(self.nodes[layer.node], layer.weight, result)
 
     @staticmethod
     def _redirect(node: NodeProto, old: str, new: str) -> None:

@@ -14,7 +14,8 @@ class Rules:
     of such operators. merged: operators that the engine merges into the one before, so that a result is quantized
     behind them. attention: whether the products of attention run in INT8, signed and symmetric. normalization: whether
     a smoothed activation is best made by a second LayerNormalization. weight: how a weight of 8 bits is widened for
-    float arithmetic: by DequantizeLinear, or by casts that the engine computes once, when it loads.
+    float arithmetic: by DequantizeLinear, or by casts that the engine computes once, when it loads. four_bits: the same
+    for 4 bits: an operator that reads blocks of them, or casts; None where the engine reads no such weight.
     """
 
     inputs: frozenset[str]
@@ -24,3 +25,4 @@ class Rules:
     attention: bool
     normalization: bool
     weight: Literal["dequantize", "cast"]
+    four_bits: Literal["blocks", "cast"] | None = None

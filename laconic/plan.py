@@ -6,15 +6,16 @@ from typing import Literal
 
 from laconic.tensor import Array
 
-Precision = Literal["int8", "int8-dynamic", "int8-weight", "float16-weight", "float32"]
+Precision = Literal["int4-weight", "int8", "int8-dynamic", "int8-weight", "float16-weight", "float32"]
 """How a layer is kept and computed.
 
 int8: weights and activations in INT8, the activations' ranges calibrated. int8-dynamic: the same, with ranges taken
-from each input as it comes. int8-weight, float16-weight: weights kept in fewer bits, arithmetic in the engine's float.
-float32: as it was.
+from each input as it comes. int4-weight, int8-weight, float16-weight: weights kept in fewer bits, arithmetic in the
+engine's float. float32: as it was.
 """
 
 BITS: dict[Precision, int] = {
+    "int4-weight": 4,
     "int8": 8,
     "int8-dynamic": 8,
     "int8-weight": 8,
@@ -42,14 +43,35 @@ class Smoothing:
 
 
 @dataclass(frozen=True, eq=False)
+class Rounded:
+    """A layer's weight as quantization rounded it, for one precision: what is written is exactly this.
+
+    integers: int8, of the weight's shape. scales: float32, [groups of inputs, output channels]. shift: what is added to
+    the layer's result, [output channels] float32, so that its mean stays; only where the layer adds something anyway.
+    group: inputs that share a scale, a power of two; None: all of them.
+    """
+
+    integers: Array
+    scales: Array
+    shift: Array | None = None
+    group: int | None = None
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Its arrays, by name."""
+        found = {"integers": self.integers, "scales": self.scales}
+        return found if self.shift is None else {**found, "shift": self.shift}
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """precision: by layer (node name). ranges: by tensor. smoothing: by tensor, for the INT8 layers that read it.
-    weights: the initializers that quantization adjusted."""
+    weights: by layer and the precision that they are for; a weight that is not there is rounded to the nearest."""
 
     precision: Mapping[str, Precision]
     ranges: Mapping[str, Range] = field(default_factory=dict)
     smoothing: Mapping[str, Smoothing] = field(default_factory=dict)
-    weights: Mapping[str, Array] = field(default_factory=dict)
+    weights: Mapping[tuple[str, Precision], Rounded] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

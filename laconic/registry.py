@@ -40,6 +40,7 @@ STAGES = {
     "finetune": "laconic.training.stage:Finetune",
     "quantize.static": "compress.quantize.static:Static",
     "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
+    "quantize.gptq": "compress.quantize.gptq:Gptq",
     "quantize.weights": "compress.quantize.weights:Weights",
 }
 

@@ -3,7 +3,7 @@
 The samples stream through: memory is one histogram a tensor plus one sample, whatever their number and lengths.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,12 @@ from onnx import TensorProto, helper, shape_inference
 
 from compress.quantize.channels import Channels
 from compress.quantize.histogram import Histogram
+from laconic.data import Dataset, batches
 from laconic.errors import DataError
 from laconic.graph import Graph
 from laconic.runtimes.runtime import Runtime
+from laconic.stage import Context
+from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 
 QUANTIZABLE = frozenset(
@@ -39,12 +42,32 @@ QUANTIZABLE = frozenset(
 """The operators that some engine runs in INT8, or whose result such an operator takes."""
 
 
+FRAGMENTS = 0.5
+"""Fragments of the samples that are calibrated with as well, for each sample. 60 texts of a word or two, to MiniLM that
+was calibrated on docstrings: worst cosine 0.826, mean 0.977; with fragments 0.946 and 0.993, with twice as many no
+better; and the docstrings' own mean went from 0.9975 to 0.9976."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """histograms: of every quantizable tensor. channels: of what goes into the linear layers."""
 
     histograms: dict[str, Histogram]
     channels: dict[str, Channels]
+
+
+def drawn(context: Context, count: int) -> list[Dataset]:
+    """So many of the samples to calibrate with, and fragments of them."""
+    whole = context.calibrate.take(count, context.seed)
+    pieces = context.task.fragments(whole.samples, int(len(whole) * FRAGMENTS), context.seed)
+    return [whole, *([Dataset.of(pieces, context.task, name="fragments")] if pieces else [])]
+
+
+def singles(datasets: Sequence[Dataset], task: Task) -> Iterator[Arrays]:
+    """One sample a batch: no padding is counted, and lengths may vary."""
+    for dataset in datasets:
+        for _, batch in batches(dataset, task, 1):
+            yield batch
 
 
 def observe(graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path, seed: int = 0) -> Observation:

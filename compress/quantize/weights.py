@@ -1,9 +1,12 @@
-"""Weights in fewer bits, arithmetic in float: no calibration, and little harm."""
+"""Weights in fewer bits, arithmetic in float: no calibration unless the rounding asks for it, and little harm."""
 
 from typing import Literal
 
+from compress.quantize.adjust import Adjustment, Group, adjusted
+from compress.quantize.calibrate import drawn
 from compress.quantize.layers import chosen
-from laconic.graph import Graph
+from compress.quantize.rounding import Rounding
+from laconic.graph import Graph, Layer
 from laconic.plan import Ladder, Plan, Precision
 from laconic.stage import PlanContext, PlanStage
 
@@ -11,13 +14,29 @@ from laconic.stage import PlanContext, PlanStage
 class Weights(PlanStage):
     """Weights in fewer bits, arithmetic in the engine's float.
 
-    bits: 8 (one scale per output channel) or 16. keep: layers, by name or pattern, that stay in float32.
+    bits: 4 (a scale for each group of inputs and each output), 8 (one for each output) or 16. At 4 bits convolutions
+    keep 8. group: inputs that share a scale, at 4 bits. rounding: which way each weight goes; the nearest needs no
+    samples. samples: how many to calibrate with. keep: layers, by name or pattern, that stay in float32.
     """
 
-    bits: Literal[8, 16] = 8
+    bits: Literal[4, 8, 16] = 8
+    group: Group = 32
+    rounding: Rounding = "nearest"
+    samples: int = 256
     keep: tuple[str, ...] = ()
 
     def plan(self, graph: Graph, context: PlanContext) -> Ladder:
         kept = chosen(graph.layers, self.keep)
-        precision: Precision = "int8-weight" if self.bits == 8 else "float16-weight"
-        return Ladder.of(Plan({x.node: "float32" if x.node in kept else precision for x in graph.layers}))
+        plan = Plan({x.node: "float32" if x.node in kept else precision(x, self.bits) for x in graph.layers})
+        if self.bits == 16 or (self.bits == 8 and self.rounding == "nearest"):
+            return Ladder.of(plan)
+        adjustment = Adjustment(self.rounding, self.group)
+        datasets = [] if self.rounding == "nearest" else drawn(context, self.samples)
+        return Ladder.of(adjusted(graph, plan, adjustment, datasets, context))
+
+
+def precision(layer: Layer, bits: int) -> Precision:
+    """What a layer's weight is kept in, where its bits are given: those that every engine reads."""
+    if bits == 16:
+        return "float16-weight"
+    return "int4-weight" if bits == 4 and layer.kind in ("MatMul", "Gather") else "int8-weight"

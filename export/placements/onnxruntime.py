@@ -15,5 +15,6 @@ RULES: dict[Compute, Rules] = {
         attention=False,
         normalization=False,
         weight="dequantize",
+        four_bits="blocks",
     )
 }

@@ -17,6 +17,7 @@ FLOAT32 = Rules(
     # Of a weight that it may keep compressed the engine quantizes the activations too, group by group and unasked, and
     # does not tell.
     weight="cast",
+    four_bits="cast",
 )
 
 RULES: dict[Compute, Rules] = {"float32": FLOAT32, "bfloat16": replace(FLOAT32, attention=False)}
