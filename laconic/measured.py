@@ -33,13 +33,38 @@ class Timing(BaseModel):
         return self.batch / self.seconds
 
 
+class Trial(BaseModel):
+    """What a search has tried.
+
+    name: what was cut, for people; settings: the same for programs; heal: steps of training after it. fidelity: the
+    mean over the samples that are chosen by; drop: of the task's metric on them; None where it was not found. latency:
+    seconds for one sample. size: bytes. speedup: over the original. measured: of an artifact that was built; else all
+    that is foretold. front: whether nothing that was built is as good in every respect and better in one. reason: why
+    it was taken, or what it lost by.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    settings: dict[str, float] = {}
+    heal: int = 0
+    fidelity: float | None
+    drop: float | None = None
+    latency: float
+    size: float
+    speedup: float
+    measured: bool = True
+    front: bool = False
+    reason: str
+
+
 class Measured(BaseModel):
     """Everything about an artifact that differs from run to run.
 
     knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
     seconds per step of the run. seconds: of each stage of the history when it was done, by the key of its record.
     report: SHA-256 of report.html. original_size: bytes of the source's weights. arithmetic: the share of the weights
-    that each arithmetic works on, as the engine told.
+    that each arithmetic works on, as the engine told. search: what was tried, where a search has led to the artifact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +77,7 @@ class Measured(BaseModel):
     original_size: int
     arithmetic: dict[str, float] = {}
     seconds: dict[str, float] = {}
+    search: tuple[Trial, ...] = ()
     report: str | None = None
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Finetune(Training, TorchStage):
     """Train on the samples for learning, as `laconic finetune` does on a file, with labels where the task needs any."""
 
-    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     trains = True
     teaches = True
 
