@@ -38,6 +38,10 @@ RUNTIMES = {
 
 STAGES = {
     "finetune": "laconic.training.stage:Finetune",
+    "prune.ffn": "compress.prune.ffn:Ffn",
+    "prune.heads": "compress.prune.heads:Heads",
+    "prune.two-four": "compress.prune.two_four:TwoFour",
+    "prune.unstructured": "compress.prune.unstructured:Unstructured",
     "quantize.static": "compress.quantize.static:Static",
     "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
     "quantize.gptq": "compress.quantize.gptq:Gptq",

@@ -1,0 +1,107 @@
+"""A model's blocks, one after another, over all calibration samples: so that what is decided for a block is seen by
+the next, at the cost of one pass over the model."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.anatomy import Anatomy, Site
+from laconic.signature import call
+
+HIDDEN = "hidden_states"
+
+
+@dataclass(frozen=True)
+class View:
+    """Of one batch, at a site, the tokens that are no padding: x: what goes into the consumer, [tokens, in]. total:
+    what comes out, and is added to the residual stream, with it, [tokens, out]. residual: the stream without it."""
+
+    x: Tensor
+    total: Tensor
+    residual: Tensor
+
+
+class Passage:
+    """Stands before a block. Memory is one hidden state for each token of the samples."""
+
+    def __init__(self, module: nn.Module, found: Anatomy, given: Iterable[Mapping[str, Tensor]]) -> None:
+        self._module = module
+        self._found = found
+        self._states: list[Tensor] = []
+        self._calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]] = []
+        self._masks: list[Tensor | None] = []
+        for batch in given:
+            self._begin(batch)
+
+    def _begin(self, batch: Mapping[str, Tensor]) -> None:
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not calls:
+                self._states.append(args[0] if args else kwargs[HIDDEN])
+            calls.append((args[1:], {name: value for name, value in kwargs.items() if name != HIDDEN}))
+
+        handles = [
+            self._module.get_submodule(self._found.block(index)).register_forward_pre_hook(hook, with_kwargs=True)
+            for index in range(len(self._found.sites))
+        ]
+        try:
+            call(self._module, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._calls.append(calls)
+        self._masks.append(batch.get("attention_mask"))
+
+    def _run(self, number: int, index: int) -> Tensor:
+        args, kwargs = self._calls[number][index]
+        answer = self._module.get_submodule(self._found.block(index))(self._states[number], *args, **kwargs)
+        hidden: Tensor = answer[0] if isinstance(answer, tuple) else answer
+        return hidden
+
+    def see(self, site: Site) -> Iterator[View]:
+        """What happens at a site of the block that it stands before, batch by batch."""
+        consumer = self._module.get_submodule(site.consumer)
+        first = self._module.get_submodule(site.sources[0].layer)
+        seen: dict[str, Tensor] = {}
+
+        def note_source(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen["source"] = args[0]
+
+        def note_consumer(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+            seen["x"], seen["y"] = args[0], out
+
+        for number, state in enumerate(self._states):
+            handles = [first.register_forward_pre_hook(note_source), consumer.register_forward_hook(note_consumer)]
+            try:
+                after = self._run(number, site.block)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            if site.kind == "heads":
+                residual = state
+            elif self._found.family.post_norm:
+                residual = seen["source"]
+            else:
+                residual = after - seen["y"]
+            x, y, residual = (self._kept(number, each) for each in (seen["x"], seen["y"], residual))
+            yield View(x, residual + y, residual)
+
+    def advance(self, index: int) -> None:
+        """Step over a block."""
+        self._states = [self._run(number, index) for number in range(len(self._states))]
+
+    def _kept(self, number: int, values: Tensor) -> Tensor:
+        mask = self._masks[number]
+        if mask is not None and values.shape[:-1] == mask.shape:
+            return values[mask.bool()].float()
+        return values.reshape(-1, values.shape[-1]).float()
+
+
+@torch.inference_mode()
+def start(module: nn.Module, found: Anatomy, given: Iterable[Mapping[str, Tensor]]) -> Passage:
+    """A passage before the first block."""
+    return Passage(module, found, given)
