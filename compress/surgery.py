@@ -50,6 +50,7 @@ def select(layer: nn.Module, *, out: Tensor | None = None, into: Tensor | None =
 
 
 def parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
+    """A weight of its own, that learns where the other one does."""
     return nn.Parameter(value.contiguous().clone(), requires_grad=like.requires_grad)
 
 

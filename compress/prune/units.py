@@ -38,7 +38,7 @@ class Units(TorchStage):
     lossy = True
     kind_of_units: ClassVar[Kind]
 
-    keep: Share
+    keep: Share = 0.5
     criterion: str | None = None
     steps: Annotated[int, Field(ge=1)] = 1
     allocate: Literal["uniform", "sensitivity"] = "uniform"
