@@ -37,6 +37,10 @@ RUNTIMES = {
 }
 
 STAGES = {
+    "distill.embedding": "compress.distill.embedding:Embedding",
+    "distill.features": "compress.distill.features:Features",
+    "distill.heal": "compress.distill.heal:Heal",
+    "distill.logits": "compress.distill.logits:Logits",
     "finetune": "laconic.training.stage:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",
     "prune.heads": "compress.prune.heads:Heads",

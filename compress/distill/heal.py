@@ -1,0 +1,74 @@
+"""Healing: what a stage has harmed is learned again from the original, for as long as it pays."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+from torch import nn
+
+from compress.distill.course import WHOLE, Course
+from compress.distill.embedding import Similarities, Vectors
+from compress.distill.features import Hidden
+from compress.distill.imitation import Imitation
+from compress.distill.logits import Probabilities
+from compress.distill.outputs import Outputs
+from compress.distill.stage import Distil
+from laconic.stage import TorchContext
+from laconic.tasks.task import Task
+
+if TYPE_CHECKING:
+    from laconic.checkpoint import Checkpoint
+
+LOOKS = 20
+"""Into how many parts the looks part a run."""
+
+
+class Heal(Distil):
+    """Distil what suits the task: of text embedding all hidden states, the vectors and their similarities; of
+    classifiers and language models the probabilities and the last hidden states; of anything else the outputs.
+
+    steps: at most. Every `look` steps the fidelity is measured on the samples to choose by, and the best
+    weights are kept. It ends early where `patience` looks have made what is missing to the original less by no more
+    than the share `gain`; the schedule is then brought to its end within `look` steps. minutes: no longer than that,
+    the schedule brought to its end within them: what is learned then depends on the machine's speed. What is worse
+    than before is thrown away.
+    """
+
+    name: ClassVar[str] = "distill.heal"
+
+    steps: int | None = Field(default=1000, ge=1)
+    look: int | None = Field(default=None, ge=1)
+    patience: int = Field(default=3, ge=1)
+    gain: float = Field(default=0.02, ge=0, lt=1)
+    minutes: float | None = Field(default=None, gt=0)
+
+    def imitations(self, task: Task, layers: int) -> list[Imitation]:
+        if task.name == "text-embedding":
+            return [*([Hidden()] if layers else []), Vectors(), Similarities(5.0)]
+        if task.name == "tensors":
+            return [Outputs()]
+        return [Probabilities(), *([Hidden("last")] if layers else [])]
+
+    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+        def ask(module: nn.Module) -> float:
+            return float(context.fidelity(replace(checkpoint, module=module)).mean())
+
+        course = Course(
+            checkpoint.module,
+            context.work,
+            ask,
+            every=self.look or max(1, self.count(len(context.train.keys)) // LOOKS),
+            patience=self.patience,
+            gain=self.gain,
+            minutes=self.minutes,
+        )
+        taken = 0
+        if course.before < WHOLE:
+            taken = len(self.taught(checkpoint, context, (course.event,)).losses)
+        figures = {
+            "fidelity before": course.before,
+            "fidelity after": course.looks[course.best],
+            "steps": float(taken),
+            "best step": float(course.best),
+        }
+        return checkpoint.after(self.record(checkpoint, context, figures), course.result())

@@ -1,0 +1,72 @@
+"""Which layer of a student learns from which of its teacher."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from compress.anatomy import anatomy
+from laconic.errors import SourceError
+from laconic.record import Record
+from laconic.training.kit import stacks
+
+LAYERS = "layers"
+"""In the structure of a record: the layers that were kept, by the name of their list."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A layer of the student by name, and those of the teacher that it stands for: the first and the last of them."""
+
+    student: str
+    first: str
+    last: str
+
+
+def pairs(student: nn.Module, teacher: nn.Module, history: Sequence[Record] = ()) -> tuple[Pair, ...]:
+    """The repeated layers of both, in order; none where the teacher has none, or the student's are elsewhere.
+
+    history: of the student, since it was the teacher. It says which layers were removed; else those that are left are
+    taken to be evenly spread. A layer stands for those behind it that are gone as well, so that what follows finds the
+    input that it had (with even spacing, the mapping of TinyBERT: Jiao et al., 2020, arXiv:1909.10351).
+    """
+    found: list[Pair] = []
+    for name in lists(teacher):
+        try:
+            left = [child for child, _ in student.get_submodule(name).named_children()]
+        except AttributeError:
+            return ()
+        whole = [child for child, _ in teacher.get_submodule(name).named_children()]
+        ends = last(kept(history, name, len(whole)), len(left), len(whole))
+        starts = [0, *(end + 1 for end in ends[:-1])]
+        found += [
+            Pair(f"{name}.{own}", f"{name}.{whole[start]}", f"{name}.{whole[end]}")
+            for own, start, end in zip(left, starts, ends, strict=True)
+        ]
+    return tuple(found)
+
+
+def lists(module: nn.Module) -> list[str]:
+    """The names of a model's lists of repeated layers."""
+    try:
+        return [anatomy(module).stack]
+    except SourceError:
+        names = {id(each): name for name, each in module.named_modules()}
+        return [names[id(stack)] for stack in stacks(module)]
+
+
+def kept(history: Sequence[Record], name: str, count: int) -> list[int]:
+    """Which of `count` layers are left in a list, by their number in the teacher."""
+    left = list(range(count))
+    for record in history:
+        chosen = record.structure.get(LAYERS, {}).get(name)
+        if chosen is not None:
+            left = [left[index] for index in chosen]
+    return left
+
+
+def last(left: Sequence[int], own: int, whole: int) -> list[int]:
+    """Of each of a student's layers, the last layer of the teacher that it stands for."""
+    if len(left) != own:
+        return [-(-(index + 1) * whole // own) - 1 for index in range(own)]
+    return [*(after - 1 for after in left[1:]), whole - 1]
