@@ -1,0 +1,136 @@
+"""Cuts in steps that come ever smaller, with training between them or in its course.
+
+Zhu & Gupta, To prune, or not to prune: exploring the efficacy of pruning for model compression (2017).
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from compress.gradient import usual
+from compress.prune.imitation import Imitation
+from laconic import registry
+from laconic.checkpoint import prepare
+from laconic.parallel.ranks import Ranks
+from laconic.stage import TorchContext
+from laconic.training.kit import Kit
+from laconic.training.loop import Event
+from laconic.training.settings import Training
+from laconic.training.teach import Watching, teach
+from laconic.weights import fill, read_safetensors, write_weights
+
+if TYPE_CHECKING:
+    from laconic.checkpoint import Checkpoint
+
+Cut = Callable[[nn.Module, float], None]
+"""Makes this share of a module's weights zero, in place, the module being on the CPU in evaluation mode."""
+
+RAMP = 0.75
+"""The share of the training in which cuts are made; what is left is for the last of them to heal."""
+
+
+def shares(target: float, steps: int) -> list[float]:
+    """The share of zeros after each of so many cuts, rising with the third power to the target."""
+    return [target * (1 - (1 - number / steps) ** 3) for number in range(1, steps + 1)]
+
+
+def places(planned: Sequence[float], steps: int) -> dict[int, float]:
+    """After which steps of a training each share is cut. Of cuts that fall on one step the last is made."""
+    return {max(1, round(steps * RAMP * number / len(planned))): share for number, share in enumerate(planned, 1)}
+
+
+def between(
+    checkpoint: "Checkpoint",
+    context: TorchContext,
+    planned: Sequence[float],
+    cut: Cut,
+    training: Training,
+    pruned: Callable[[nn.Module], "Checkpoint"],
+) -> nn.Module:
+    """Cut, train, cut again: the module with the last cut, which nothing has healed yet.
+
+    pruned: a checkpoint of the module, whose history says that it has zeros to keep. An interrupted run goes on with
+    the training that it was in.
+    """
+    module = checkpoint.module
+    healed = [context.work / f"healed-{number}.safetensors" for number in range(1, len(planned))]
+    done = sum(path.is_file() for path in healed)
+    if done:
+        fill(module, read_safetensors(healed[done - 1]), healed[done - 1])
+    for number, share in enumerate(planned[done:], done):
+        cut(module, share)
+        if number < len(healed):
+            module = train(pruned(module), context, training, context.work / f"training-{number}")
+            keep(module, healed[number])
+    return module
+
+
+def during(
+    checkpoint: "Checkpoint", planned: Mapping[int, float], cut: Cut, names: Sequence[str]
+) -> Callable[[Kit], Event]:
+    """An event that cuts after these steps, and puts back the zeros after every other.
+
+    checkpoint: what the training begins with. names: of the weights that are cut.
+    """
+    copied = copy.deepcopy(checkpoint.module)
+
+    def begin(kit: Kit) -> Event:
+        parameters = dict(kit.module.named_parameters())
+        # Where a run was resumed, these are the zeros of the cuts before it.
+        zeros = {name: parameters[name].detach() == 0 for name in names}
+
+        @torch.no_grad()
+        def event(done: int) -> None:
+            for name, zero in zeros.items():
+                parameters[name].masked_fill_(zero, 0.0)
+            if done in planned:
+                copied.load_state_dict(kit.state())
+                cut(copied, planned[done])
+                for name in names:
+                    parameters[name].copy_(copied.get_parameter(name))
+                    zeros[name] = parameters[name] == 0
+
+        return event
+
+    return begin
+
+
+def train(
+    checkpoint: "Checkpoint",
+    context: TorchContext,
+    training: Training,
+    folder: Path,
+    events: Sequence[Callable[[Kit], Event]] = (),
+) -> nn.Module:
+    """Train the module by the task's objective where the data have labels for it, else by the original's answers."""
+    task, dataset = context.task, context.train
+    by_labels = usual(task, dataset) == "objective"
+    objective = (
+        registry.resolve("objective", task.name).of(task, dataset)
+        if by_labels
+        else Imitation(task, context.original.module)
+    )
+    taught = teach(
+        checkpoint,
+        dataset,
+        training,
+        folder,
+        ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        objective=objective,
+        watching=Watching(quiet=True),
+        cache=context.cache,
+        events=events,
+    )
+    return prepare(taught.module)
+
+
+def keep(module: nn.Module, path: Path) -> None:
+    """Write the weights, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_suffix(".partial")
+    write_weights(module, made)
+    made.replace(path)
