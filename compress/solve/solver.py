@@ -1,11 +1,35 @@
 """Search for what meets a goal: how much to cut, how long to heal, which precision; within a budget of time."""
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
+from compress.solve.aim import Aim
+from compress.solve.attempt import ground, origin
+from compress.solve.budget import Budget
+from compress.solve.candidate import Candidate
+from compress.solve.executor import executor
+from compress.solve.front import with_front
+from compress.solve.search import Search
+from compress.solve.workshop import Workshop
+from laconic.artifact import Artifact, check_destination, publish
 from laconic.cache import Cache
-from laconic.pipeline import Result, compress
+from laconic.goal import missed
+from laconic.hardware import cores
+from laconic.measured import Trial
+from laconic.pipeline import Result
 from laconic.progress import Steps
 from laconic.recipe import Recipe
+from laconic.transform import scratch
+
+
+@dataclass(frozen=True)
+class Solution(Result):
+    """trials: everything that was tried, the Pareto front marked. spent, overrun: seconds, of the budget and beyond."""
+
+    trials: tuple[Trial, ...] = ()
+    spent: float = 0.0
+    overrun: float = 0.0
 
 
 def solve(
@@ -18,6 +42,34 @@ def solve(
     trust: bool = False,
     steps: Steps | None = None,
     cache: Cache | None = None,
-) -> Result:
-    """Write to `destination` the best artifact for the recipe's goal that is found in `budget` seconds."""
-    return compress(recipe, destination, trust=trust, steps=steps, cache=cache)
+) -> Solution:
+    """Write to `destination` the best artifact for the recipe's goal that is found in `budget` seconds.
+
+    Once the goal is met, faster is better where a drop or a fidelity bounds it; where only latency or size do, more
+    faithful is. The best so far lies at the destination at any time, and is replaced whole. A search that was killed
+    goes on, and nothing is done twice; the budget is of all its runs together. engine: "local", or "ray" for a cluster.
+    trials: at most so many settings are tried; with the same number of them the same seed gives the same artifact, but
+    for what the clock of the machine says of it. Without it, time decides how many.
+    Where the goal is missed the best artifact is written all the same, and the result says what it misses.
+    Raises a LaconicError for a source, data or a recipe that is wrong.
+    """
+    steps, cache = steps or Steps(), cache or Cache()
+    check_destination(destination)
+    with steps.step("load the source and the samples") as step:
+        base = ground(origin(recipe), trust, str(cache.folder))
+        aim = Aim.of(recipe.goal, base.source.task, base.samples.choose)
+        step.note = f"{base.source.task.name}, {len(base.samples.choose)} samples to choose by"
+
+    def publish_best(best: Candidate) -> None:
+        assert best.built is not None
+        with scratch(destination) as folder:
+            shutil.copytree(best.built.folder, folder / "artifact")
+            publish(folder / "artifact", destination)
+
+    clock = Budget(budget, cache)
+    with executor(engine, cores()) as workers:
+        shop = Workshop(recipe, base, aim, clock, workers, trust, steps, cache)
+        candidates = Search(shop, publish_best, trials).run()
+    found = with_front([candidate.trial() for candidate in candidates])
+    artifact = Artifact.load(destination)
+    return Solution(artifact, tuple(missed(artifact, recipe.goal)), found, clock.spent, clock.overrun)

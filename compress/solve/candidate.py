@@ -1,0 +1,141 @@
+"""A candidate on its way: foreseen, cut, healed, built, or lost on the way, with the reason."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compress.solve.aim import Aim, Figures
+from compress.solve.attempt import Outcome
+from compress.solve.finish import Built, geometric
+from compress.solve.forecast import Prediction
+from compress.solve.study import described
+from laconic.gain import amount, milliseconds
+from laconic.measured import Trial
+
+
+@dataclass(eq=False)
+class Candidate:
+    """settings: of the cut. heals: steps of each healing that it went through. outcome: of cut and healing so far. cut:
+    the figures before any healing.
+    shortfall, earlier: how far off its answers are, in times what is allowed; now, and before the last healing. reason:
+    why it lost; empty while it did not."""
+
+    settings: Mapping[str, float]
+    prediction: Prediction
+    heals: tuple[int, ...] = ()
+    outcome: Outcome | None = None
+    cut: Figures | None = None
+    shortfall: float = float("inf")
+    earlier: float = float("inf")
+    built: Built | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        healed = f", healed {sum(self.heals)} steps" if self.heals else ""
+        return described(self.settings) + healed
+
+    @property
+    def figures(self) -> Figures | None:
+        """The newest that there are: of the artifact, or of the module."""
+        return self.built.figures if self.built else self.outcome.figures if self.outcome else None
+
+    def ahead(self, other: "Candidate") -> bool:
+        """Whether it is foreseen to be as fast as another, was as faithful when it was cut, and one of them more so."""
+        if self.cut is None or other.cut is None:
+            return False
+        mine = (self.prediction.speedup, self.cut.fidelity)
+        theirs = (other.prediction.speedup, other.cut.fidelity)
+        return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+    def beyond(self, other: "Candidate") -> bool:
+        """Whether it takes more than another: no slower, and no more faithful when it was cut."""
+        if self.cut is None or other.cut is None:
+            return False
+        return self.prediction.speedup >= other.prediction.speedup and self.cut.fidelity <= other.cut.fidelity
+
+    def take(self, outcome: Outcome, aim: Aim) -> None:
+        """What came of the cut, or of one more healing."""
+        self.outcome, self.earlier = outcome, self.shortfall
+        if outcome.figures is None:
+            self.reason = self.reason or outcome.error
+        else:
+            self.shortfall = aim.shortfall(outcome.figures)
+            self.cut = self.cut or outcome.figures
+
+    @property
+    def told(self) -> tuple[float, float] | None:
+        """What a study is told: how unfaithful it was when it was cut, and how slow; None where that is not known."""
+        return None if self.cut is None else (1 - self.cut.fidelity, 1 / self.prediction.speedup)
+
+    def lost(self, best: "Candidate", front: Sequence["Candidate"], aim: Aim) -> str:
+        """What it lost by, where nothing was held against it by itself. front: of those that were cut."""
+        rank = "faster" if aim.speed else "better"
+        if self.built:
+            return wrong(aim, self.built) or f"{best.name} is {rank}"
+        ahead = next((each for each in front if each.ahead(self)), None)
+        if ahead is not None:
+            return f"{described(ahead.settings)} is as fast, and was more faithful when it was cut"
+        assert self.figures is not None
+        said = unfaithful(aim, self.figures)
+        return f"{said}; not healed further" if said else f"{best.name} is {rank}"
+
+    def trial(self) -> Trial:
+        """As shown."""
+        made, found = self.built or self.prediction, self.figures
+        return Trial(
+            name=self.name,
+            settings=dict(self.settings),
+            heal=sum(self.heals),
+            fidelity=found.fidelity if found else None,
+            drop=found.drop if found else None,
+            latency=made.latency,
+            size=max(made.size, 0.0),
+            speedup=made.speedup,
+            measured=self.built is not None,
+            reason=self.reason,
+        )
+
+
+def excess(aim: Aim, made: Built | Prediction) -> str:
+    """What is too slow or too large for the goal, in words; empty where nothing is."""
+    word = "" if isinstance(made, Built) else "predicted "
+    found = []
+    if aim.max_latency is not None and made.latency > aim.max_latency:
+        found.append(f"{word}{milliseconds(made.latency)}, the goal is {milliseconds(aim.max_latency)}")
+    if aim.max_size is not None and made.size > aim.max_size:
+        found.append(f"{word}{amount(made.size)}, the goal is {amount(aim.max_size)}")
+    return "; ".join(found)
+
+
+def unfaithful(aim: Aim, found: Figures) -> str:
+    """What of the answers is too far off, in words; empty where nothing is."""
+    if aim.shortfall(found) <= 1:
+        return ""
+    if aim.max_drop is not None and found.doubtful is not None and found.doubtful > aim.max_drop:
+        assert found.drop is not None
+        return f"drop {found.drop:.2%}, {found.doubtful:.2%} with its doubt, the goal is {aim.max_drop:.2%}"
+    assert aim.tolerance is not None
+    return f"fidelity {found.fidelity:.4f}, worst {found.worst:.4f}, asked for {aim.tolerance.describe()}"
+
+
+def wrong(aim: Aim, made: Built) -> str:
+    """What an artifact misses, in words; empty where it misses nothing."""
+    missing = [excess(aim, made), unfaithful(aim, made.figures), *made.failures]
+    return "; ".join(dict.fromkeys(each for each in missing if each))
+
+
+def better(aim: Aim, made: Built, other: Built | None) -> bool:
+    """Whether an artifact is to be taken in place of another: one that misses nothing before one that does, the faster
+    or the more faithful as the aim prefers; of two that miss the goal, the one nearer to it."""
+    if other is None:
+        return True
+    misses = [bool(wrong(aim, each)) for each in (made, other)]
+    if misses[0] != misses[1]:
+        return misses[1]
+    if misses[0]:
+        far, further = (max(aim.shortfall(e.figures), aim.excess(e.latency, e.size)) for e in (made, other))
+        return far < further
+    if aim.speed:
+        return geometric(made.costs) < geometric(other.costs)
+    return made.figures.fidelity > other.figures.fidelity

@@ -1,0 +1,276 @@
+"""The order of a search: quantize what is there, try cuts, heal the promising ones a little, and of those the better
+half more (successive halving), and build what is good enough."""
+
+from collections.abc import Callable, Sequence
+
+from compress.solve.aim import Figures
+from compress.solve.attempt import Outcome
+from compress.solve.candidate import Candidate, better, excess, unfaithful, wrong
+from compress.solve.forecast import Forecast, Prediction, slimmer
+from compress.solve.space import Settings, axes, foreseen
+from compress.solve.study import Study, described
+from compress.solve.table import Table
+from compress.solve.workshop import Workshop
+from laconic import registry
+from laconic.errors import RecipeError
+from laconic.recipe import HEAL
+
+HEALS = (60, 180, 720, 2880)
+"""Steps of each healing: each four times as long as all before it together (Jamieson & Talwalkar, Non-stochastic Best
+Arm Identification and Hyperparameter Optimization, 2016, halve the candidates as they double the effort)."""
+
+GENERATION = 4
+"""Settings that are asked for at once, however many workers there are, so that all of them find the same."""
+
+WIDTH = 6
+"""Candidates that are healed at first."""
+
+STALE = 12
+"""Settings in a row that add nothing to the front, after which no more are tried."""
+
+EXPLORE = 0.25
+"""The share of the budget for cuts without healing."""
+
+GAIN = 1.05
+"""How much faster a candidate must be foreseen to be than the best one, to be worth more work."""
+
+STUCK = 0.95
+"""The share of a shortfall that healing must leave less than, to go on."""
+
+ROUNDS = 3
+"""How often the search goes from cuts to artifacts."""
+
+ASKS = 60
+"""Questions to the study for one generation, most of which may be known or foreseen to be too slow."""
+
+TRIES = 2
+"""Candidates of one rung that are built, should the first fail on the samples that nothing was chosen by."""
+
+
+class Search:
+    """best: the candidate whose artifact is at the destination, or on its way there. trials: settings that may still be
+    tried. publish: puts an artifact there."""
+
+    def __init__(self, shop: Workshop, publish: Callable[[Candidate], None], trials: int | None) -> None:
+        self.shop = shop
+        self.aim = shop.aim
+        self.trials = float("inf") if trials is None else float(trials)
+        self.best: Candidate | None = None
+        self.candidates: dict[str, Candidate] = {}
+        self._publish = publish
+        self._pending = False
+
+    def run(self) -> list[Candidate]:
+        """All candidates, a reason with each; the best one's artifact is at the destination."""
+        self.begin()
+        if self.study.axes and (self.aim.speed or not self.met):
+            for _ in range(ROUNDS):
+                before = self.best
+                self.explore()
+                self.refine()
+                if self.best is before or self.shop.budget.left <= 0:
+                    break
+        self.conclude()
+        return list(self.candidates.values())
+
+    @property
+    def met(self) -> bool:
+        """Whether the best one meets the goal."""
+        return self.best is not None and self.best.built is not None and not wrong(self.aim, self.best.built)
+
+    def begin(self) -> None:
+        """Quantize what is there, and learn from it how fast anything else will be."""
+        plain = Candidate({}, Prediction(0.0, 1.0, 0.0))
+        graph = self.shop.base.source.checkpoint is None
+        outcome = Outcome(Figures(1.0, 1.0, 0.0, 0.0)) if graph else self.shop.tried([plain])[0]
+        if outcome.figures is None:
+            raise RecipeError(outcome.error)
+        plain.take(outcome, self.aim)
+        self.candidates[described({})] = plain
+        self.build(plain)
+        assert plain.built is not None
+        found = axes(outcome.cells)
+        self.study = Study(found, self.shop.recipe.seed)
+        if found:
+            table = Table(plain.built.option, self.shop.cache)
+            self.forecast = Forecast(table, outcome.cells, outcome.size, plain.built)
+
+    def explore(self) -> None:
+        """Try cuts, without healing, until nothing new comes or the share of the budget for it is spent."""
+        stale, tried, budget = 0, 0, self.shop.budget
+        until = budget.spent + EXPLORE * budget.left
+        with self.shop.steps.step("try cuts") as step:
+            while stale < STALE and self.trials > 0 and budget.spent < until:
+                asked = self.generation()
+                if not asked:
+                    break
+                group = [each for _, each in asked]
+                for (number, candidate), outcome in zip(asked, self.shop.tried(group), strict=True):
+                    candidate.take(outcome, self.aim)
+                    self.predict(candidate)
+                    self.study.tell(number, candidate.told)
+                    step.advance()
+                front = cheap_front(self.open)
+                stale = 0 if any(each in front for each in group) else stale + len(group)
+                tried += len(group)
+                self.trials -= len(group)
+            step.note = f"{tried} cut, {len(cheap_front(self.open))} of them worth healing"
+
+    def generation(self) -> list[tuple[int, Candidate]]:
+        """New candidates that are foreseen to be fast and small enough, with the number of the study's question."""
+        found: list[tuple[int, Candidate]] = []
+        for _ in range(ASKS):
+            if len(found) == min(GENERATION, self.trials):
+                break
+            number, settings = self.study.ask()
+            known = self.candidates.get(described(settings))
+            candidate = known or self.candidates.setdefault(described(settings), self.foresee(settings))
+            if known is None and not candidate.reason:
+                found.append((number, candidate))
+            else:
+                self.study.tell(number, candidate.told)
+        return found
+
+    def foresee(self, settings: Settings) -> Candidate:
+        """A candidate that was not touched yet; it has a reason to lose where the forecast gives one."""
+        plain = self.candidates[described({})].outcome
+        assert plain is not None
+        cells = foreseen(plain.cells, settings)
+        candidate = Candidate(settings, self.forecast.predict(cells, plain.size - slimmer(plain.cells, cells)))
+        self.weigh(candidate)
+        return candidate
+
+    def predict(self, candidate: Candidate) -> None:
+        """Predict anew, from the layers that are there now."""
+        if candidate.cut is not None and candidate.outcome is not None:
+            candidate.prediction = self.forecast.predict(candidate.outcome.cells, candidate.outcome.size)
+            self.weigh(candidate)
+
+    def weigh(self, candidate: Candidate) -> None:
+        """Give it a reason to lose, where the forecast has one."""
+        candidate.reason = candidate.reason or excess(self.aim, candidate.prediction)
+        if not candidate.reason and not self.faster(candidate):
+            candidate.reason = f"predicted {candidate.prediction.speedup:.2f} x: {self.rival} is as fast, with less cut"
+
+    def faster(self, candidate: Candidate) -> bool:
+        """Whether a candidate is foreseen to be worth more work, by its speed."""
+        if not (self.aim.speed and self.met):
+            return True
+        assert self.best is not None
+        assert self.best.built is not None
+        return candidate.prediction.speedup > GAIN * self.best.built.speedup
+
+    @property
+    def rival(self) -> str:
+        """The name of the best one."""
+        return self.best.name if self.best else ""
+
+    @property
+    def open(self) -> list[Candidate]:
+        """Those that were cut, and have not lost."""
+        return [each for each in self.candidates.values() if each.cut and each.settings and not each.reason]
+
+    def refine(self) -> None:
+        """Build what is good enough; heal the others, fewer and fewer of them, longer and longer."""
+        pool = self.promising()
+        for steps in (0, *HEALS):
+            if steps:
+                pool = self.healed(pool, steps)
+            self.finish(pool)
+            pool = self.survivors(pool)
+            if not pool:
+                break
+
+    def promising(self) -> list[Candidate]:
+        """Of the front of the cuts, some that lie evenly on it; those likeliest to meet the goal first."""
+        failed = [each for each in self.candidates.values() if each.reason and each.heals]
+        front = [
+            each
+            for each in cheap_front(self.open)
+            if not (each.heals or each.built or any(each.beyond(other) for other in failed)) and self.faster(each)
+        ]
+        front.sort(key=lambda each: each.prediction.speedup)
+        last = len(front) - 1
+        places = {round(number * last / (WIDTH - 1)) for number in range(WIDTH)} if front else set()
+        return sorted((front[place] for place in places), key=lambda each: each.shortfall)
+
+    def healed(self, pool: Sequence[Candidate], steps: int) -> list[Candidate]:
+        """Those for which there was time, healed so much longer."""
+        done: list[Candidate] = []
+        if HEAL not in registry.STAGES or self.shop.recipe.heal is False:
+            return done
+        workers = self.shop.executor.workers
+        with self.shop.steps.step(f"heal {steps} steps", len(pool)) as step:
+            for start in range(0, len(pool), workers):
+                group = pool[start : start + workers]
+                if not self.shop.time_for("heal", steps, build=True):
+                    break
+                for candidate in group:
+                    candidate.heals = (*candidate.heals, steps)
+                for candidate, outcome in zip(group, self.shop.tried(group, "heal", steps), strict=True):
+                    candidate.take(outcome, self.aim)
+                    step.advance()
+                done += group
+            step.note = "; ".join(f"{each.name}: {each.shortfall:.2f} of what is allowed" for each in done)
+        return [each for each in done if not each.reason]
+
+    def survivors(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """The better half of those that may still come to meet the goal, or to be more faithful."""
+        left = []
+        for each in pool:
+            if each.built or each.reason or not self.faster(each) or (self.aim.speed and each.shortfall <= 1):
+                continue
+            if len(each.heals) > 1 and each.shortfall > STUCK * each.earlier:
+                assert each.figures is not None
+                each.reason = f"healing no longer helps: {unfaithful(self.aim, each.figures) or 'no more faithful'}"
+                continue
+            left.append(each)
+        left.sort(key=lambda each: each.shortfall)
+        return left[: -(-len(left) // 2)]
+
+    def finish(self, pool: Sequence[Candidate]) -> None:
+        """Build the best of those that meet the goal, and the next should that fail."""
+        ready = [each for each in pool if each.shortfall <= 1 and not (each.built or each.reason) and self.faster(each)]
+        ready.sort(key=lambda each: -each.prediction.speedup if self.aim.speed else each.shortfall)
+        for candidate in ready[:TRIES]:
+            if not self.shop.time_for("build"):
+                return
+            self.build(candidate)
+            if candidate is self.best:
+                return
+
+    def build(self, candidate: Candidate) -> None:
+        """Make its artifact, and take it where it is the best."""
+        candidate.built = self.shop.build(candidate)
+        if candidate.settings:
+            assert candidate.outcome is not None
+            self.forecast.learn(candidate.outcome.cells, candidate.built)
+        if better(self.aim, candidate.built, self.best.built if self.best else None):
+            self.best, self._pending = candidate, True
+        self.publish(now=self.shop.budget.live)
+
+    def publish(self, *, now: bool = True) -> None:
+        """Put the best one's artifact at the destination. now: not while this repeats what an earlier run has done,
+        whose best lies there already."""
+        if self._pending and now:
+            assert self.best is not None
+            self._publish(self.best)
+            self._pending = False
+
+    def conclude(self) -> None:
+        """The nearest to the goal is built, if nothing met it; and each that is left gets its reason."""
+        nearest = min((each for each in self.open if not each.built), key=lambda each: each.shortfall, default=None)
+        if nearest is not None and not self.met and self.shop.time_for("build"):
+            self.build(nearest)
+        self.publish()
+        assert self.best is not None
+        for each in self.candidates.values():
+            if each is self.best:
+                each.reason = "taken" if self.met else "taken: the nearest to the goal"
+            elif not each.reason:
+                each.reason = each.lost(self.best, cheap_front(self.open), self.aim)
+
+
+def cheap_front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other was ahead of when they were cut."""
+    return [each for each in candidates if not any(other.ahead(each) for other in candidates)]
