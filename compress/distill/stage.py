@@ -37,6 +37,7 @@ class Distil(Training, TorchStage):
     labels: the share in the loss of what the task learns from labels, which the samples must have then.
     """
 
+    trains = True
     name: ClassVar[str]
 
     batch: int = Field(default=32, ge=1)
