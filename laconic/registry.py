@@ -40,7 +40,10 @@ STAGES = {
     "distill.embedding": "compress.distill.embedding:Embedding",
     "distill.features": "compress.distill.features:Features",
     "distill.heal": "compress.distill.heal:Heal",
+    "distill.layerwise": "compress.distill.layerwise:Layerwise",
     "distill.logits": "compress.distill.logits:Logits",
+    "distill.relations": "compress.distill.relations:Relations",
+    "distill.student": "compress.distill.student:Student",
     "finetune": "laconic.training.stage:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",
     "prune.heads": "compress.prune.heads:Heads",
@@ -49,6 +52,7 @@ STAGES = {
     "quantize.static": "compress.quantize.static:Static",
     "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
     "quantize.gptq": "compress.quantize.gptq:Gptq",
+    "quantize.qat": "compress.quantize.qat:Qat",
     "quantize.weights": "compress.quantize.weights:Weights",
 }
 

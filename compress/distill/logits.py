@@ -45,7 +45,7 @@ class Probabilities(Imitation):
         own, theirs = head(student), head(teacher)
         parts = [
             checkpoint(self.of_hidden, one, two, own, theirs, use_reentrant=False)
-            for one, two in zip(found.split(CHUNK), wanted.split(CHUNK), strict=True)
+            for one, two in zip(torch.split(found, CHUNK), torch.split(wanted, CHUNK), strict=True)
         ]
         return terms.total(torch.cat(parts).reshape(student.answers[HIDDEN].shape[:2]))
 
