@@ -1,26 +1,21 @@
-"""Cuts in steps that come ever smaller, with training between them or in its course.
+"""Cuts in steps that come ever smaller, with healing between them or in its course.
 
 Zhu & Gupta, To prune, or not to prune: exploring the efficacy of pruning for model compression (2017).
 """
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from compress.gradient import usual
-from compress.prune.imitation import Imitation
-from laconic import registry
-from laconic.checkpoint import prepare
-from laconic.parallel.ranks import Ranks
+from compress.distill.heal import Heal
 from laconic.stage import TorchContext
 from laconic.training.kit import Kit
 from laconic.training.loop import Event
-from laconic.training.settings import Training
-from laconic.training.teach import Watching, teach
 from laconic.weights import fill, read_safetensors, write_weights
 
 if TYPE_CHECKING:
@@ -48,13 +43,13 @@ def between(
     context: TorchContext,
     planned: Sequence[float],
     cut: Cut,
-    training: Training,
+    heal: Heal,
     pruned: Callable[[nn.Module], "Checkpoint"],
 ) -> nn.Module:
-    """Cut, train, cut again: the module with the last cut, which nothing has healed yet.
+    """Cut, heal, cut again: the module with the last cut, which nothing has healed yet.
 
     pruned: a checkpoint of the module, whose history says that it has zeros to keep. An interrupted run goes on with
-    the training that it was in.
+    the healing that it was in.
     """
     module = checkpoint.module
     healed = [context.work / f"healed-{number}.safetensors" for number in range(1, len(planned))]
@@ -64,7 +59,8 @@ def between(
     for number, share in enumerate(planned[done:], done):
         cut(module, share)
         if number < len(healed):
-            module = train(pruned(module), context, training, context.work / f"training-{number}")
+            own = replace(context, work=context.work / f"healing-{number}")
+            module = heal.apply(pruned(module), own).module
             keep(module, healed[number])
     return module
 
@@ -88,7 +84,8 @@ def during(
             for name, zero in zeros.items():
                 parameters[name].masked_fill_(zero, 0.0)
             if done in planned:
-                copied.load_state_dict(kit.state())
+                state = kit.state()
+                copied.load_state_dict({name: state[name] for name in copied.state_dict()})
                 cut(copied, planned[done])
                 for name in names:
                     parameters[name].copy_(copied.get_parameter(name))
@@ -97,35 +94,6 @@ def during(
         return event
 
     return begin
-
-
-def train(
-    checkpoint: "Checkpoint",
-    context: TorchContext,
-    training: Training,
-    folder: Path,
-    events: Sequence[Callable[[Kit], Event]] = (),
-) -> nn.Module:
-    """Train the module by the task's objective where the data have labels for it, else by the original's answers."""
-    task, dataset = context.task, context.train
-    by_labels = usual(task, dataset) == "objective"
-    objective = (
-        registry.resolve("objective", task.name).of(task, dataset)
-        if by_labels
-        else Imitation(task, context.original.module)
-    )
-    taught = teach(
-        checkpoint,
-        dataset,
-        training,
-        folder,
-        ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        objective=objective,
-        watching=Watching(quiet=True),
-        cache=context.cache,
-        events=events,
-    )
-    return prepare(taught.module)
 
 
 def keep(module: nn.Module, path: Path) -> None:

@@ -11,10 +11,10 @@ from transformers.pytorch_utils import Conv1D
 from compress.criteria.sparsegpt import SparseGpt
 from compress.criterion import Criterion, Evidence, gather
 from compress.gram import Moments, forward_batches, matrix
-from compress.prune.layers import Chosen
 from compress.prune.pattern import Fixed, Pattern
 from compress.prune.sequence import settled, waves
 from compress.prune.sparsegpt import compensated
+from compress.prune.targets import Chosen
 from laconic.data import Dataset
 from laconic.tasks.task import Task
 

@@ -1,4 +1,4 @@
-"""Single weights become zero, wherever they matter least: at once, in steps with training between, or in training."""
+"""Single weights become zero, wherever they matter least: at once, in steps with healing between, or while healing."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -7,17 +7,16 @@ from pydantic import Field
 from torch import nn
 
 from compress.criterion import Scope, gather
+from compress.distill.heal import Heal
 from compress.gram import matrix
-from compress.prune.gradual import Cut, between, during, places, shares, train
-from compress.prune.layers import Chosen
+from compress.prune.gradual import Cut, between, during, places, shares
 from compress.prune.pattern import Fixed, Pattern, Share, lowest, spread
 from compress.prune.sparsity import scored, sparsify
+from compress.prune.targets import Chosen
 from compress.prune.zeros import Zeros
 from laconic import units
 from laconic.data import Dataset
-from laconic.recipe import Named
 from laconic.stage import TorchContext
-from laconic.training.settings import Training
 
 if TYPE_CHECKING:
     from laconic.checkpoint import Checkpoint
@@ -30,15 +29,15 @@ class Unstructured(Zeros):
 
     sparsity: of the weights of all chosen layers together. scope: what a weight is compared with: those of all layers,
     of its layer, or of its output's row; by default what the criterion says. schedule: one-shot; iterative, in `steps`
-    cuts with `training` between them; or training, with as many cuts in the course of it. Gradual cuts come ever
-    smaller (Zhu & Gupta, To prune, or not to prune, 2017).
+    cuts that become ever smaller, healed in between; or training, with as many cuts in the course of one healing (Zhu &
+    Gupta, To prune, or not to prune, 2017). heal: how, as `distill.heal` has it.
     """
 
     sparsity: units.Share = Field(default=0.5, gt=0, lt=1)
     scope: Scope | None = None
     schedule: Literal["one-shot", "iterative", "training"] = "one-shot"
     steps: int = Field(default=8, ge=2)
-    training: Training = Training(epochs=1, optimizer=Named(name="adamw", config={"lr": 5e-5}))
+    heal: Heal = Heal(steps=500)
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         own, dataset, chosen = self.begin(checkpoint, context)
@@ -55,7 +54,7 @@ class Unstructured(Zeros):
                 cut(module, self.sparsity)
             elif self.schedule == "iterative":
                 planned = shares(self.sparsity, self.steps)
-                module = between(own, context, planned, cut, self.training, pruned)
+                module = between(own, context, planned, cut, self.heal, pruned)
             else:
                 planned = shares(self.sparsity, self.steps)
                 module = self.trained(own, context, chosen, planned, cut, pruned)
@@ -74,9 +73,9 @@ class Unstructured(Zeros):
         pruned: Callable[[nn.Module], "Checkpoint"],
     ) -> nn.Module:
         """The module after a training in which it was cut."""
-        when = places(planned, self.training.count(len(context.train.keys)))
+        when = places(planned, self.heal.count(len(context.train.keys)))
         event = during(own, when, cut, [f"{path}.weight" for path in chosen.paths])
-        return train(pruned(own.module), context, self.training, context.work, (event,))
+        return self.heal.taught(pruned(own.module), context, (event,)).module
 
     def cut(self, module: nn.Module, dataset: Dataset, chosen: Chosen, share: float, context: TorchContext) -> None:
         """Make this share of the weights zero, in place."""

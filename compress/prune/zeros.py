@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 
 from compress.criteria.sparsegpt import SparseGpt
 from compress.criterion import Criterion
-from compress.prune.layers import Chosen, choose
 from compress.prune.sparsity import counted, running, watches
+from compress.prune.targets import Chosen, choose
 from laconic.data import Dataset
 from laconic.errors import RecipeError
 from laconic.recipe import Named
