@@ -10,6 +10,7 @@ from onnx import numpy_helper
 from compress.quantize.adjust import Adjustment, adjusted
 from compress.quantize.calibrate import drawn, observe, singles
 from compress.quantize.layers import chosen
+from compress.quantize.learned import learned_ranges
 from compress.quantize.ranges import METHODS
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import flights, harms
@@ -24,7 +25,7 @@ from laconic.tensor import Array, Arrays
 
 
 class Static(PlanStage):
-    """INT8 weights and activations, ranges calibrated.
+    """INT8 weights and activations, ranges calibrated; those that `quantize.qat` has learned are taken as they are.
 
     method: how a range is found; what outliers carry is lost by all but minmax. samples: how many to calibrate with.
     smooth: move the spread of the channels of activations into the weights, where that pays; such a tensor keeps
@@ -50,7 +51,9 @@ class Static(PlanStage):
         quantized = [layer for layer in graph.layers if lowest[layer.node] == "int8"]
         datasets = drawn(context, self.samples)
         ranges, smoothing = self.calibrated(graph, quantized, datasets, context)
-        plan = Plan(lowest, ranges, smoothing)
+        learned = learned_ranges(context.history, quantized)
+        smoothing = {tensor: each for tensor, each in smoothing.items() if tensor not in learned}
+        plan = Plan(lowest, ranges | learned, smoothing)
         if self.rounding != "nearest" or self.bias_correction:
             adjustment = Adjustment(self.rounding, bias=self.bias_correction)
             plan = adjusted(graph, plan, adjustment, datasets, context)
