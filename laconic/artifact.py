@@ -281,8 +281,13 @@ def check_destination(path: Path) -> None:
 
 
 def publish(folder: Path, destination: Path) -> None:
-    """Move a finished folder to where it belongs, in place of an earlier artifact, and never half of it."""
+    """Move a finished artifact to where it belongs, in place of an earlier one, and never half of it."""
     check_destination(destination)
+    put(folder, destination)
+
+
+def put(folder: Path, destination: Path) -> None:
+    """Move a folder and its files to where they belong, in place of what is there."""
     for path in (folder, *folder.iterdir()):  # a temporary folder is its maker's alone; a server is somebody else
         path.chmod(0o755 if path.is_dir() else 0o644)
     old = destination.with_name(f".{destination.name}.old")

@@ -86,11 +86,7 @@ class Checkpoint:
 
         Raises UsageError where something else is in the way, SourceError for a module that cannot be built again.
         """
-        if self.source["kind"] not in BUILD:
-            raise SourceError(
-                f"a model from a {self.source['kind']} cannot be saved, since nothing says how to build it again. "
-                f"Give its weights with a --builder"
-            )
+        self.check_buildable()
         if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / CARD).is_file()):
             raise UsageError(
                 f"{folder} exists and is not a checkpoint: it will not be overwritten. Choose another folder"
@@ -104,6 +100,14 @@ class Checkpoint:
         (made / CARD).write_bytes(seal(self._card(tied)))
         shutil.rmtree(folder, ignore_errors=True)
         made.rename(folder)
+
+    def check_buildable(self) -> None:
+        """Raise SourceError unless the module can be built again, as it must be to be saved."""
+        if self.source["kind"] not in BUILD:
+            raise SourceError(
+                f"a model from a {self.source['kind']} cannot be saved, since nothing says how to build it again. "
+                f"Give its weights with a --builder"
+            )
 
     def _card(self, tied: Mapping[str, str]) -> dict[str, Any]:
         return {

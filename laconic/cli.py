@@ -69,11 +69,19 @@ def compress(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file; what is given here stands above it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file, or one of `laconic recipes`; what is given here stands above it.")
+    ] = None,
     task: Task = None,
     builder: Builder = None,
     target: Annotated[str | None, typer.Option(help="What to compress for: cpu.")] = None,
+    to: Annotated[str | None, typer.Option(help="What to write: artifact, or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
+    max_drop: Annotated[str | None, typer.Option(help="How far the metric may fall, as 1%.")] = None,
+    max_latency: Annotated[str | None, typer.Option(help="Time of one sample, as 3ms.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="What is shipped, as 25MB.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Search that long for what meets the goal, as 30m.")] = None,
+    engine: Annotated[str, typer.Option(help="Where a search works: local, or ray.")] = "local",
     trust: Trust = False,
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print what would run, and stop.")] = False,
     as_json: Json = False,
@@ -83,14 +91,24 @@ def compress(
     Measures how much each layer suffers in INT8, gives bits back until the goal is met, races the engines, compares the
     answers with the original's on samples that nothing has looked at, and writes an artifact with a report.
     """
-    given = {"source": source, "task": task, "builder": builder, "target": target, "data": data and str(data)}
-    chosen = read_recipe(recipe, given, fidelity)
+    given = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
+    goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
+    chosen = read_recipe(recipe, given | {"data": data and str(data)}, goal)
+    seconds = None if budget is None else registry.load("laconic.units:parse_budget")(budget)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as minilm.laconic")
-    finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
+    if seconds is not None:
+        if chosen.to == "checkpoint":
+            raise UsageError("a search is for artifacts, whose speed can be measured. Leave out --budget or --to")
+        solve = registry.load("compress.solve.solver:solve")
+        finish(solve(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
+    elif chosen.to == "checkpoint":
+        finish_checkpoint(registry.load("laconic.reduce:reduce")(chosen, output, trust=trust), as_json)
+    else:
+        finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
 
 
 @app.command(epilog="Example: `laconic export all-MiniLM-L6-v2 -o minilm.laconic`")
@@ -114,7 +132,7 @@ def export(
         "stages": [],
         "data": data and str(data),
     }
-    chosen = read_recipe(None, given, EXPORT_FIDELITY)
+    chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY})
     finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
 
 
@@ -312,22 +330,52 @@ def doctor(as_json: Json = False) -> None:
     registry.load("laconic.show:examined")(findings)
 
 
+@app.command(epilog="Example: `laconic compress all-MiniLM-L6-v2 --recipe text-embedding --data texts.jsonl -o slim`")
+def recipes(as_json: Json = False) -> None:
+    """The ready recipes, for --recipe NAME."""
+    found = registry.load("laconic.ready:ready")()
+    if as_json:
+        print_json(found)
+        return
+    registry.load("laconic.show:offered")(found)
+
+
+@app.command(epilog="Example: `laconic compare one.laconic two.laconic --data texts.jsonl`")
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of an artifact.", metavar="A")],
+    second: Annotated[Path, typer.Argument(help="Folder of another one.", metavar="B")],
+    data: Data = None,
+    runtime: RuntimeName = None,
+    as_json: Json = False,
+) -> None:
+    """Two artifacts side by side: size, speed, fidelity, precision, stages, settings.
+
+    With --data both answer the same samples, and their answers are compared.
+    """
+    found = registry.load("laconic.compare:compare")(first, second, data, runtime)
+    if as_json:
+        print_json(found)
+        return
+    registry.load("laconic.show:compared")(found)
+
+
 @app.command()
 def schema() -> None:
     """The JSON Schema of a recipe, for editors to complete it by."""
     print_json(registry.load("laconic.schema:json_schema")())
 
 
-def read_recipe(path: Path | None, given: dict[str, Any], fidelity: float | None) -> Any:
-    """The recipe of a file, or the default one; what is given on the command line stands above it."""
+def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) -> Any:
+    """The recipe of a file, a ready one, or the default one; what is given on the command line stands above it."""
     given = {key: value for key, value in given.items() if value is not None}
+    asked = {key: value for key, value in goal.items() if value is not None}
+    given |= {"goal": asked} if asked else {}
     if path is None and "source" not in given:
         raise UsageError("nothing to compress. Give a SOURCE, or a --recipe that names one")
     kind = registry.load("laconic.recipe:Recipe")
-    chosen = kind.load(path, **given) if path else kind.parse(given, where="command line")
-    if fidelity is None:
-        return chosen
-    return chosen.model_copy(update={"goal": chosen.goal.model_copy(update={"fidelity": fidelity})})
+    if path is None:
+        return kind.parse(given, where="command line")
+    return kind.load(registry.load("laconic.ready:find")(path), **given)
 
 
 def finish(result: Any, as_json: bool) -> None:
@@ -341,6 +389,16 @@ def finish(result: Any, as_json: bool) -> None:
             f"the goal was missed: {'; '.join(result.missed)}. The best result is in {result.artifact.path}. "
             f"Try a lower --fidelity, or more --data"
         )
+
+
+def finish_checkpoint(result: Any, as_json: bool) -> None:
+    """Show a checkpoint that was written; raise GoalMissed for what it misses."""
+    if as_json:
+        print_json(result.report | {"path": str(result.path), "missed": list(result.missed)})
+    else:
+        registry.load("laconic.show:reduced")(result.path, result.report)
+    if result.missed:
+        raise GoalMissed(f"the goal was missed: {'; '.join(result.missed)}. The checkpoint is in {result.path}")
 
 
 def print_json(value: Any) -> None:

@@ -95,3 +95,8 @@ def count(number: float) -> str:
 def milliseconds(seconds: float) -> str:
     """Seconds, for people."""
     return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, for people."""
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

@@ -23,6 +23,7 @@ from laconic.artifact import (
 )
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, LaconicError, UsageError
+from laconic.ledger import ledger
 from laconic.measured import ORIGINAL, Timing
 from laconic.progress import Steps
 from laconic.race import race
@@ -50,6 +51,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "path": str(artifact.path),
         "size": artifact.size,
         "layers": dict(Counter(manifest.precision.values()).most_common()),
+        "stages": [entry.plain() for entry in ledger(manifest.source, manifest.history, measured.seconds)],
         "verdict": verdict
         and {"passed": verdict.passed, "failures": verdict.failures, **verdict.model_dump(mode="json")},
         "measured": measured.model_dump(mode="json", exclude={"report"}),

@@ -13,14 +13,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from laconic.measured import ORIGINAL, Timing
+from laconic.ledger import SIZES, Entry
+from laconic.measured import ORIGINAL, Timing, Trial
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 # Colours that stand for the page's own, which differ between light and dark.
-INK, MUTED, LINE, BEFORE, AFTER = (f"#00000{number}" for number in range(1, 6))
-VARIABLES = {INK: "--ink", MUTED: "--muted", LINE: "--line", BEFORE: "--before", AFTER: "--after"}
+INK, MUTED, LINE, BEFORE, AFTER, BYTES, WORK = (f"#00000{number}" for number in range(1, 8))
+VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    LINE: "--line",
+    BEFORE: "--before",
+    AFTER: "--after",
+    BYTES: "--int8-weight",
+    WORK: "--float32",
+}
+SHADES = {"parameters": AFTER, "bytes": BYTES, "multiply-adds": WORK}
+NAMES = {"parameters": "parameters", "bytes": "size", "multiply-adds": "multiply-adds"}
+"""What the sizes of a model are called on a picture."""
 
 SETTINGS: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "none",
@@ -89,6 +101,87 @@ def throughput(timings: Sequence[Timing], knee: int) -> str:
         axes.axvline(knee, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
         axes.annotate("knee", (knee, top), (3, -8), textcoords="offset points", color=MUTED, fontsize=8)
         return svg(figure, "throughput")
+
+
+def left(entries: Sequence[Entry]) -> str:
+    """What is left of each size after each stage, in percent of the model as it came."""
+    with matplotlib.rc_context(SETTINGS):
+        figure, axes = staircase(entries)
+        shown = {
+            name: [(x, 100 * entry.left[name]) for x, entry in enumerate(entries) if name in entry.left]
+            for name in SIZES
+        }
+        ends = []
+        for name, points in shown.items():
+            if len(points) > 1:
+                axes.plot(*zip(*points, strict=True), "o-", color=SHADES[name])
+                ends.append((points[-1][1], points[-1][0], name))
+        axes.set_ylim(0, 1.06 * max(value for points in shown.values() for _, value in points))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        for y, (value, x, name) in zip(spread([end[0] for end in sorted(ends)], 7.0), sorted(ends), strict=True):
+            text = NAMES[name]
+            axes.annotate(text, (x, value), (len(entries) - 0.9, y), textcoords="data", va="center", color=SHADES[name])
+        return svg(figure, "left")
+
+
+def faithful(entries: Sequence[Entry]) -> str:
+    """Fidelity after each stage: the mean as a line, the worst sample as points."""
+    with matplotlib.rc_context(SETTINGS):
+        figure, axes = staircase(entries)
+        for name, key, style in (("mean", "fidelity", "o-"), ("worst", "fidelity worst", "o:")):
+            points = [(0, 1.0)] + [(x, entry.figures[key]) for x, entry in enumerate(entries) if key in entry.figures]
+            colour = AFTER if name == "mean" else BEFORE
+            axes.plot(*zip(*points, strict=True), style, color=colour)
+            axes.annotate(name, points[-1], (8, 0), textcoords="offset points", va="center", color=colour)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+        return svg(figure, "faithful")
+
+
+def front(trials: Sequence[Trial], *, drops: bool) -> str:
+    """Speed-up against harm, the front joined. drops: harm is the drop of the metric, in points; else 1 - fidelity."""
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(2 * SIZE[0], 1.3 * SIZE[1]))
+        axes = figure.add_axes((0.08, 0.13, 0.9, 0.83))
+        largest = max(trial.size for trial in trials)
+        spots = [(trial, harm) for trial in trials if (harm := harm_of(trial, drops)) is not None]
+        best = sorted((trial.speedup, harm) for trial, harm in spots if trial.front)
+        if best:
+            axes.plot(*zip(*best, strict=True), "-", color=AFTER, zorder=1)
+        for trial, harm in spots:
+            edge = AFTER if trial.front else BEFORE
+            face = edge if trial.measured else "none"
+            area = 20 + 140 * trial.size / largest
+            axes.scatter(
+                trial.speedup, harm, area, facecolors=face, edgecolors=edge, alpha=0.85 if trial.front else 0.5
+            )
+        axes.set_xlabel("speed-up, times the original")
+        axes.set_ylabel("drop of the metric, points" if drops else "1 - fidelity")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+        return svg(figure, "front")
+
+
+def harm_of(trial: Trial, drops: bool) -> float | None:
+    """What a trial has lost; None where nobody looked."""
+    if drops:
+        return None if trial.drop is None else 100 * trial.drop
+    return None if trial.fidelity is None else 1 - trial.fidelity
+
+
+def staircase(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
+    """Axes over the stages, with room on the right for the names of the lines."""
+    figure = Figure(figsize=SIZE)
+    axes = figure.add_axes((0.12, 0.26, 0.66, 0.7))
+    axes.set_xticks(range(len(entries)), [entry.stage.replace(".", ".\n", 1) for entry in entries], fontsize=7)
+    axes.set_xlim(-0.3, len(entries) - 0.7)
+    return figure, axes
+
+
+def spread(values: Sequence[float], least: float) -> list[float]:
+    """The values, which ascend, moved up until each is at least so far from the one before."""
+    found: list[float] = []
+    for value in values:
+        found.append(max(value, found[-1] + least) if found else value)
+    return found
 
 
 def canvas(timings: Sequence[Timing]) -> tuple[Figure, Axes]:

@@ -3,7 +3,7 @@
 import platform
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from laconic.evidence import question
 from laconic.goal import missed, tightened, wanted
 from laconic.graph import Graph
 from laconic.hardware import this_machine
-from laconic.measured import ORIGINAL, Measured, Trial, knee
+from laconic.measured import ORIGINAL, Measured, knee
 from laconic.plan import Ladder, Plan
 from laconic.progress import Step, Steps
 from laconic.race import BATCHES, TRIAL_BATCHES, race
@@ -44,24 +44,17 @@ class Result:
 
 
 def compress(
-    recipe: Recipe,
-    destination: Path,
-    *,
-    trust: bool = False,
-    steps: Steps | None = None,
-    cache: Cache | None = None,
-    search: Sequence[Mapping[str, Any]] = (),
+    recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
 ) -> Result:
     """Do what the recipe says, and write the artifact to `destination`, whole or not at all.
 
-    search: what was tried before this recipe was found, for the report: the fields of a Trial, JSON-ready.
     An interrupted run resumes from the cache. Where the goal is missed the best artifact is written all the same, and
     the result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
     """
     steps, cache = steps or Steps(), cache or Cache()
     check_destination(destination)
     with opened(recipe, destination, steps, cache, trust=trust) as (source, job):
-        assemble(Run(source, job, tuple(map(Trial.model_validate, search))).parts(), job.folder / "artifact")
+        assemble(Run(source, job).parts(), job.folder / "artifact")
         publish(job.folder / "artifact", destination)
     artifact = Artifact.load(destination)
     return Result(artifact, tuple(missed(artifact, recipe.goal)))
@@ -70,7 +63,7 @@ def compress(
 class Run:
     """One run over one source: what its steps share."""
 
-    def __init__(self, source: Source, job: Job, search: tuple[Trial, ...] = ()) -> None:
+    def __init__(self, source: Source, job: Job) -> None:
         self.recipe = job.recipe
         self.source = source
         self.samples = job.samples
@@ -80,7 +73,6 @@ class Run:
         self.task: Task = source.task
         self.tolerance = wanted(source.task, job.recipe.goal)
         self.line = Transformation(source, job)
-        self.search = search
 
     def parts(self) -> Parts:
         """All steps; what the artifact is made of."""
@@ -249,7 +241,6 @@ class Run:
             original_size=self.source.size,
             arithmetic=chosen.arithmetic,
             seconds=self.line.seconds,
-            search=self.search,
         )
 
     def manifest(self, chosen: Candidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:

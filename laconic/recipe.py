@@ -207,6 +207,8 @@ class Recipe(Origin):
         if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
             data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
             given = given | {"data": content["data"] | data}
+        if isinstance(content.get("goal"), dict) and isinstance(given.get("goal"), dict):
+            given = given | {"goal": content["goal"] | given["goal"]}
         return cls.parse(content | given, where=str(path))
 
     @classmethod
@@ -238,6 +240,10 @@ class Recipe(Origin):
         """
         built = [(step, step.stage()) for step in self.stages]
         if self.to == "checkpoint":
+            if self.goal.max_latency is not None:
+                raise RecipeError(
+                    "goal.max_latency is for artifacts, which have an engine. Leave it out for a checkpoint"
+                )
             built = [(step, stage) for step, stage in built if stage.kind == "torch"]
             if not built:
                 raise RecipeError(

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from laconic import registry
-from laconic.artifact import Manifest
+from laconic.artifact import MEASURED, REPORT, Artifact, Manifest, digest, seal
 from laconic.candidates import Candidate
+from laconic.changes import Changes, searched
 from laconic.document import PATHS
-from laconic.gain import amount, at_batch, gains, milliseconds, nines, shipped
+from laconic.gain import amount, at_batch, duration, gains, milliseconds, nines, shipped
 from laconic.graph import Graph
-from laconic.measured import Measured
+from laconic.ledger import Entry, ledger
+from laconic.measured import Measured, Trial
 from laconic.picture import latency, throughput
 from laconic.plan import BITS, Ladder
 from laconic.recipe import Recipe
 from laconic.verdict import Comparison
 
-TEMPLATE = "report.html.j2"
+TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
+MARK = "<!--search-->"
+"""Before and behind the section about a search."""
 
 FIGURES = {
     "fidelity": "fidelity, mean",
@@ -34,6 +38,7 @@ FIGURES = {
 """What the figures of a comparison are called on the page; any other is called by its name."""
 
 PRECISIONS = {
+    "int4-weight": "INT4 weights",
     "int8": "INT8",
     "int8-dynamic": "INT8, dynamic",
     "int8-weight": "INT8 weights",
@@ -112,6 +117,7 @@ def render(
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(gains(manifest, measured, metric)),
             pictures=pictures(measured),
+            changes=Changes.of(ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
                 (kind, comparison, list(comparison_lines(comparison, metric)))
                 for kind in ("parity", "drift")
@@ -129,6 +135,43 @@ def render(
     )
 
 
+def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
+    """The page of a checkpoint. report: what is said in JSON."""
+    entries = [Entry(**stage) for stage in report["stages"]]
+    drift = Comparison.model_validate(report["drift"])
+    metric = str(registry.resolve("task", report["task"]).metric)
+    return (
+        environment()
+        .get_template(CHECKPOINT)
+        .render(
+            title=report["source"],
+            report=report,
+            entries=entries,
+            changes=Changes.of(entries),
+            drift=drift,
+            lines=list(comparison_lines(drift, metric)),
+            precisions=PRECISIONS,
+            recipe=portable(recipe, report["source"]).to_yaml(),
+        )
+    )
+
+
+def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
+    """Put what a search has tried into an artifact's report and its measured.json, in place of an earlier search.
+
+    trials: the fields of a Trial, JSON-ready.
+    """
+    artifact = Artifact.load(folder)
+    found = tuple(Trial.model_validate(trial) for trial in trials)
+    metric = str(registry.resolve("task", artifact.manifest.task).metric)
+    section = environment().get_template(SEARCH).render(search=searched(found, metric)) if found else ""
+    before, _, rest = (folder / REPORT).read_text(encoding="utf-8").partition(MARK)
+    after = rest.rpartition(MARK)[2]
+    (folder / REPORT).write_text(f"{before}{MARK}\n{section}{MARK}{after}", encoding="utf-8")
+    measured = artifact.measured.model_copy(update={"search": found, "report": digest(folder / REPORT).sha256})
+    (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
+
+
 def environment() -> Environment:
     """Where the template is found; whatever it is given is escaped."""
     made = Environment(
@@ -141,6 +184,7 @@ def environment() -> Environment:
     )
     made.filters["amount"] = amount
     made.filters["nines"] = nines
+    made.filters["milliseconds"] = milliseconds
     made.filters["duration"] = duration
     made.filters["breakable"] = breakable
     made.filters["words"] = lambda name: name.replace("_", " ")
@@ -235,8 +279,3 @@ def portable(recipe: Recipe, source: str) -> Recipe:
     """The recipe without the folders of the disk that it ran on."""
     named: dict[str, Any] = {role: Path(path.name) for role in PATHS if (path := getattr(recipe.data, role))}
     return recipe.model_copy(update={"source": source, "data": recipe.data.model_copy(update=named)})
-
-
-def duration(seconds: float) -> str:
-    """Seconds, for people."""
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -11,11 +12,13 @@ from rich.text import Text
 
 from laconic import registry
 from laconic.artifact import REPORT, Artifact
+from laconic.compare import table
 from laconic.doctor import Finding
 from laconic.gain import amount, gains, speedup
 from laconic.inspection import Check
-from laconic.measured import Timing
-from laconic.verdict import Verdict
+from laconic.ledger import Entry, cells, ledger
+from laconic.measured import Timing, Trial
+from laconic.verdict import Comparison, Verdict
 
 OUT = Console(highlight=False, markup=False, emoji=False)
 
@@ -49,6 +52,25 @@ def compressed(artifact: Artifact) -> None:
     OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
+def reduced(path: Path, report: Mapping[str, Any]) -> None:
+    """What `compress --to checkpoint` made."""
+    drift = Comparison.model_validate(report["drift"])
+    OUT.print(
+        stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
+    )
+    OUT.print(f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {figures(drift.figures)}")
+    OUT.print(f"\nRead {path / REPORT}, or: laconic.load({str(path)!r}).module", soft_wrap=True)
+
+
+def stage_table(entries: Sequence[Entry], title: str) -> Table:
+    """What each stage gained and cost."""
+    table = grid(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
+    for entry in entries:
+        found = cells(entry)
+        table.add_row(entry.stage, *(found[name] for name in ("parameters", "size", "fidelity", "worst")))
+    return table
+
+
 def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     """What an artifact is."""
     manifest, measured = artifact.manifest, artifact.measured
@@ -78,9 +100,25 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
     table.add_row("verdict", said(manifest.verdict))
     OUT.print(table)
+    entries = ledger(manifest.source, manifest.history, measured.seconds)
+    if len(entries) > 1:
+        OUT.print()
+        OUT.print(stage_table(entries, "what each stage gained and cost"))
+    if measured.search:
+        OUT.print()
+        OUT.print(search_table(measured.search))
     if measured.timings:
         OUT.print()
         OUT.print(timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
+
+
+def search_table(trials: Sequence[Trial]) -> Table:
+    """What a search has tried: the front, and why each of the others lost."""
+    table = grid(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
+    for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
+        name = f"* {trial.name}" if trial.front else trial.name
+        table.add_row(name, f"{trial.speedup:.2f} x", amount(trial.size), trial.reason)
+    return table
 
 
 def said(verdict: Verdict | None) -> str:
@@ -121,6 +159,37 @@ def timing_table(timings: Sequence[Timing], title: str) -> Table:
             speedup(time),
         )
     return table
+
+
+def compared(found: Mapping[str, Any]) -> None:
+    """Two artifacts side by side."""
+    names = [side["name"] for side in (found["a"], found["b"])]
+    if names[0] == names[1]:
+        names = [side["path"] for side in (found["a"], found["b"])]
+    both = grid(found["a"]["task"], "", *names, right=(1, 2))
+    for line in table(found):
+        both.add_row(*line)
+    OUT.print(both)
+    if found["differ"]:
+        differ = grid("what was set otherwise", "", *names)
+        for each in found["differ"]:
+            differ.add_row(each["setting"], *("" if each[side] is None else str(each[side]) for side in ("a", "b")))
+        OUT.print()
+        OUT.print(differ)
+    if "agreement" in found:
+        figures_of_both = {name: value for name, value in found["agreement"].items() if isinstance(value, float)}
+        OUT.print(f"\n{found['agreement']['samples']} samples, both asked: {figures(figures_of_both)}", soft_wrap=True)
+    if found["a"]["machine"] != found["b"]["machine"]:
+        OUT.print("\nThey were timed on different machines. Time them side by side with laconic bench.")
+
+
+def offered(recipes: Sequence[Mapping[str, Any]]) -> None:
+    """The ready recipes."""
+    table = grid("", "recipe", "for", "stages")
+    for recipe in recipes:
+        stages = [stage if isinstance(stage, str) else next(iter(stage)) for stage in recipe["stages"]]
+        table.add_row(recipe["name"], recipe["says"], "\n".join(stages))
+    OUT.print(table)
 
 
 def timed(timings: Sequence[Timing]) -> None:

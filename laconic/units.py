@@ -5,7 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ByteSize, PlainSerializer, TypeAdapter, ValidationError, WithJsonSchema
 
+from laconic.errors import UsageError
+
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+BUDGETS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
 SIZE = TypeAdapter(ByteSize)
 
@@ -39,6 +42,17 @@ def parse_seconds(value: Any) -> float:
     if unit not in UNITS or number <= 0:
         raise ValueError(f"expected a time with its unit, as 3 ms or 0.5 s, got {value!r}")
     return number * UNITS[unit]
+
+
+def parse_budget(value: str) -> float:
+    """Seconds from "30m", of an option on the command line. Raises UsageError."""
+    try:
+        number, unit = number_and_unit(value)
+    except ValueError:
+        number, unit = 0.0, ""
+    if unit not in BUDGETS or number <= 0:
+        raise UsageError(f"--budget must be a time with its unit, as 90s, 30m or 2h, not {value!r}")
+    return number * BUDGETS[unit]
 
 
 def parse_bytes(value: Any) -> int:

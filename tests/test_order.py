@@ -4,7 +4,7 @@ from itertools import permutations
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laconic import registry
@@ -83,6 +83,7 @@ def refusal(call):
     return ""
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(OWN)), max_size=6), st.booleans())
 def test_an_order_that_is_let_through_keeps_what_each_stage_made(names, onnx):
     stages = [OWN[name]() for name in names]

@@ -1,0 +1,1 @@
+"""Ready recipes, by what the model is for."""
