@@ -9,6 +9,7 @@ from math import floor
 import torch
 from torch import Tensor
 
+GOLDEN = (5**0.5 - 1) / 2
 SPAN = 128
 """Inputs that are decided about together, where later weights make up for what earlier ones have lost (SparseGPT's)."""
 
@@ -45,12 +46,13 @@ class Share(Pattern):
     rows: bool
 
     def zeros(self, scores: Tensor, start: int = 0) -> Tensor:
+        outputs, width = scores.shape
         each, over = divmod(self.count, self.width)
-        count = each * scores.shape[1] + min(max(over - start, 0), scores.shape[1])
+        count = each * width + int(first(over, self.width)[start : start + width].sum())
         if not self.rows:
             return lowest([scores], count)[0]
-        each, over = divmod(count, len(scores))
-        counts = each + (torch.arange(len(scores), device=scores.device) < over).long()
+        each, over = divmod(count, outputs)
+        counts = (each + first(over, outputs).long()).to(scores.device)
         return scores.argsort(dim=1, stable=True).argsort(dim=1) < counts[:, None]
 
 
@@ -78,6 +80,11 @@ def lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
         left -= int(first.sum())
         found.append((each < edge) | first)
     return found
+
+
+def first(count: int, size: int) -> Tensor:
+    """The first so many of `size` places, bool [size], in an order in which any first few lie evenly among all."""
+    return (torch.arange(size, dtype=torch.float64) * GOLDEN % 1).argsort(stable=True).argsort() < count
 
 
 def spread(sizes: Sequence[int], share: float) -> list[int]:
