@@ -94,13 +94,13 @@ def divergence(found: Tensor, wanted: Tensor, heads: int, mask: Tensor | None) -
 
 def relations(features: Tensor, heads: int, mask: Tensor | None) -> Tensor:
     """Log-probabilities of each place over all, [rows, heads, places, places] float32."""
-    parted = features.float().unflatten(-1, (heads, -1)).transpose(1, 2)
+    parted = features.float().reshape(*features.shape[:2], heads, -1).transpose(1, 2)
     with torch.autocast(features.device.type, enabled=False):
         scores = parted @ parted.transpose(2, 3) / parted.shape[-1] ** 0.5
     if mask is not None:
         # Not infinite: a row of nothing but padding would give a gradient that is not a number.
         scores = scores.masked_fill(~mask[:, None, None, :], -1e9)
-    return scores.log_softmax(dim=-1)
+    return torch.log_softmax(scores, dim=-1)
 
 
 class Relations(Distil):

@@ -1,0 +1,371 @@
+import copy
+import pickle
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from contexts import torch_context
+from models import ResidualNet, save_bert, save_embedder, save_gpt2, save_llama, save_vit
+from torch import nn
+
+from compress.distill.embedding import Embedding, Similarities, Vectors
+from compress.distill.features import Features, Hidden
+from compress.distill.heal import Heal
+from compress.distill.imitation import Terms
+from compress.distill.layerwise import Layerwise, Local
+from compress.distill.logits import Logits, Probabilities
+from compress.distill.objective import Distillation
+from compress.distill.outputs import Outputs
+from compress.distill.pairs import last, pairs
+from compress.distill.relations import Attention, Relations
+from compress.distill.stage import matching
+from laconic import registry
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.data import Dataset
+from laconic.errors import DataError, RecipeError, UsageError
+from laconic.record import Record
+from laconic.signature import probe_module
+from laconic.tasks.tensors import Tensors
+from laconic.training.objective import tensors
+
+QUICK = {"batch": 8, "steps": 6, "feed": {"workers": 0}}
+MAKERS = {
+    "bert": (save_bert, "text-classification"),
+    "mini": (save_embedder, None),
+    "gpt2": (save_gpt2, "causal-lm"),
+    "llama": (save_llama, "causal-lm"),
+    "vit": (save_vit, None),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def originals(home):
+    found = {}
+    for name, (make, task) in MAKERS.items():
+        (home / name).mkdir()
+        found[name] = load_source(make(home / name), task=task)
+    module = ResidualNet(width=8)
+    found["net"] = Checkpoint.of(
+        module,
+        Tensors(module.inputs),
+        outputs=probe_module(module.eval(), module.inputs),
+        source={"kind": "builder", "builder": "models:ResidualNet", "arguments": {"width": 8}},
+        size=1,
+    )
+    return found
+
+
+def harmed(checkpoint, amount=0.3):
+    """The same model with noise on its weights."""
+    module = copy.deepcopy(checkpoint.module)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data += amount * parameter.std() * noise
+    return Checkpoint.of(
+        module, checkpoint.task, outputs=checkpoint.outputs, source=checkpoint.source, size=checkpoint.size
+    )
+
+
+def key_of(one):
+    return Checkpoint.of(one.module, one.task, outputs=one.outputs, source=one.source, size=one.size).key
+
+
+@pytest.fixture
+def context(home, tmp_path):
+    def make(checkpoint, **changes):
+        made = torch_context(checkpoint, tmp_path / changes.pop("name", "run"), dataset=changes.pop("dataset", None))
+        return replace(made, cache=Cache(home / "cache"), **changes)
+
+    return make
+
+
+LOSSES = {
+    "probabilities": ("bert", lambda: Probabilities()),
+    "probabilities of images": ("vit", lambda: Probabilities(4.0)),
+    "probabilities of tokens": ("gpt2", lambda: Probabilities()),
+    "hidden states": ("mini", lambda: Hidden()),
+    "projected hidden states": ("vit", lambda: Hidden("last", project=True)),
+    "relations": ("mini", lambda: Attention()),
+    "relations of one layer for all three": ("gpt2", lambda: Attention(heads=2, layer=0)),
+    "relations of shared keys": ("llama", lambda: Attention()),
+    "vectors": ("mini", lambda: Vectors()),
+    "similarities": ("mini", lambda: Similarities()),
+    "each layer": ("llama", lambda: Local()),
+    "outputs": ("net", lambda: Outputs()),
+}
+
+
+def objective(student, original, imitation):
+    task = original.task
+    own = registry.resolve("objective", task.name).of(task) if task.name == "causal-lm" else None
+    made = Distillation(task, original.module, [imitation], own=own)
+    made.fit(student.module, matching(student, original))
+    return made
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_zero_for_the_teacher_itself_and_falls_when_learned(originals, name):
+    source, imitation = LOSSES[name]
+    original = originals[source]
+    student = harmed(original)
+    taught = objective(student, original, imitation())
+    batch = taught.collate(original.task.examples(6, seed=1), None)
+    assert float(taught.loss(copy.deepcopy(original.module), batch)) == pytest.approx(0, abs=2e-5)
+
+    module = student.module.requires_grad_(True)
+    optimizer = torch.optim.Adam([*module.parameters(), *taught.imitations[0].learned.parameters()], lr=2e-3)
+    losses = []
+    for _ in range(12):
+        loss = taught.loss(module, batch)
+        losses.append(float(loss.detach()))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_batch_in_parts_has_the_sum_of_the_whole(originals, name):
+    source, imitation = LOSSES[name]
+    taught = objective(harmed(originals[source]), originals[source], imitation())
+    batch = taught.collate(originals[source].task.examples(5, seed=2), None)
+    module = harmed(originals[source]).module
+    whole = float(taught.loss(module, batch))
+    if taught.splits:
+        parts = taught.split(batch, 2)
+        assert len(parts) == 3
+        assert sum(float(taught.loss(module, part)) for part in parts) == pytest.approx(whole, rel=1e-3)
+        assert sum(taught.terms(part) for part in parts) == taught.terms(batch)
+    else:
+        assert name == "similarities"
+
+
+def test_padding_counts_for_nothing(originals):
+    original = originals["mini"]
+    taught = objective(harmed(original), original, Hidden())
+    short, long = "the model", "the model answers about layers and memory while it waits"
+    module = harmed(original).module
+    alone = float(taught.loss(module, taught.collate([short], None)))
+    both = float(taught.loss(module, taught.collate([short, long], None)))
+    other = float(taught.loss(module, taught.collate([long], None)))
+    assert both == pytest.approx(alone + other, rel=1e-4)
+    errors = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert float(Terms(mask).total(errors)) == 2 + 5
+    assert float(Terms(mask, per_place=True).total(errors)) == 1 + 3 + 5
+
+
+def test_no_gradient_reaches_the_teacher(originals):
+    original = copy.deepcopy(originals["mini"].module).requires_grad_(True)
+    before = copy.deepcopy(original.state_dict())
+    student = harmed(originals["mini"])
+    taught = Distillation(originals["mini"].task, original, [Hidden(), Vectors(), Local()])
+    taught.fit(student.module, pairs(student.module, original))
+    taught.loss(student.module.requires_grad_(True), taught.collate(["the model", "answers"], None)).backward()
+    assert all(parameter.grad is None for parameter in original.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
+    assert not original.training
+    assert not any(part._forward_hooks for part in original.modules())
+    assert not any(part._forward_hooks for part in student.module.modules())
+
+
+STAGES = {
+    "logits": ("bert", Logits),
+    "logits of tokens": ("gpt2", Logits),
+    "features": ("mini", Features),
+    "relations": ("mini", Relations),
+    "embedding": ("mini", Embedding),
+    "layerwise": ("mini", Layerwise),
+    "healing": ("vit", Heal),
+    "healing of outputs": ("net", Heal),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_each_stage_brings_the_student_nearer_and_leaves_what_it_came_from(originals, context, name):
+    source, stage = STAGES[name]
+    original, student = originals[source], harmed(originals[source])
+    keys = original.key, student.key
+    given = context(original)
+    settings = {"optimizer": {"name": "adamw", "config": {"lr": 2e-3}}} | QUICK
+    if stage is not Heal:
+        settings["steps"] = 12
+    found = stage(**settings).apply(student, given)
+    assert given.fidelity(found).mean() > given.fidelity(student).mean()
+    assert [record.stage for record in found.history] == [stage.name]
+    assert (key_of(original), key_of(student)) == keys
+    assert set(found.module.state_dict()) == set(student.module.state_dict())
+
+
+def test_what_is_learned_beside_the_student_is_not_saved(originals, context, tmp_path):
+    found = Features(project=True, **QUICK).apply(harmed(originals["mini"]), context(originals["mini"]))
+    found.save(tmp_path / "saved")
+    opened = Checkpoint.load(tmp_path / "saved")
+    assert opened.key == found.key
+    assert set(opened.module.state_dict()) == set(originals["mini"].module.state_dict())
+
+
+@pytest.mark.parametrize("stage", [Embedding, Features, Heal])
+def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, monkeypatch, stage):
+    more = {"project": True} if stage is Features else {"look": 3, "patience": 9} if stage is Heal else {}
+    made = stage(**{**QUICK, "steps": 9, "every": 2, **more})
+    student = harmed(originals["mini"])
+    whole = made.apply(student, context(originals["mini"], name="whole"))
+    given = context(originals["mini"], name="killed")
+    asked = []
+
+    def stop(done):
+        asked.append(done)
+        if done == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    plain = type(made).taught
+    monkeypatch.setattr(
+        type(made), "taught", lambda self, one, given, events=(): plain(self, one, given, (*events, lambda kit: stop))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        made.apply(student, given)
+    monkeypatch.undo()
+    assert asked == [1, 2, 3, 4, 5]
+    again = made.apply(student, given)
+    assert again.key == whole.key
+    assert again.history[-1].figures == whole.history[-1].figures
+
+
+TECHNIQUES = {
+    "bf16": (Heal, {"techniques": ["bf16"]}),
+    "checkpoint": (Heal, {"techniques": ["checkpoint"]}),
+    "checkpoint of attention": (Relations, {"techniques": ["checkpoint"]}),
+    "accumulate": (Features, {"techniques": [{"accumulate": {"rows": 3}}]}),
+    "in-backward": (Embedding, {"techniques": ["in-backward"], "clip": None}),
+    "8-bit moments": (Embedding, {"optimizer": "adamw-8bit"}),
+    "low-rank adapters": (Features, {"techniques": [{"lora": {"rank": 2}}]}),
+    "layers one by one": (Embedding, {"techniques": ["layerwise"]}),
+}
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_it_learns_with_the_memory_techniques(originals, context, name):
+    stage, settings = TECHNIQUES[name]
+    if settings.get("optimizer") == "adamw-8bit":
+        pytest.importorskip("torchao")
+    if name == "low-rank adapters":
+        pytest.importorskip("peft")
+    student, given = harmed(originals["mini"]), context(originals["mini"])
+    settings = {"optimizer": {"adamw": {"lr": 2e-3}}} | settings
+    found = stage(**{**QUICK, "steps": 12, **settings}).apply(student, given)
+    assert found.module.state_dict().keys() == student.module.state_dict().keys()
+    if stage is not Relations:
+        assert given.fidelity(found).mean() > given.fidelity(student).mean()
+
+
+@pytest.mark.parametrize("technique", ["checkpoint", {"accumulate": {"rows": 3}}])
+def test_exact_techniques_give_the_weights_of_plain_distillation(originals, context, technique):
+    settings = {**QUICK, "optimizer": {"sgd": {"lr": 0.05}}, "clip": None}
+    student = harmed(originals["mini"])
+    plain = Features(**settings).apply(student, context(originals["mini"], name="plain"))
+    lean = Features(**settings, techniques=[technique]).apply(student, context(originals["mini"], name="lean"))
+    for name, value in plain.module.state_dict().items():
+        assert torch.allclose(lean.module.state_dict()[name], value, atol=1e-5), name
+
+
+def labelled(checkpoint):
+    samples = checkpoint.task.examples(24)
+    return Dataset.of(samples, checkpoint.task, labels=[number % 3 for number in range(24)], name="classes")
+
+
+def test_labels_have_their_share_in_the_loss(originals, context):
+    original = originals["bert"]
+    data = labelled(original)
+    given, student = context(original, dataset=data), harmed(original)
+    made = Logits(labels=0.25, **QUICK).objective(student, given, torch.device("cpu"))
+    batch = made.collate(list(data.samples), data.labels)
+    free = Logits(**QUICK).objective(student, given, torch.device("cpu"))
+    without = free.collate(list(data.samples), data.labels)
+    assert "targets" not in without
+    own = registry.resolve("objective", "text-classification").of(original.task, data)
+    expected = 0.75 * float(free.loss(student.module, without)) + 0.25 * float(own.loss(student.module, batch))
+    assert float(made.loss(student.module, batch)) == pytest.approx(expected, rel=1e-5)
+    found = Logits(labels=0.25, **QUICK).apply(student, given)
+    assert found.history[-1].config["labels"] == 0.25
+
+
+@pytest.mark.parametrize("source", ["mini", "gpt2", "net"])
+def test_labels_of_every_kind_can_be_mixed_in(originals, context, source):
+    original = originals[source]
+    data = labelled(original)
+    given = context(original, dataset=data)
+    found = Heal(labels=0.5, **QUICK).apply(harmed(original), given)
+    assert found.history[-1].figures["steps"] > 0
+
+
+def test_labels_that_are_asked_for_must_be_there(originals, context):
+    with pytest.raises(DataError, match=r"labels: 0\.3 of the loss is for labels, and .* has none"):
+        Embedding(labels=0.3, **QUICK).apply(originals["mini"], context(originals["mini"]))
+
+
+WRONG = {
+    "features of a network without layers": ("net", Features, {}, "no hidden states to match: ResidualNet"),
+    "layers of a network without any": ("net", Layerwise, {}, "no layers to learn one by one"),
+    "relations without attention": ("net", Relations, {}, "no attention to learn relations from"),
+    "relations of a layer that is not there": ("mini", Relations, {"layer": 2}, "layer 2 is none of the student's 2"),
+    "heads that do not part": ("mini", Relations, {"heads": 5}, "5 relation heads do not part 32 features"),
+    "vectors of a classifier": ("net", Logits, {"length": 3}, "length is for texts"),
+    "logits of vectors": ("mini", Logits, {}, "distill.logits is for classes"),
+    "hidden states that are not kept": ("mini", Heal, {"techniques": ["layerwise"]}, "layerwise keeps nothing of a"),
+    "adapters that cannot be looked at": ("mini", Heal, {"techniques": ["lora"]}, "is kept in another form"),
+    "rows that are compared": ("mini", Embedding, {"techniques": ["accumulate"]}, "compares the rows of a batch"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused_in_a_sentence(originals, context, name):
+    source, stage, settings, message = WRONG[name]
+    if "lora" in settings.get("techniques", ()):
+        pytest.importorskip("peft")
+    with pytest.raises(UsageError, match=message):
+        stage(**QUICK, **settings).apply(harmed(originals[source]), context(originals[source]))
+
+
+def test_a_layer_stands_for_those_behind_it_that_are_gone(originals):
+    assert last([0, 2, 4], 3, 6) == [1, 3, 5]
+    assert last([0, 1, 2, 4, 5], 5, 6) == [0, 1, 3, 4, 5]
+    assert last(range(6), 3, 6) == [1, 3, 5], "nothing is known of which are left"
+    assert last([3], 1, 6) == [5]
+    teacher = originals["mini"].module
+    student = copy.deepcopy(teacher)
+    stack = "encoder.encoder.layer"
+    student.encoder.encoder.layer = nn.ModuleList([student.encoder.encoder.layer[1]])
+    record = Record(stage="distill.student", config={}, key="", structure={"layers": {stack: [1]}})
+    (pair,) = pairs(student, teacher, [record])
+    assert (pair.student, pair.first, pair.last) == (f"{stack}.0", f"{stack}.0", f"{stack}.1")
+
+
+def test_what_makes_the_batches_takes_no_model_along(originals):
+    taught = objective(harmed(originals["gpt2"]), originals["gpt2"], Probabilities())
+    opened = pickle.loads(pickle.dumps(taught.collate))
+    found, expected = opened(["the model"], None), taught.collate(["the model"], None)
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: value.tolist() for name, value in expected.items()
+    }
+
+
+def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
+    original = originals["net"]
+    student = harmed(original)
+    found = Heal(**QUICK).apply(student, context(original))
+    if found.history[-1].figures["best step"]:
+        assert not torch.equal(found.module.stem_norm.running_mean, student.module.stem_norm.running_mean)
+    batch = tensors(original.task.typical(2, 8))
+    assert torch.equal(found.module(**batch), found.module(**batch))
+    with pytest.raises(RecipeError, match="unknown technique"):
+        Heal(**QUICK, techniques=["nothing"]).apply(student, context(original, name="other"))
