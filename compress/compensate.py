@@ -4,7 +4,6 @@ The layer's output is to stay as it is, or to become what the original's was whe
 Both have a closed form in the second moments of the inputs and of what the output should be.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,27 +11,30 @@ from torch import Tensor, nn
 
 from compress.gram import Moments, matrix
 
-DAMPING = 1e-3
-"""Of the mean of the moments' diagonal: how strongly the weights are held where they were."""
-ROUNDS = 512
-"""Units that are cut between two updates of what is left are so many that a layer takes at most this many updates."""
+DAMPINGS = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+"""How strongly weights may be held where they were, as shares of the mean of the moments' diagonal."""
+DAMPING = 1e-1
+"""While it is not settled which units stay."""
+TINY = 1e-300
+ROUNDS = 64
+"""Units that are cut between two updates of what is left are so many that a layer takes at most about so many."""
 
 
 @dataclass
-class Fit:
-    """Sums over tokens, from which a layer's weights are found. inputs: the layer's inputs x. cross: of t xT, [out, in]
-    float32, where t is what should come out. target: of t, [out]. energy: of the squares of t, [out]."""
+class Sums:
+    """Over tokens, from which a layer's weights are found. inputs: moments of the layer's inputs x. cross: of t xT,
+    [out, in] float32, where t is what should come out. target: of t, [out]. energy: of the squares of t."""
 
     inputs: Moments
     cross: Tensor
     target: Tensor
-    energy: Tensor
+    energy: float = 0.0
 
     @classmethod
-    def empty(cls, into: int, out: int) -> "Fit":
-        """Nothing seen yet."""
-        moments = Moments(torch.zeros(into, into), torch.zeros(into), 0)
-        return cls(moments, torch.zeros(out, into), torch.zeros(out), torch.zeros(out))
+    def empty(cls, layer: nn.Module) -> "Sums":
+        """Nothing seen yet of a layer."""
+        out, into = matrix(layer).shape
+        return cls(Moments(torch.zeros(into, into), torch.zeros(into), 0), torch.zeros(out, into), torch.zeros(out))
 
     def add(self, x: Tensor, target: Tensor) -> None:
         """Count tokens: x [tokens, in], target [tokens, out]."""
@@ -41,7 +43,12 @@ class Fit:
         self.inputs.count += len(x)
         self.cross.addmm_(target.T, x)
         self.target += target.sum(dim=0)
-        self.energy += target.square().sum(dim=0)
+        self.energy += float(target.double().square().sum())
+
+    def __add__(self, other: "Sums") -> "Sums":
+        mine, theirs = self.inputs, other.inputs
+        inputs = Moments(mine.gram + theirs.gram, mine.total + theirs.total, mine.count + theirs.count)
+        return Sums(inputs, self.cross + other.cross, self.target + other.target, self.energy + other.energy)
 
 
 class Normal:
@@ -50,14 +57,13 @@ class Normal:
     Their solution minimises |t - W x - b|^2 + damping |W - W0|^2, with W0 the weights as they are.
     """
 
-    def __init__(self, layer: nn.Module, fit: Fit, damping: float = DAMPING) -> None:
-        self.weight = matrix(layer).detach().double()
-        gram, cross = fit.inputs.gram.double(), fit.cross.double()
-        count = max(fit.inputs.count, 1)
-        self.mean, self.centre = fit.inputs.total.double() / count, fit.target.double() / count
-        self.energy = float(fit.energy.double().sum())
-        self.biased = layer.bias is not None
-        if self.biased:
+    def __init__(self, weight: Tensor, biased: bool, sums: Sums, damping: float = DAMPING) -> None:
+        self.weight, self.biased = weight.detach().double(), biased
+        gram, cross = sums.inputs.gram.double(), sums.cross.double()
+        count = max(sums.inputs.count, 1)
+        self.mean, self.centre = sums.inputs.total.double() / count, sums.target.double() / count
+        self.energy = sums.energy
+        if biased:
             gram = gram - count * torch.outer(self.mean, self.mean)
             cross = cross - count * torch.outer(self.centre, self.mean)
             self.energy -= float(count * self.centre.square().sum())
@@ -67,17 +73,30 @@ class Normal:
         self.energy += held * float(self.weight.square().sum())
 
     def solve(self, kept: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights of these columns, [out, kept], and the bias, [out], that do best without the others; float32."""
+        """The weights of these columns, [out, kept], and the bias, [out], that do best without the others; float64."""
         root = torch.linalg.cholesky(self.hessian[kept][:, kept])
         weight = torch.cholesky_solve(self.cross[:, kept].T, root).T
-        bias = self.centre - weight @ self.mean[kept] if self.biased else None
-        return weight.float(), None if bias is None else bias.float()
+        return weight, self.centre - weight @ self.mean[kept] if self.biased else None
 
-    def error(self, kept: Tensor) -> float:
-        """What these columns leave of the sum of squares, after `solve`."""
-        root = torch.linalg.cholesky(self.hessian[kept][:, kept])
-        half = torch.linalg.solve_triangular(root, self.cross[:, kept].T, upper=False)
-        return max(self.energy - float(half.square().sum()), 0.0)
+    def error(self, weight: Tensor, kept: Tensor) -> float:
+        """What these weights of these columns leave of the sum of squares, their best bias given."""
+        explained = 2 * float((weight * self.cross[:, kept]).sum())
+        return self.energy - explained + float(((weight @ self.hessian[kept][:, kept]) * weight).sum())
+
+
+def refit(weight: Tensor, biased: bool, halves: tuple[Sums, Sums], kept: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The weights of these columns and the bias, as `Normal.solve`; damped as does best for the half of the samples
+    that it is not found from."""
+    plain = [Normal(weight, biased, half, 0.0) for half in halves]
+    errors = {
+        damping: sum(
+            test.error(Normal(weight, biased, half, damping).solve(kept)[0], kept)
+            for half, test in zip(halves, reversed(plain), strict=True)
+        )
+        for damping in DAMPINGS
+    }
+    best = min(errors, key=lambda damping: errors[damping])
+    return Normal(weight, biased, halves[0] + halves[1], best).solve(kept)
 
 
 @dataclass(frozen=True)
@@ -107,45 +126,46 @@ def eliminate(normal: Normal, units: int, *, protected: int = 1) -> Elimination:
     inverse = torch.linalg.inv(normal.hessian)
     weight = normal.cross @ inverse
     error = max(normal.energy - float((weight * normal.cross).sum()), 0.0)
-    alive = torch.ones(units, dtype=torch.bool)
+    alive = torch.arange(units)
     order: list[int] = []
     errors = [error]
     stride = max(1, units // ROUNDS)
-    while int(alive.sum()) > protected:
-        costs = unit_costs(weight, inverse, units, width)
-        costs[~alive] = torch.inf
-        count = min(stride, int(alive.sum()) - protected)
-        chosen = costs.argsort(stable=True)[:count]
-        places = (chosen[:, None] * width + torch.arange(width)).flatten()
-        block = inverse[places][:, places]
-        solved = torch.linalg.solve(block, inverse[places])
-        before = weight[:, places]
-        total = float((before @ torch.linalg.solve(block, before.T)).trace())
-        shares = costs[chosen] / costs[chosen].sum().clamp(min=1e-300) * total
-        for share in shares.tolist():
-            error += max(share, 0.0)
+    while len(alive) > protected:
+        costs = unit_costs(weight, inverse, width)
+        chosen, left = costs.argsort(stable=True).split_with_sizes(
+            (gone := min(stride, len(alive) - protected), len(alive) - gone)
+        )
+        left = left.sort().values
+        out, stay = rows(chosen, width), rows(left, width)
+        into = inverse[out]
+        block = into[:, out]
+        cut = weight[:, out]
+        # The units of one round are cut together; each is told its share of what that costs.
+        total = float((cut * torch.linalg.solve(block, cut.T).T).sum())
+        for share in (costs[chosen] / costs[chosen].sum().clamp(min=TINY)).tolist():
+            error += max(share * total, 0.0)
             errors.append(error)
-        weight -= before @ solved
-        inverse -= inverse[:, places] @ solved
-        weight[:, places] = 0
-        inverse[places] = 0
-        inverse[:, places] = 0
-        alive[chosen] = False
-        order += chosen.tolist()
-    order += [unit for unit in range(units) if alive[unit]]
-    return Elimination(tuple(order), tuple(errors))
+        solved = torch.linalg.solve(block, into[:, stay])
+        weight = weight[:, stay] - cut @ solved
+        inverse = inverse[stay][:, stay].addmm_(into[:, stay].T, solved, alpha=-1)
+        order += alive[chosen].tolist()
+        alive = alive[left]
+    return Elimination((*order, *alive.tolist()), tuple(errors))
 
 
-def unit_costs(weight: Tensor, inverse: Tensor, units: int, width: int) -> Tensor:
+def unit_costs(weight: Tensor, inverse: Tensor, width: int) -> Tensor:
     """What the sum of squares grows by when a unit is cut and the others make up for it, [units]."""
     if width == 1:
-        return weight.square().sum(dim=0) / inverse.diagonal().clamp(min=1e-300)
+        return weight.square().sum(dim=0) / inverse.diagonal().clamp(min=TINY)
+    units = len(inverse) // width
     blocks = inverse.view(units, width, units, width).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     columns = weight.view(len(weight), units, width).permute(1, 2, 0)
-    # What was cut before is all zeros, and the unit matrix keeps it solvable.
-    empty = blocks.diagonal(dim1=1, dim2=2).sum(dim=1) == 0
-    blocks = blocks + empty[:, None, None] * torch.eye(width, dtype=blocks.dtype)
     return (columns * torch.linalg.solve(blocks, columns)).sum(dim=(1, 2))
+
+
+def rows(units: Tensor, width: int) -> Tensor:
+    """The places of units that lie `width` apart, in their order."""
+    return (units[:, None] * width + torch.arange(width)).flatten()
 
 
 def by_score(scores: Tensor, units: int) -> tuple[int, ...]:
@@ -158,8 +178,3 @@ def put(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
     matrix(layer).detach().copy_(weight)
     if bias is not None:
         layer.bias.detach().copy_(bias)  # type: ignore[operator, union-attr]
-
-
-def kept_of(elimination: Sequence[int], count: int) -> list[int]:
-    """The units that stay when so many do, in their order."""
-    return sorted(elimination[len(elimination) - count :])

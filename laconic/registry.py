@@ -47,6 +47,7 @@ STAGES = {
     "finetune": "laconic.training.stage:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",
     "prune.heads": "compress.prune.heads:Heads",
+    "prune.layers": "compress.prune.layers:Layers",
     "prune.two-four": "compress.prune.two_four:TwoFour",
     "prune.unstructured": "compress.prune.unstructured:Unstructured",
     "prune.channels": "compress.prune.channels:Channels",

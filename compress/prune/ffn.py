@@ -11,7 +11,7 @@ from compress.prune.units import Units
 class Ffn(Units):
     """Cut feed-forward units. multiple: the width that stays is a multiple of this, as kernels like it."""
 
-    kind_of_units: ClassVar[Kind] = "ffn"
+    units: ClassVar[Kind] = "ffn"
 
     multiple: Annotated[int, Field(ge=1)] = 32
 

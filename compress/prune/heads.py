@@ -9,7 +9,7 @@ from compress.prune.units import Units
 class Heads(Units):
     """Cut attention heads; of heads that share their keys, all or none."""
 
-    kind_of_units: ClassVar[Kind] = "heads"
+    units: ClassVar[Kind] = "heads"
 
     @property
     def grain(self) -> int:

@@ -1,59 +1,104 @@
-"""Which layers of a model get zeros."""
+"""Fewer blocks in a transformer."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatch
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
+from pydantic import Field
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
+from compress.anatomy import anatomy
+from compress.gram import forward_batches
+from compress.proof import prove, skipped
+from compress.settle import aim, settle
+from compress.surgery import keep_blocks
+from laconic.checkpoint import Checkpoint
 from laconic.errors import RecipeError
-from laconic.registry import did_you_mean
-
-KEPT = "the recipe keeps it"
-TIED = "its weight is another module's too"
+from laconic.record import Record, code_version, hash_of
+from laconic.stage import Property, TorchContext, TorchStage, describe
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """paths: of the layers that get zeros, in the order of the module. left: why others do not, by path."""
+class Layers(TorchStage):
+    """Drop whole blocks.
 
-    paths: tuple[str, ...]
-    left: dict[str, str]
-
-    def without(self, left: Mapping[str, str]) -> "Chosen":
-        """The same without these layers. Raises RecipeError where none is left."""
-        paths = tuple(path for path in self.paths if path not in left)
-        if not paths:
-            raise RecipeError(
-                f"no layer is left to prune: {'; '.join(f'{path}: {why}' for path, why in list(left.items())[:3])}. "
-                f"Name other layers"
-            )
-        return Chosen(paths, {**self.left, **left})
-
-
-def choose(module: nn.Module, layers: Sequence[str], keep: Sequence[str]) -> Chosen:
-    """The linear and convolutional layers that a pattern of `layers` names and none of `keep`.
-
-    A layer whose weight is also another module's, as the head of a language model that is its table of words, is left
-    as it is. Raises RecipeError for a pattern that names no layer, or where none is left.
+    keep: the share of blocks that stay; one after another goes that which the answers suffer least without, at the
+    cost of as many measurements as there are blocks for each. drop: which blocks go, counted from 0, if it is known.
+    compensate: fit what is left, by least squares, to what the original has at the same place.
     """
-    found = {path: layer for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d, Conv1D))}
-    named = {key: matching(found, patterns, key) for key, patterns in (("layers", layers), ("keep", keep))}
-    uses: dict[int, int] = {}
-    for _, weight in module.named_parameters(remove_duplicate=False):
-        uses[id(weight)] = uses.get(id(weight), 0) + 1
-    tied = {path: TIED for path, layer in found.items() if uses[id(layer.weight)] > 1 and path in named["layers"]}
-    kept = {path: KEPT for path in found if path in named["keep"]}
-    return Chosen(tuple(path for path in found if path in named["layers"]), {}).without(tied | kept)
+
+    lossy: ClassVar[bool] = True
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.75
+    drop: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    compensate: bool = True
+
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
+        """The checkpoint with fewer blocks. Raises SourceError for an architecture that is not known, RecipeError
+        where no block is left or a block is not there, BrokenCut where the proof fails."""
+        found = anatomy(checkpoint.module)
+        count = len(found.sites)
+        kept = self.named(count) if self.drop is not None else self.chosen(checkpoint, context, count)
+        gone = [index for index in range(count) if index not in kept]
+        module = without(checkpoint.module, kept)
+        paths = [found.block(index) for index in gone]
+        error = prove(
+            checkpoint.module,
+            lambda: skipped(checkpoint.module, paths),
+            module,
+            context.task,
+            context.calibrate,
+        )
+        config = describe(self)
+        record = Record(
+            stage="prune.layers",
+            config=config,
+            key=hash_of(
+                context.key, checkpoint.key, "prune.layers", config, code_version(), context.calibrate.fingerprint
+            ),
+            figures={"blocks": float(len(kept)), "blocks before": float(count), "proof": error},
+            structure={"blocks": kept},
+        )
+        if self.compensate and gone:
+            original, blocks = aim(checkpoint, context)
+            batches = list(forward_batches(context.task, context.calibrate))
+            settle(module, original, [blocks[index] for index in kept], batches, ("heads", "ffn"))
+        return checkpoint.after(record, module)
+
+    @staticmethod
+    def rebuild(module: nn.Module, record: Record) -> None:
+        """Drop the same blocks of an empty module."""
+        keep_blocks(module, record.structure["blocks"])
+
+    def named(self, count: int) -> list[int]:
+        """The blocks that stay when those of `drop` go."""
+        gone = set(self.drop or ())
+        if not gone <= set(range(count)) or len(gone) == count:
+            raise RecipeError(
+                f"drop: {sorted(gone)} of {count} blocks, which count from 0 to {count - 1}, and one of which must stay"
+            )
+        return [index for index in range(count) if index not in gone]
+
+    def chosen(self, checkpoint: Checkpoint, context: TorchContext, count: int) -> list[int]:
+        """The blocks that stay when those go without which the answers suffer least, one after another (after Men et
+        al., ShortGPT, 2024, by the answers themselves)."""
+        least = round(count * self.keep)
+        if least < 1:
+            raise RecipeError(f"keep: {self.keep} of {count} blocks leaves none. Keep at least {1 / count:.2g}")
+        kept = list(range(count))
+        while len(kept) > least:
+            scores = {}
+            for index in kept:
+                left = [each for each in kept if each != index]
+                smaller = replace(checkpoint, module=without(checkpoint.module, left))
+                scores[index] = float(context.fidelity(smaller).mean())
+            kept.remove(max(kept, key=lambda index: scores[index]))
+        return kept
 
 
-def matching(paths: Iterable[str], patterns: Sequence[str], key: str) -> set[str]:
-    """The paths that a pattern names. Raises RecipeError for a pattern that names none."""
-    hits: set[str] = set()
-    for pattern in patterns:
-        own = {path for path in paths if fnmatch(path, pattern)}
-        if not own:
-            raise RecipeError(f"{key}: no layer is named {pattern!r}. {did_you_mean(pattern, paths)}")
-        hits |= own
-    return hits
+def without(module: nn.Module, kept: Sequence[int]) -> nn.Module:
+    """A copy of a module, with these blocks only."""
+    copied = copy.deepcopy(module)
+    keep_blocks(copied, kept)
+    return copied

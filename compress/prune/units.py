@@ -2,44 +2,44 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
+from compress.allocate import allocate, curves
 from compress.anatomy import Kind, Site, anatomy
-from compress.compensate import Fit, Normal, by_score, eliminate, put
-from compress.criterion import Evidence
-from compress.gram import forward_batches, matrix
-from compress.passage import Passage, start
+from compress.compensate import Normal, Sums, by_score, eliminate
+from compress.criterion import Criterion, gather
+from compress.gram import forward_batches
 from compress.proof import prove, silenced
+from compress.settle import Choose, aim, settle
 from compress.shapes import sizes
-from compress.surgery import agree, columns, cut, replay, structure
-from laconic import registry
+from compress.surgery import agree, cut, replay, structure
 from laconic.checkpoint import Checkpoint
 from laconic.errors import RecipeError
+from laconic.recipe import Named
 from laconic.record import Record, code_version, hash_of
-from laconic.stage import TorchContext, TorchStage
-
-Share = Annotated[float, Field(gt=0, le=1)]
+from laconic.stage import Property, TorchContext, TorchStage, describe
 
 
 class Units(TorchStage):
-    """Cut units of one kind.
+    """Cut units of one kind, `units`.
 
-    keep: the share of the model's units that stay. criterion: what tells the units that matter, by name; without one,
-    those are cut that the others can stand in for best. steps: cut in so many parts, each of them decided anew.
-    allocate: the same share of each block, or less of those that the answers depend on less. compensate: fit the
-    layer where the units meet, by least squares, to what the original has there.
+    keep: the share of the model's units that stay. criterion: what tells the units that matter; without one, those are
+    cut that the others can stand in for best. steps: cut in so many parts, each of them decided anew on what is left.
+    allocate: the same share in each block, or less in those that the answers depend on less. compensate: fit the layer
+    where the units meet, by least squares, so that the block gives what the original's gives.
     """
 
-    lossy = True
-    kind_of_units: ClassVar[Kind]
+    lossy: ClassVar[bool] = True
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    units: ClassVar[Kind]
 
-    keep: Share = 0.5
-    criterion: str | None = None
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.5
+    criterion: Named | None = None
     steps: Annotated[int, Field(ge=1)] = 1
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     compensate: bool = True
@@ -52,92 +52,94 @@ class Units(TorchStage):
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer units. Raises SourceError for an architecture that is not known, RecipeError for
         a share that leaves a block without units, BrokenCut where the proof fails."""
-        module = copy.deepcopy(checkpoint.module)
-        found = anatomy(module)
-        before = sizes(module)
-        totals = [site.units for site in found.of(self.kind_of_units)]
-        error = 0.0
-        kept = [list(range(units)) for units in totals]
-        for step in range(1, self.steps + 1):
-            share = self.keep ** (step / self.steps)
-            counts = self.counts(totals, share)
-            larger = copy.deepcopy(module)
-            with torch.no_grad():
-                chosen = self.step(module, context, counts)
-            error = max(error, self.proof(larger, module, chosen, context))
-            kept = [[old[index] for index in new] for old, new in zip(kept, chosen, strict=True)]
+        totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
+        module, error = checkpoint.module, 0.0
+        with context.steps.step(f"prune {self.units}", self.steps) as step:
+            for number in range(1, self.steps + 1):
+                module, worst = self.step(replace(checkpoint, module=module), context, totals, number)
+                error = max(error, worst)
+                step.advance()
         agree(module)
-        sites = anatomy(module).of(self.kind_of_units)
-        made = structure(before, module, sites)
-        name = f"prune.{self.kind_of_units}"
-        config = self.model_dump(mode="json")
-        record = Record(
-            stage=name,
-            config=config,
-            key=hash_of(context.key, checkpoint.key, name, config, code_version(), context.calibrate.fingerprint),
-            figures={"units": float(sum(map(len, kept))), "units before": float(sum(totals)), "proof": error},
-            structure=made,
-        )
-        return checkpoint.after(record, module)
+        left = anatomy(module).of(self.units)
+        name, config = f"prune.{self.units}", describe(self)
+        key = hash_of(context.key, checkpoint.key, name, config, code_version(), context.calibrate.fingerprint)
+        stay = sum(site.units for site in left)
+        figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
+        made = structure(sizes(checkpoint.module), module, left)
+        return checkpoint.after(Record(stage=name, config=config, key=key, figures=figures, structure=made), module)
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        """Cut an empty module to the same sizes."""
+        """Give an empty module the same sizes."""
         replay(module, record.structure)
 
-    def counts(self, totals: Sequence[int], share: float) -> list[int]:
+    def step(
+        self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], number: int
+    ) -> tuple[nn.Module, float]:
+        """A copy of the module with a part of the units cut, and the error of its proof."""
+        share = 1 - (1 - self.keep) * number / self.steps
+        counts = self.counts(checkpoint, context, totals, share)
+        module = copy.deepcopy(checkpoint.module)
+        original, counterparts = aim(checkpoint, context)
+        batches = list(forward_batches(context.task, context.calibrate))
+        choose = self.chooser(checkpoint, context, counts)
+        kept = settle(module, original, counterparts, batches, (self.units,), choose, compensate=self.compensate)
+        return module, self.proof(checkpoint.module, kept, context)
+
+    def counts(self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], share: float) -> list[int]:
         """How many units of each block stay. Raises RecipeError where that is none."""
-        counts = [min(round(units * share / self.grain) * self.grain, units) for units in totals]
-        if min(counts) < 1:
+        present = anatomy(checkpoint.module).of(self.units)
+        wanted = [min(round(total * share / self.grain) * self.grain, total) for total in totals]
+        if min(wanted) < 1:
             raise RecipeError(
                 f"keep: {self.keep} of {min(totals)} units leaves none, in multiples of {self.grain}. Keep more, or "
                 f"drop whole blocks (prune.layers)"
             )
-        return counts
+        if self.allocate == "uniform" or sum(wanted) == sum(site.units for site in present):
+            return [min(count, site.units) for count, site in zip(wanted, present, strict=True)]
+        probe = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        found = curves(
+            probe.module,
+            present,
+            context.task,
+            context.calibrate,
+            lambda module: 1 - float(context.fidelity(replace(probe, module=module)).mean()),
+        )
+        return allocate(found, sum(wanted), self.grain)
 
-    def step(self, module: nn.Module, context: TorchContext, counts: Sequence[int]) -> list[list[int]]:
-        """Cut down to these counts, block by block, in place; each sees what the cuts before it did. Gives the units
-        that stay."""
-        found, reference = anatomy(module), context.original.module
-        batches = list(forward_batches(context.task, context.calibrate))
-        kept = []
-        old, new = start(reference, anatomy(reference), batches), start(module, found, batches)
-        for index, count in enumerate(counts):
-            site = found.sites[index][self.kind_of_units]
-            original = anatomy(reference).sites[index][self.kind_of_units]
-            kept.append(self.site(module, site, original, old, new, count))
-            old.advance(index)
-            new.advance(index)
-        return kept
+    def chooser(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> Choose:
+        """What says, at a site, which units stay."""
+        orders: Mapping[str, Sequence[int]] = {} if self.criterion is None else self.orders(checkpoint, context)
 
-    def site(self, module: nn.Module, site: Site, original: Site, old: Passage, new: Passage, count: int) -> list[int]:
-        """Cut one site, in place; gives the units that stay."""
-        layer = module.get_submodule(site.consumer)
-        weight = matrix(layer)
-        fit = Fit.empty(weight.shape[1], weight.shape[0])
-        for was, now in zip(old.see(original), new.see(site), strict=True):
-            fit.add(now.x, was.total - now.residual)
-        normal = Normal(layer, fit)
-        if self.criterion is None:
-            order: Sequence[int] = eliminate(normal, site.units, protected=count).order
-        else:
-            judge = registry.resolve("criterion", self.criterion)()
-            order = by_score(judge.scores(Evidence(weight, fit.inputs)), site.units)
-        kept = sorted(order[len(order) - count :])
-        cut(module, site, kept)
-        if self.compensate:
-            put(layer, *normal.solve(columns(site, kept)))
-        return kept
+        def choose(site: Site, weight: Tensor, sums: Sums, *, biased: bool) -> Sequence[int]:
+            count = counts[site.block]
+            if count == site.units:
+                return range(count)
+            if site.consumer in orders:
+                return sorted(orders[site.consumer][site.units - count :])
+            return eliminate(Normal(weight, biased, sums), site.units, protected=count).kept(count)
 
-    def proof(
-        self, larger: nn.Module, smaller: nn.Module, kept: Sequence[Sequence[int]], context: TorchContext
-    ) -> float:
-        """Cut a copy again, without compensation, and compare it with the model before. Raises BrokenCut."""
-        sites = {
-            site.consumer: (site, units)
-            for site, units in zip(anatomy(larger).of(self.kind_of_units), kept, strict=True)
-        }
-        plain = copy.deepcopy(larger)
+        return choose
+
+    def orders(self, checkpoint: Checkpoint, context: TorchContext) -> dict[str, Sequence[int]]:
+        """The units of each site, by what the criterion gives the weights that they meet in, the lowest first."""
+        assert self.criterion is not None
+        criterion: Criterion = self.criterion.configure("criterion", Criterion)
+        sites = anatomy(checkpoint.module).of(self.units)
+        evidence = gather(
+            criterion,
+            copy.deepcopy(checkpoint.module),
+            context.task,
+            context.calibrate,
+            [site.consumer for site in sites],
+            seed=context.seed,
+        )
+        return {site.consumer: by_score(criterion.scores(evidence[site.consumer]), site.units) for site in sites}
+
+    def proof(self, larger: nn.Module, kept: Mapping[str, Sequence[int]], context: TorchContext) -> float:
+        """Cut a copy, without compensation, and hold it against the model before. Raises BrokenCut."""
+        sites = {site.consumer: (site, kept[site.consumer]) for site in anatomy(larger).of(self.units)}
+        smaller = copy.deepcopy(larger)
         for site, units in sites.values():
-            cut(plain, site, units)
-        return prove(larger, lambda: silenced(larger, sites), plain, context.task, context.calibrate)
+            cut(smaller, site, units)
+        return prove(larger, lambda: silenced(larger, sites), smaller, context.task, context.calibrate)

@@ -1,0 +1,312 @@
+"""Heads, feed-forward units and blocks cut out of transformers: the proof, the replay, the capture, what is refused."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import contexts
+import models
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress.anatomy import anatomy
+from compress.proof import distance, prove, silenced, skipped
+from compress.prune.ffn import Ffn
+from compress.prune.heads import Heads
+from compress.prune.layers import Layers
+from compress.surgery import agree, cut, keep_blocks
+from export.capture import capture
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.errors import BrokenCut, RecipeError, SourceError, UsageError
+from laconic.signature import call, probe_module
+from laconic.tasks.tensors import Tensors
+
+SAVE = {
+    "BERT": models.save_embedder,
+    "RoBERTa": models.save_roberta,
+    "DistilBERT": models.save_distilbert,
+    "ViT": models.save_vit,
+    "GPT-2": models.save_gpt2,
+    "Llama": models.save_llama,
+}
+STAGES = {
+    "heads": Heads(keep=0.5),
+    "heads, by score": Heads(keep=0.5, criterion="activation", compensate=False),
+    "ffn": Ffn(keep=0.5),
+    "ffn, in steps": Ffn(keep=0.25, multiple=8, steps=2),
+    "ffn, by sensitivity": Ffn(keep=0.5, multiple=8, allocate="sensitivity"),
+    "layers": Layers(keep=0.5),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: save(tmp_path_factory.mktemp("models") / "model") for name, save in SAVE.items()}
+
+
+def build(family, layers, heads, width, ffn, groups, attention):
+    """A random model, and inputs for it."""
+    hidden = heads * width
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": ffn}
+    text = {"vocab_size": 40, "max_position_embeddings": 32, **sizes}
+    if family == "BERT":
+        model = transformers.BertModel(transformers.BertConfig(**text))
+    elif family == "RoBERTa":
+        model = transformers.RobertaModel(transformers.RobertaConfig(**text))
+    elif family == "DistilBERT":
+        config = {"dim": hidden, "n_layers": layers, "n_heads": heads, "hidden_dim": ffn}
+        model = transformers.DistilBertModel(transformers.DistilBertConfig(vocab_size=40, **config))
+    elif family == "ViT":
+        model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
+    elif family == "GPT-2":
+        config = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": ffn, "n_positions": 32}
+        model = transformers.GPT2Model(transformers.GPT2Config(vocab_size=40, **config))
+    else:
+        keys = {"num_key_value_heads": heads, "num_attention_heads": heads * groups, "head_dim": width}
+        model = transformers.LlamaModel(transformers.LlamaConfig(**{**text, **keys}))
+    model.set_attn_implementation(attention)
+    model.config.use_cache = False
+    models.randomize(model)
+    if family == "ViT":
+        return model, {"pixel_values": torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
+    ids = torch.arange(3, 24).view(3, 7)
+    mask = torch.ones_like(ids)
+    mask[1, 4:] = 0
+    return model, {"input_ids": ids, "attention_mask": mask}
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "layers": st.integers(1, 3),
+        "heads": st.integers(2, 5),
+        "width": st.sampled_from([4, 6, 8]),
+        "ffn": st.integers(2, 40),
+        "groups": st.integers(1, 3),
+        "attention": st.sampled_from(["eager", "sdpa"]),
+    }
+)
+
+
+@pytest.mark.parametrize("family", SAVE)
+@pytest.mark.parametrize("kind", ["heads", "ffn"])
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(shape=shapes, data=st.data())
+def test_a_smaller_model_is_the_larger_one_without_what_was_cut(family, kind, shape, data):
+    larger, inputs = build(family, **shape)
+    smaller = copy.deepcopy(larger)
+    kept = {}
+    for site in anatomy(larger).of(kind):
+        units = data.draw(st.lists(st.integers(0, site.units - 1), min_size=1, unique=True).map(sorted))
+        kept[site.consumer] = (site, units)
+        cut(smaller, site, units)
+    agree(smaller)
+    with torch.no_grad():
+        with silenced(larger, kept):
+            expected = larger(**inputs).last_hidden_state
+        assert distance(expected, smaller(**inputs).last_hidden_state) <= 1e-5
+    assert [site.units for site in anatomy(smaller).of(kind)] == [len(units) for _, units in kept.values()]
+
+
+@pytest.mark.parametrize("family", SAVE)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(shape=shapes, data=st.data())
+def test_a_shallower_model_is_the_deeper_one_whose_other_blocks_do_nothing(family, shape, data):
+    larger, inputs = build(family, **shape)
+    kept = data.draw(st.lists(st.integers(0, shape["layers"] - 1), min_size=1, unique=True).map(sorted))
+    smaller = copy.deepcopy(larger)
+    keep_blocks(smaller, kept)
+    found = anatomy(larger)
+    gone = [found.block(index) for index in range(shape["layers"]) if index not in kept]
+    with torch.no_grad():
+        with skipped(larger, gone):
+            expected = larger(**inputs).last_hidden_state
+        assert distance(expected, smaller(**inputs).last_hidden_state) <= 1e-5
+    assert len(anatomy(smaller).sites) == smaller.config.num_hidden_layers == len(kept)
+
+
+@pytest.mark.parametrize("family", SAVE)
+@pytest.mark.parametrize("method", STAGES)
+def test_what_was_cut_is_saved_and_loaded_bit_for_bit_and_captured(family, method, folders, tmp_path):
+    checkpoint = load_source(folders[family])
+    context = contexts.torch_context(checkpoint, tmp_path)
+    key = checkpoint.key
+    smaller = STAGES[method].apply(checkpoint, context)
+    assert smaller.history[-1].figures["proof"] <= 1e-5
+    assert (
+        Checkpoint.of(
+            checkpoint.module,
+            checkpoint.task,
+            outputs=checkpoint.outputs,
+            source=checkpoint.source,
+            size=checkpoint.size,
+        ).key
+        == key
+    ), "the original is as it was"
+    smaller.save(tmp_path / "saved")
+    loaded = Checkpoint.load(tmp_path / "saved")
+    batch = {name: torch.tensor(array) for name, array in checkpoint.task.encode(checkpoint.task.examples(3)).items()}
+    with torch.no_grad():
+        expected, found = call(smaller.module, batch), call(loaded.module, batch)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    if method in ("heads", "ffn, by sensitivity", "layers"):
+        capture(loaded, tmp_path)
+
+
+def test_a_cut_model_is_opened_by_a_fresh_process_and_answers_bit_for_bit_the_same(folders, tmp_path):
+    checkpoint = load_source(folders["Llama"])
+    context = contexts.torch_context(checkpoint, tmp_path)
+    for stage in (Layers(drop=(0,)), Heads(keep=0.5), Ffn(keep=0.5)):
+        checkpoint = stage.apply(checkpoint, context)
+    checkpoint.save(tmp_path / "saved")
+    code = (
+        "import hashlib, sys, torch; from pathlib import Path; from laconic.checkpoint import Checkpoint\n"
+        "loaded = Checkpoint.load(Path(sys.argv[1])); ids = torch.arange(3, 15).view(2, 6)\n"
+        "with torch.no_grad(): print(loaded.module(ids, torch.ones_like(ids)).numpy().tobytes().hex())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "saved")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(models.__file__).parents[1],
+    )
+    ids = torch.arange(3, 15).view(2, 6)
+    with torch.no_grad():
+        expected = checkpoint.module(ids, torch.ones_like(ids)).numpy().tobytes().hex()
+    assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("family", SAVE)
+def test_one_cut_follows_another(family, folders, tmp_path):
+    checkpoint = load_source(folders[family])
+    context = contexts.torch_context(checkpoint, tmp_path)
+    for stage in (Ffn(keep=0.5), Layers(drop=(1,)), Heads(keep=0.5), Ffn(keep=0.5)):
+        checkpoint = stage.apply(checkpoint, context)
+    assert [record.stage for record in checkpoint.history] == ["prune.ffn", "prune.layers", "prune.heads", "prune.ffn"]
+    sites = anatomy(checkpoint.module).sites
+    assert len(sites) == 1
+    assert sites[0]["heads"].units == (1 if family == "Llama" else 2)
+    assert sites[0]["ffn"].units == 32
+    checkpoint.save(tmp_path / "saved")
+    assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
+
+
+def test_the_config_says_what_all_blocks_agree_on(folders, tmp_path):
+    checkpoint = load_source(folders["Llama"])
+    context = contexts.torch_context(checkpoint, tmp_path)
+    for stage in (Heads(keep=0.5), Ffn(keep=0.5), Layers(keep=0.5)):
+        checkpoint = stage.apply(checkpoint, context)
+    config = checkpoint.module.get_submodule("model").config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 1, 8)
+    assert (config.intermediate_size, config.num_hidden_layers) == (32, 1)
+    fresh = transformers.LlamaForCausalLM(config)
+    fresh.load_state_dict(checkpoint.module.get_submodule("model").state_dict())
+
+
+def test_the_same_cut_twice_gives_the_same_key(folders, tmp_path):
+    checkpoint = load_source(folders["BERT"])
+    first, second = (
+        Ffn(keep=0.5, allocate="sensitivity", multiple=8).apply(
+            checkpoint, contexts.torch_context(checkpoint, tmp_path / name)
+        )
+        for name in "ab"
+    )
+    assert first.key == second.key
+
+
+def test_a_share_of_one_keeps_every_unit(folders, tmp_path):
+    checkpoint = load_source(folders["BERT"])
+    context = contexts.torch_context(checkpoint, tmp_path)
+    kept = Ffn(keep=1.0).apply(checkpoint, context)
+    assert [site.units for site in anatomy(kept.module).of("ffn")] == [64, 64]
+    assert float(context.fidelity(kept).mean()) > 1 - 1e-6
+
+
+def test_what_is_left_stands_in_for_what_was_cut(folders, tmp_path):
+    checkpoint = load_source(folders["Llama"])
+    context = contexts.torch_context(checkpoint, tmp_path)
+    plain, fitted = (
+        Ffn(keep=0.5, criterion="activation", compensate=compensate).apply(checkpoint, context)
+        for compensate in (False, True)
+    )
+    assert context.fidelity(fitted).mean() > context.fidelity(plain).mean()
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (Ffn(keep=0.1), "multiples of 32"),
+        (Heads(keep=0.05), "drop whole blocks"),
+        (Layers(keep=0.1), "leaves none"),
+        (Layers(drop=(0, 1)), "one of which must stay"),
+        (Layers(drop=(7,)), "count from 0 to 1"),
+        (Ffn(criterion="magnitudes"), "magnitude"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(stage, words, folders, tmp_path):
+    checkpoint = load_source(folders["BERT"])
+    with pytest.raises((RecipeError, SourceError, UsageError), match=words):
+        stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
+
+
+@pytest.mark.parametrize("stage", [Ffn(), Heads(), Layers()])
+def test_an_architecture_that_is_not_known_is_refused(stage, tmp_path):
+    module = models.randomize(models.Perceptron([8, 8, 4]))
+    task = Tensors(module.inputs)
+    checkpoint = Checkpoint.of(
+        module, task, outputs=probe_module(module, module.inputs), source={"kind": "made"}, size=0
+    )
+    with pytest.raises(SourceError, match="known"):
+        stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
+
+
+def test_a_cut_that_does_more_than_it_should_is_caught(folders):
+    checkpoint = load_source(folders["BERT"])
+    site = anatomy(checkpoint.module).of("heads")[0]
+    smaller = copy.deepcopy(checkpoint.module)
+    cut(smaller, site, [0, 1])
+    data = contexts.dataset_for(checkpoint)
+    with pytest.raises(BrokenCut, match="differ by"):
+        prove(
+            checkpoint.module,
+            lambda: silenced(checkpoint.module, {site.consumer: (site, [0, 2])}),
+            smaller,
+            checkpoint.task,
+            data,
+        )
+
+
+def test_heads_that_are_scrambled_are_caught(folders):
+    checkpoint = load_source(folders["BERT"])
+    site = anatomy(checkpoint.module).of("heads")[0]
+    smaller = copy.deepcopy(checkpoint.module)
+    cut(smaller, site, [0, 1])
+    smaller.get_submodule(anatomy(smaller).block(0) + ".attention.self").attention_head_size = 16
+    with pytest.raises(BrokenCut):
+        prove(
+            checkpoint.module,
+            lambda: silenced(checkpoint.module, {site.consumer: (site, [0, 1])}),
+            smaller,
+            checkpoint.task,
+            contexts.dataset_for(checkpoint),
+        )
+
+
+def test_a_smaller_model_that_does_not_run_is_caught(folders):
+    checkpoint = load_source(folders["GPT-2"])
+    site = anatomy(checkpoint.module).of("heads")[0]
+    smaller = copy.deepcopy(checkpoint.module)
+    cut(smaller, site, [0, 1])
+    smaller.get_submodule(anatomy(smaller).block(0) + ".attn").split_size = 32
+    with pytest.raises(BrokenCut, match="does not run"):
+        prove(
+            checkpoint.module,
+            lambda: silenced(checkpoint.module, {site.consumer: (site, [0, 1])}),
+            smaller,
+            checkpoint.task,
+            contexts.dataset_for(checkpoint),
+        )
