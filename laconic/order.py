@@ -28,9 +28,10 @@ def check_order(names: Sequence[str], stages: Sequence[Stage], *, onnx: bool) ->
         if stage.kind == "plan" and planned:
             raise RecipeError(f"{where} comes after {planned}: a model is quantized once. Remove one of them")
         for broken in sorted(stage.breaks & made.keys()):
+            instead = f"Move {name} before {made[broken]}" if stage.kind == "torch" else "Take quantize.static"
             raise RecipeError(
                 f"{where} breaks what {made[broken]} before it made: {MEANINGS[broken]}. "
-                f"Move {name} before {made[broken]}, or remove one of them"
+                f"{instead}, or remove one of them"
             )
         made |= dict.fromkeys(stage.makes, name)
         planned = name if stage.kind == "plan" else planned

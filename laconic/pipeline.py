@@ -3,7 +3,7 @@
 import platform
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,10 +44,17 @@ class Result:
 
 
 def compress(
-    recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
+    recipe: Recipe,
+    destination: Path,
+    *,
+    trust: bool = False,
+    steps: Steps | None = None,
+    cache: Cache | None = None,
+    search: Sequence[Mapping[str, Any]] = (),
 ) -> Result:
     """Do what the recipe says, and write the artifact to `destination`, whole or not at all.
 
+    search: what was tried before this recipe was found, for the report: the fields of a Trial, JSON-ready.
     An interrupted run resumes from the cache. Where the goal is missed the best artifact is written all the same, and
     the result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
     """
@@ -55,6 +62,8 @@ def compress(
     check_destination(destination)
     with opened(recipe, destination, steps, cache, trust=trust) as (source, job):
         assemble(Run(source, job).parts(), job.folder / "artifact")
+        if search:
+            registry.load("laconic.report:add_search")(job.folder / "artifact", search)
         publish(job.folder / "artifact", destination)
     artifact = Artifact.load(destination)
     return Result(artifact, tuple(missed(artifact, recipe.goal)))

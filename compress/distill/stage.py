@@ -19,7 +19,7 @@ from laconic.parallel.ranks import Ranks
 from laconic.progress import Step
 from laconic.recipe import Named
 from laconic.record import Record, code_version, hash_of
-from laconic.stage import TorchContext, TorchStage
+from laconic.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
 from laconic.training.kit import Kit
 from laconic.training.loop import Event
@@ -38,6 +38,7 @@ class Distil(Training, TorchStage):
     """
 
     trains = True
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     name: ClassVar[str]
 
     batch: int = Field(default=32, ge=1)

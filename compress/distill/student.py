@@ -15,7 +15,7 @@ from laconic import huggingface, registry
 from laconic.checkpoint import prepare
 from laconic.errors import RecipeError, SourceError
 from laconic.record import Record, code_version, hash_of
-from laconic.stage import TorchContext, TorchStage
+from laconic.stage import Property, TorchContext, TorchStage
 
 if TYPE_CHECKING:
     from laconic.checkpoint import Checkpoint
@@ -35,6 +35,7 @@ class Student(TorchStage):
 
     name: ClassVar[str] = "distill.student"
     lossy = True
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
 
     layers: int | tuple[int, ...] | None = None
     config: dict[str, Any] = Field(default_factory=dict)

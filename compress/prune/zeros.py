@@ -31,6 +31,7 @@ class Zeros(TorchStage):
     """
 
     makes: ClassVar[frozenset[Property]] = frozenset({"zeros"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     lossy = True
 
     criterion: Named = Named(name="sparsegpt")

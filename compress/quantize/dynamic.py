@@ -1,9 +1,11 @@
 """INT8 weights and activations, each input's range taken as it comes: no calibration."""
 
+from typing import ClassVar
+
 from compress.quantize.layers import chosen
 from laconic.graph import Graph
 from laconic.plan import Ladder, Plan, Precision
-from laconic.stage import PlanContext, PlanStage
+from laconic.stage import PlanContext, PlanStage, Property
 
 
 class Dynamic(PlanStage):
@@ -12,6 +14,8 @@ class Dynamic(PlanStage):
     One range a tensor and run: in a batch, the neighbours of a sample change its answer. Where answers are batched,
     prefer quantize.static. keep: layers, by name or pattern, that stay in float.
     """
+
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     keep: tuple[str, ...] = ()
 

@@ -1,6 +1,6 @@
 """Weights in 4 or 8 bits, rounded so that the layers' answers on calibration data stay; arithmetic in float."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from compress.quantize.adjust import Adjustment, Group, adjusted
 from compress.quantize.calibrate import drawn
@@ -9,7 +9,7 @@ from compress.quantize.sensitivity import flights, harms
 from compress.quantize.weights import precision
 from laconic.graph import Graph
 from laconic.plan import Ladder, Plan
-from laconic.stage import PlanContext, PlanStage
+from laconic.stage import PlanContext, PlanStage, Property
 
 
 class Gptq(PlanStage):
@@ -20,6 +20,8 @@ class Gptq(PlanStage):
     mean error of each layer into its bias. samples: how many to calibrate with. keep: layers, by name or pattern, that
     stay in float. mixed: measure each layer's harm once, and lift the worst ones to more bits until the goal is met.
     """
+
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8] = 4
     group: Group = 32

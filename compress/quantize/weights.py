@@ -1,6 +1,6 @@
 """Weights in fewer bits, arithmetic in float: no calibration unless the rounding asks for it, and little harm."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from compress.quantize.adjust import Adjustment, Group, adjusted
 from compress.quantize.calibrate import drawn
@@ -8,7 +8,7 @@ from compress.quantize.layers import chosen
 from compress.quantize.rounding import Rounding
 from laconic.graph import Graph, Layer
 from laconic.plan import Ladder, Plan, Precision
-from laconic.stage import PlanContext, PlanStage
+from laconic.stage import PlanContext, PlanStage, Property
 
 
 class Weights(PlanStage):
@@ -18,6 +18,8 @@ class Weights(PlanStage):
     keep 8. group: inputs that share a scale, at 4 bits. rounding: which way each weight goes; the nearest needs no
     samples. samples: how many to calibrate with. keep: layers, by name or pattern, that stay in float32.
     """
+
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8, 16] = 8
     group: Group = 32
