@@ -16,9 +16,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
-FLOAT = frozenset(
-    {"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"}
-)
+FLOAT = frozenset({"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
 """Operators with weights that compute in float, whatever their weights were before they were read."""
 WITHOUT_GEMM = ("optimization.disable_specified_optimizers", "MatMulAddFusion")
 """It makes one Gemm of a MatMul and an Add before it looks for INT8, and then has no INT8 kernel for that."""
