@@ -80,8 +80,8 @@ class Candidate:
         said = unfaithful(aim, self.figures)
         return f"{said}; not healed further" if said else f"{best.name} is {rank}"
 
-    def trial(self) -> Trial:
-        """As shown."""
+    def trial(self, reason: str) -> Trial:
+        """As shown. reason: why it was taken, or lost."""
         made, found = self.built or self.prediction, self.figures
         return Trial(
             name=self.name,
@@ -93,7 +93,7 @@ class Candidate:
             size=max(made.size, 0.0),
             speedup=made.speedup,
             measured=self.built is not None,
-            reason=self.reason,
+            reason=reason,
         )
 
 
@@ -139,3 +139,8 @@ def better(aim: Aim, made: Built, other: Built | None) -> bool:
     if aim.speed:
         return geometric(made.costs) < geometric(other.costs)
     return made.figures.fidelity > other.figures.fidelity
+
+
+def cheap_front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other was ahead of when they were cut."""
+    return [each for each in candidates if not any(other.ahead(each) for other in candidates)]

@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 
 from compress.solve.aim import Figures
 from compress.solve.attempt import Outcome
-from compress.solve.candidate import Candidate, better, excess, unfaithful, wrong
+from compress.solve.candidate import Candidate, better, cheap_front, excess, unfaithful, wrong
 from compress.solve.forecast import Forecast, Prediction, slimmer
+from compress.solve.front import with_front
 from compress.solve.space import Settings, axes, foreseen
 from compress.solve.study import Study, described
 from compress.solve.table import Table
 from compress.solve.workshop import Workshop
 from laconic import registry
 from laconic.errors import RecipeError
+from laconic.measured import Trial
 from laconic.recipe import HEAL
 
 HEALS = (60, 180, 720, 2880)
@@ -40,28 +42,31 @@ STUCK = 0.95
 ROUNDS = 3
 """How often the search goes from cuts to artifacts."""
 
+UNTRIED = "the time for cuts was over before its turn"
+
 ASKS = 60
 """Questions to the study for one generation, most of which may be known or foreseen to be too slow."""
 
 TRIES = 2
 """Candidates of one rung that are built, should the first fail on the samples that nothing was chosen by."""
 
+Publish = Callable[[Candidate, Sequence[Trial]], None]
+
 
 class Search:
     """best: the candidate whose artifact is at the destination, or on its way there. trials: settings that may still be
     tried. publish: puts an artifact there."""
 
-    def __init__(self, shop: Workshop, publish: Callable[[Candidate], None], trials: int | None) -> None:
+    def __init__(self, shop: Workshop, publish: Publish, trials: int | None) -> None:
         self.shop = shop
         self.aim = shop.aim
         self.trials = float("inf") if trials is None else float(trials)
         self.best: Candidate | None = None
         self.candidates: dict[str, Candidate] = {}
         self._publish = publish
-        self._pending = False
 
-    def run(self) -> list[Candidate]:
-        """All candidates, a reason with each; the best one's artifact is at the destination."""
+    def run(self) -> int:
+        """How many candidates there were; the best one's artifact is at the destination."""
         self.begin()
         if self.study.axes and (self.aim.speed or not self.met):
             for _ in range(ROUNDS):
@@ -71,7 +76,7 @@ class Search:
                 if self.best is before or self.shop.budget.left <= 0:
                     break
         self.conclude()
-        return list(self.candidates.values())
+        return len(self.candidates)
 
     @property
     def met(self) -> bool:
@@ -101,31 +106,46 @@ class Search:
         until = budget.spent + EXPLORE * budget.left
         with self.shop.steps.step("try cuts") as step:
             while stale < STALE and self.trials > 0 and budget.spent < until:
-                asked = self.generation()
+                asked = self.generation(until)
                 if not asked:
                     break
-                group = [each for _, each in asked]
-                for (number, candidate), outcome in zip(asked, self.shop.tried(group), strict=True):
-                    candidate.take(outcome, self.aim)
-                    self.predict(candidate)
+                cut = self.cut([each for _, each in asked], until)
+                for number, candidate in asked:
                     self.study.tell(number, candidate.told)
-                    step.advance()
                 front = cheap_front(self.open)
-                stale = 0 if any(each in front for each in group) else stale + len(group)
-                tried += len(group)
-                self.trials -= len(group)
+                stale = 0 if any(each in front for each in cut) else stale + len(cut)
+                tried += len(cut)
+                step.advance(len(cut))
             step.note = f"{tried} cut, {len(cheap_front(self.open))} of them worth healing"
 
-    def generation(self) -> list[tuple[int, Candidate]]:
+    def cut(self, group: Sequence[Candidate], until: float) -> list[Candidate]:
+        """Those for which there was time, cut: as many at a time as there are workers."""
+        workers = self.shop.executor.workers
+        done: list[Candidate] = []
+        for start in range(0, len(group), workers):
+            part = group[start : start + workers]
+            if self.shop.budget.spent >= until or not self.shop.time_for("cut", build=True):
+                break
+            for candidate, outcome in zip(part, self.shop.tried(part), strict=True):
+                candidate.take(outcome, self.aim)
+                self.predict(candidate)
+            done += part
+        for candidate in group[len(done) :]:
+            candidate.reason = UNTRIED
+        self.trials -= len(done)
+        return done
+
+    def generation(self, until: float) -> list[tuple[int, Candidate]]:
         """New candidates that are foreseen to be fast and small enough, with the number of the study's question."""
         found: list[tuple[int, Candidate]] = []
         for _ in range(ASKS):
-            if len(found) == min(GENERATION, self.trials):
+            if len(found) == min(GENERATION, self.trials) or self.shop.budget.spent >= until:
                 break
             number, settings = self.study.ask()
-            known = self.candidates.get(described(settings))
-            candidate = known or self.candidates.setdefault(described(settings), self.foresee(settings))
-            if known is None and not candidate.reason:
+            name = described(settings)
+            fresh = name not in self.candidates or self.candidates[name].reason == UNTRIED
+            candidate = self.candidates[name] = self.foresee(settings) if fresh else self.candidates[name]
+            if fresh and not candidate.reason:
                 found.append((number, candidate))
             else:
                 self.study.tell(number, candidate.told)
@@ -137,6 +157,7 @@ class Search:
         assert plain is not None
         cells = foreseen(plain.cells, settings)
         candidate = Candidate(settings, self.forecast.predict(cells, plain.size - slimmer(plain.cells, cells)))
+        self.shop.charge("foresee", candidate.name)  # the table had to be measured first, maybe
         self.weigh(candidate)
         return candidate
 
@@ -246,31 +267,31 @@ class Search:
             assert candidate.outcome is not None
             self.forecast.learn(candidate.outcome.cells, candidate.built)
         if better(self.aim, candidate.built, self.best.built if self.best else None):
-            self.best, self._pending = candidate, True
-        self.publish(now=self.shop.budget.live)
+            self.best = candidate
+        if self.shop.budget.live:  # else an earlier run did this, and what it found best lies there already
+            self.publish()
 
-    def publish(self, *, now: bool = True) -> None:
-        """Put the best one's artifact at the destination. now: not while this repeats what an earlier run has done,
-        whose best lies there already."""
-        if self._pending and now:
-            assert self.best is not None
-            self._publish(self.best)
-            self._pending = False
+    def publish(self) -> None:
+        """Put the best one's artifact at the destination, with what was tried so far."""
+        assert self.best is not None
+        self._publish(self.best, self.told)
 
     def conclude(self) -> None:
-        """The nearest to the goal is built, if nothing met it; and each that is left gets its reason."""
+        """The nearest to the goal is built, if nothing met it."""
         nearest = min((each for each in self.open if not each.built), key=lambda each: each.shortfall, default=None)
         if nearest is not None and not self.met and self.shop.time_for("build"):
             self.build(nearest)
         self.publish()
+
+    @property
+    def told(self) -> tuple[Trial, ...]:
+        """What was tried so far, each with what it lost by."""
         assert self.best is not None
-        for each in self.candidates.values():
-            if each is self.best:
-                each.reason = "taken" if self.met else "taken: the nearest to the goal"
-            elif not each.reason:
-                each.reason = each.lost(self.best, cheap_front(self.open), self.aim)
-
-
-def cheap_front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other was ahead of when they were cut."""
-    return [each for each in candidates if not any(other.ahead(each) for other in candidates)]
+        front = cheap_front(self.open)
+        taken = "taken" if self.met else "taken: the nearest to the goal"
+        return with_front(
+            [
+                each.trial(taken if each is self.best else each.reason or each.lost(self.best, front, self.aim))
+                for each in self.candidates.values()
+            ]
+        )

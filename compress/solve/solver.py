@@ -1,6 +1,7 @@
 """Search for what meets a goal: how much to cut, how long to heal, which precision; within a budget of time."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from compress.solve.attempt import ground, origin
 from compress.solve.budget import Budget
 from compress.solve.candidate import Candidate
 from compress.solve.executor import executor
-from compress.solve.front import with_front
 from compress.solve.search import Search
 from compress.solve.workshop import Workshop
 from laconic.artifact import Artifact, check_destination, publish
@@ -20,14 +20,15 @@ from laconic.measured import Trial
 from laconic.pipeline import Result
 from laconic.progress import Steps
 from laconic.recipe import Recipe
+from laconic.report import add_search
 from laconic.transform import scratch
 
 
 @dataclass(frozen=True)
 class Solution(Result):
-    """trials: everything that was tried, the Pareto front marked. spent, overrun: seconds, of the budget and beyond."""
+    """The artifact's measured.search is what was tried, the Pareto front marked. spent, overrun: seconds, of the budget
+    and beyond."""
 
-    trials: tuple[Trial, ...] = ()
     spent: float = 0.0
     overrun: float = 0.0
 
@@ -56,20 +57,23 @@ def solve(
     steps, cache = steps or Steps(), cache or Cache()
     check_destination(destination)
     with steps.step("load the source and the samples") as step:
+        ground.cache_clear()  # another search of this process may have read other files
         base = ground(origin(recipe), trust, str(cache.folder))
         aim = Aim.of(recipe.goal, base.source.task, base.samples.choose)
         step.note = f"{base.source.task.name}, {len(base.samples.choose)} samples to choose by"
 
-    def publish_best(best: Candidate) -> None:
+    def publish_best(best: Candidate, trials: Sequence[Trial]) -> None:
         assert best.built is not None
         with scratch(destination) as folder:
             shutil.copytree(best.built.folder, folder / "artifact")
+            add_search(folder / "artifact", [trial.model_dump() for trial in trials])
             publish(folder / "artifact", destination)
 
     clock = Budget(budget, cache)
     with executor(engine, cores()) as workers:
         shop = Workshop(recipe, base, aim, clock, workers, trust, steps, cache)
-        candidates = Search(shop, publish_best, trials).run()
-    found = with_front([candidate.trial() for candidate in candidates])
+        count = Search(shop, publish_best, trials).run()
+    beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
+    steps.say("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
-    return Solution(artifact, tuple(missed(artifact, recipe.goal)), found, clock.spent, clock.overrun)
+    return Solution(artifact, tuple(missed(artifact, recipe.goal)), clock.spent, clock.overrun)

@@ -24,9 +24,9 @@ from laconic.tensor import Array, TensorSpec
 from laconic.trial import Option
 
 OPSET = 20
-WARMUP = 3
-RUNS = 15
-PATIENCE = 0.1
+WARMUP = 2
+RUNS = 9
+PATIENCE = 0.05
 """Seconds for the runs of one cell, where RUNS of them would take longer."""
 
 

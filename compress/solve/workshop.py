@@ -38,7 +38,7 @@ class Workshop:
             for each in group
         ]
         found = [OUTCOME.validate_python(each) for each in self.executor.map(attempt, jobs)]
-        self._charge(kind, *(job.recipe for job in jobs), units=units)
+        self.charge(kind, *(job.recipe for job in jobs), units=units)
         return found
 
     def build(self, candidate: Candidate) -> Built:
@@ -56,7 +56,7 @@ class Workshop:
             )
             said = wrong(self.aim, made) or "goal met"
             step.note = f"{made.speedup:.2f} x, fidelity {made.figures.fidelity:.4f}; {said}"
-        self._charge("build", self.made_by(candidate).model_dump_json())
+        self.charge("build", self.made_by(candidate).model_dump_json())
         return made
 
     def made_by(self, candidate: Candidate) -> Recipe:
@@ -67,5 +67,6 @@ class Workshop:
         """Whether there is time for more of a kind of work. build: and for an artifact of what comes of it."""
         return self.budget.allows(kind, units, keep=self.budget.expected("build") or 0.0 if build else 0.0)
 
-    def _charge(self, kind: str, *parts: str, units: float = 1) -> None:
+    def charge(self, kind: str, *parts: str, units: float = 1) -> None:
+        """The budget, with what went by since it was charged last, for a piece of work that the parts name."""
         self.budget.lap(hash_of("lap", self.base.key, kind, parts), kind, units)

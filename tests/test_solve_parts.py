@@ -1,0 +1,330 @@
+"""The parts of a search: front, budget, aim, space, forecast of layers, study, table."""
+
+import math
+from itertools import pairwise
+
+import models
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.solve.aim import Aim, Figures, figures
+from compress.solve.budget import Budget
+from compress.solve.cell import Cell, cells
+from compress.solve.executor import executor
+from compress.solve.front import dominates, with_front
+from compress.solve.space import AXES, axes, foreseen, with_settings
+from compress.solve.study import Study
+from compress.solve.table import Table
+from laconic import registry
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.data import Dataset
+from laconic.errors import DataError, UsageError
+from laconic.measured import Trial
+from laconic.processors import plain_task
+from laconic.recipe import Goal, Recipe
+from laconic.signature import probe_module
+from laconic.trial import Option
+
+FIGURE = st.floats(0, 10)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def of_module(module):
+    module.eval()
+    task = plain_task("image-classification" if module.inputs[0].name == "image" else "tensors", module.inputs, "model")
+    source = {"kind": "builder", "builder": "models:none", "arguments": {}}
+    return Checkpoint.of(module, task, outputs=probe_module(module, module.inputs), source=source, size=1)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return load_source(models.save_bert(tmp_path_factory.mktemp("bert") / "bert"))
+
+
+# Front
+
+
+@st.composite
+def trials(draw):
+    drops = draw(st.booleans())
+    made = []
+    for number in range(draw(st.integers(1, 12))):
+        fidelity, drop, latency, size, speedup = draw(st.tuples(*[FIGURE] * 5))
+        made.append(
+            Trial(
+                name=str(number),
+                fidelity=fidelity,
+                drop=drop if drops else None,
+                latency=latency,
+                size=size,
+                speedup=speedup,
+                measured=draw(st.booleans()),
+                reason="",
+            )
+        )
+    return made
+
+
+@given(trials())
+def test_no_point_of_the_front_is_dominated_and_each_other_built_one_is(made):
+    found = with_front(made)
+    built = [trial for trial in found if trial.measured]
+    assert {trial.name for trial in found} == {trial.name for trial in made}
+    for trial in found:
+        beaten = any(dominates(other, trial) for other in built)
+        assert trial.front == (trial.measured and not beaten)
+    assert not built or any(trial.front for trial in built)
+
+
+# Budget
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_second_run_is_charged_for_what_the_first_one_did(tmp_path):
+    clock = Clock()
+    first = Budget(100, Cache(tmp_path), clock)
+    clock.now = 30
+    assert first.lap("a", "cut", 3) == 30
+    assert first.live
+    clock.now = 50
+    first.lap("b")
+    second = Budget(100, Cache(tmp_path), clock)
+    clock.now = 51
+    assert second.lap("a", "cut", 3) == 30
+    assert not second.live
+    assert second.expected("cut", 2) == first.expected("cut", 2) == 20
+    second.lap("b")
+    assert second.spent == first.spent == 50
+    assert second.left == 50
+
+
+def test_a_budget_says_what_it_has_time_for_and_how_far_it_was_overrun(tmp_path):
+    clock = Clock()
+    budget = Budget(10, Cache(tmp_path), clock)
+    assert budget.expected("heal") is None
+    assert budget.allows("heal", 1000)
+    clock.now = 8
+    budget.lap("a", "heal", 4)
+    assert budget.allows("heal", 0.5)
+    assert not budget.allows("heal", 1)
+    assert not budget.allows("heal", 0.5, keep=1)
+    clock.now = 13
+    budget.lap("b")
+    assert budget.overrun == 3
+
+
+# Aim
+
+
+def classifier_task():
+    return plain_task("image-classification", (models.IMAGE,), "model")
+
+
+def dataset(labels):
+    task = classifier_task()
+    return Dataset.of(task.examples(len(labels)), task, labels=labels)
+
+
+def logits(classes):
+    return {"logits": 10 * np.eye(4, dtype=np.float32)[classes]}
+
+
+def test_a_drop_is_counted_with_its_doubt():
+    labels = [number % 4 for number in range(200)]
+    right = logits(labels)
+    wrong = logits([(label + 1) % 4 if number < 2 else label for number, label in enumerate(labels)])
+    same = figures(classifier_task(), right, right, dataset(labels), 0)
+    lost = figures(classifier_task(), right, wrong, dataset(labels), 0)
+    assert (same.drop, same.doubtful) == (0, 0)
+    assert lost.drop == pytest.approx(0.01)
+    assert 0.01 < lost.doubtful < 0.03
+    aim = Aim.of(Goal(max_drop="1%"), classifier_task(), dataset(labels))
+    assert aim.shortfall(same) == 0
+    assert aim.shortfall(lost) > 1
+
+
+def test_a_drop_without_labels_is_refused():
+    task = classifier_task()
+    with pytest.raises(DataError, match="labels"):
+        Aim.of(Goal(max_drop="1%"), task, Dataset.of(task.examples(8), task))
+
+
+def test_without_any_goal_the_task_says_how_faithful_and_faster_is_better():
+    task = classifier_task()
+    few = Dataset.of(task.examples(8), task)
+    aim = Aim.of(Goal(), task, few)
+    assert aim.speed
+    assert aim.shortfall(Figures(1, 1)) == 0
+    assert aim.shortfall(Figures(0.5, 0.1)) > 1
+    assert not Aim.of(Goal(max_size="1 MB"), task, few).speed
+    assert Aim.of(Goal(max_size="1 MB"), task, few).excess(1.0, 2e6) == 2
+
+
+def test_nothing_may_drop_where_no_drop_is_allowed():
+    aim = Aim(None, 0.0, None, None)
+    assert aim.shortfall(Figures(1, 1, 0.0, 0.0)) == 0
+    assert aim.shortfall(Figures(1, 1, 0.01, 0.02)) == math.inf
+
+
+# Cells and space
+
+
+def test_the_layers_of_a_transformer_are_told_apart(bert):
+    found = cells(bert)
+    roles = [cell.role for cell in found if cell.block == 0]
+    assert sorted(roles) == ["attended", "down", "queries", "queries", "queries", "up"]
+    assert {cell.block for cell in found} == {0, 1, None}
+    up = next(cell for cell in found if cell.role == "up")
+    assert (up.weight, up.shape[-1], up.width) == ((64, 32), 32, (32, 64))
+
+
+def test_an_axis_that_a_model_has_nothing_for_is_left_out(bert, monkeypatch):
+    for axis in AXES:
+        monkeypatch.setitem(registry.STAGES, axis.stage, "anything")
+    names = {axis.name for axis in axes(cells(bert))}
+    assert names == {"layers", "heads", "ffn", "rank"}
+    convolutional = {axis.name for axis in axes(cells(of_module(models.ResidualNet())))}
+    assert convolutional == {"channels", "rank"}
+    assert axes(cells(of_module(models.BiLstm(4)))) == ()
+
+
+def test_an_axis_whose_stage_is_not_there_is_left_out(bert, monkeypatch):
+    monkeypatch.delitem(registry.STAGES, "prune.heads", raising=False)
+    assert "heads" not in {axis.name for axis in axes(cells(bert))}
+
+
+@given(st.data())
+def test_whatever_is_taken_leaves_layers_that_fit_together_and_weigh_less(data):
+    before = data.draw(st.sampled_from([transformer(), convolutions()]))
+    settings = {
+        axis.name: data.draw(st.sampled_from(axis.values))
+        for axis in AXES
+        if axis.applies(before) and data.draw(st.booleans())
+    }
+    after = foreseen(before, settings)
+    assert sum(cell.parameters for cell in after) <= sum(cell.parameters for cell in before) * (1 + 1e-9)
+    for cell in after:
+        assert cell.width[0] == cell.weight[1] * cell.groups
+    for a, b in pairwise(after):
+        if a.kind == b.kind == "conv":
+            assert a.width[1] == b.width[0]
+
+
+def transformer():
+    def linear(into, out, role, block):
+        return Cell("linear", (1, 16, into), (out, into), role=role, block=block)
+
+    return tuple(
+        cell
+        for block in range(2)
+        for cell in (
+            *(linear(64, 64, "queries", block),) * 3,
+            linear(64, 64, "attended", block),
+            linear(64, 256, "up", block),
+            linear(256, 64, "down", block),
+        )
+    )
+
+
+def convolutions():
+    def conv(into, out, groups=1):
+        return Cell(
+            "conv", (1, into, 8, 8), (out, into // groups, 3, 3), (1, 1), (1, 1), (1, 1), groups, role="channels"
+        )
+
+    return (conv(3, 64), conv(64, 64), conv(64, 64, 64), conv(64, 96))
+
+
+def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path):
+    recipe = Recipe.parse(
+        {
+            "source": "model",
+            "heal": False,
+            "stages": [{"prune.ffn": {"keep": 0.9, "multiple": 4}}, {"quantize.static": {"method": "mse"}}],
+        }
+    )
+    made = with_settings(recipe, {"ffn": 0.5, "heads": 0.75}, (60, 180))
+    assert [step.name for step in made.stages] == [
+        "prune.heads",
+        "prune.ffn",
+        "distill.heal",
+        "distill.heal",
+        "quantize.static",
+    ]
+    assert made.stages[1].config == {"keep": 0.5, "multiple": 4}
+    assert [step.config["steps"] for step in made.stages[2:4]] == [60, 180]
+    assert made.stages[4].config == {"method": "mse"}
+    made.build()
+
+
+# Study
+
+
+def answer(settings):
+    return (sum(1 - value for value in settings.values()), 1 / (1 + len(settings)))
+
+
+def questions(count, seed=0, stop=None):
+    """What a study asks; where it is stopped, a second one repeats what the first was told."""
+    found = []
+    for part in (stop, count) if stop else (count,):
+        study = Study(AXES[:3], seed)
+        found = []
+        for _ in range(part):
+            number, settings = study.ask()
+            found.append(settings)
+            study.tell(number, None if len(settings) == 3 else answer(settings))
+    return found
+
+
+def test_a_study_asks_the_same_for_a_seed_and_goes_on_where_it_was():
+    assert questions(20) == questions(20) == questions(20, stop=11)
+    assert questions(20) != questions(20, seed=1)
+
+
+def test_what_a_study_asks_lies_in_the_space():
+    values = {axis.name: axis.values for axis in AXES[:3]}
+    for settings in questions(20):
+        assert all(value in values[name] for name, value in settings.items())
+
+
+# Table
+
+
+def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
+    table = Table(Option("onnxruntime", "float32"), Cache(tmp_path))
+    small, large = (Cell("linear", (1, 128, width), (width, width)) for width in (32, 512))
+    seconds = [[table.seconds(cell, batch) for cell in (small, large)] for batch in (1, 8)]
+    assert seconds[0][0] < seconds[0][1] < seconds[1][1]
+    assert table.measured == 4
+    again = Table(Option("onnxruntime", "float32"), Cache(tmp_path))
+    assert [[again.seconds(cell, batch) for cell in (small, large)] for batch in (1, 8)] == seconds
+    assert again.measured == 0
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("precision", ["int8", "float32"])
+def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
+    table = Table(Option(engine, "float32"), Cache(tmp_path))
+    for cell in (transformer()[0], convolutions()[1], convolutions()[2]):
+        assert table.seconds(cell, 1, precision) > 0
+
+
+def test_an_engine_that_is_not_known_is_refused():
+    with pytest.raises(UsageError, match="Did you mean 'ray'"), executor("rey", 1):
+        pass
