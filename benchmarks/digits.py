@@ -67,8 +67,8 @@ def trained(images: np.ndarray, labels: np.ndarray) -> nn.Module:
     return model
 
 
-def measure(folder: Path, rounds: int, sizes: list[int]) -> dict[str, Any]:
-    """Accuracy of the original and of the artifact on images that neither training nor compression saw; speed."""
+def prepared(folder: Path) -> Recipe:
+    """Train, write weights and images to a folder, and name them: the images that are left judge."""
     digits = load_digits()
     images = np.kron(digits.images, np.ones((1, 2, 2)))[:, None].astype(np.float32) / 16
     order = np.random.default_rng(0).permutation(len(images))
@@ -80,7 +80,7 @@ def measure(folder: Path, rounds: int, sizes: list[int]) -> dict[str, Any]:
     parts = {"calibrate": slice(SEEN, SEEN + GIVEN), "evaluate": slice(SEEN + GIVEN, None)}
     for name, part in parts.items():
         np.savez(folder / f"{name}.npz", image=images[part], label=labels[part])
-    recipe = Recipe.parse(
+    return Recipe.parse(
         {
             "source": str(weights),
             "builder": "digits:build",
@@ -88,6 +88,11 @@ def measure(folder: Path, rounds: int, sizes: list[int]) -> dict[str, Any]:
             "data": {name: str(folder / f"{name}.npz") for name in parts},
         }
     )
+
+
+def measure(folder: Path, rounds: int, sizes: list[int]) -> dict[str, Any]:
+    """Accuracy of the original and of the artifact on images that neither training nor compression saw; speed."""
+    recipe = prepared(folder)
     cache = Cache(folder / "cache")
     artifact = compress(recipe, folder / "digits.laconic", cache=cache).artifact
     source = open_source(recipe, cache, trust=False)

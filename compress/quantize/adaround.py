@@ -26,7 +26,7 @@ MOMENTS = (0.9, 0.999)
 
 
 def adaround(weight: Array, steps: Array, gram: Array, levels: tuple[int, int]) -> Array:
-    """Integers [in, out], each next to the weight's place on the grid.
+    """Integers [in, out], each next to the weight's place on the grid; zero for a weight that is zero.
 
     weight, steps: [in, out]. gram: the mean of x xT, [in, in].
     """
@@ -53,7 +53,7 @@ def adaround(weight: Array, steps: Array, gram: Array, levels: tuple[int, int]) 
         scale = first / (1 - MOMENTS[0] ** (step + 1))
         free -= RATE * scale / (np.sqrt(second / (1 - MOMENTS[1] ** (step + 1))) + 1e-8)
     up = 1 / (1 + np.exp(-free)) * (HIGH - LOW) + LOW >= 0.5
-    return np.asarray(np.clip(floor + up, *levels))
+    return np.where(weight == 0, 0, np.clip(floor + up, *levels))
 
 
 def logit(share: Array) -> Array:

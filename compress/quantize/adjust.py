@@ -16,7 +16,7 @@ from compress.quantize.rounding import Levels, Rounding, rounded
 from laconic.artifact import make_runtime
 from laconic.data import Dataset
 from laconic.graph import Graph, Layer
-from laconic.grid import FOUR_BITS, LARGEST, group_scales, quantize_weight, rounded_activation, spread
+from laconic.grid import FOUR_BITS, LARGEST, group_scales, quantize_groups, quantize_weight, rounded_activation, spread
 from laconic.plan import Plan, Precision, Range, Rounded, Smoothing
 from laconic.record import code_version, hash_of
 from laconic.stage import PlanContext
@@ -124,9 +124,8 @@ def on_grid(layer: Layer, plan: Plan) -> Quantize:
 
 def rows_rounded(table: Array, adjustment: Adjustment) -> Rounded:
     """An embedding in 4 bits: a row is read alone, so the nearest is best."""
-    scales = group_scales(table.T, adjustment.group)
-    integers = np.clip(np.rint(table.T / spread(scales, table.shape[1], adjustment.group)), *FOUR_BITS)
-    return Rounded(np.ascontiguousarray(integers.T.astype(np.int8)), scales, group=adjustment.group)
+    integers, scales = quantize_groups(table.T, adjustment.group)
+    return Rounded(np.ascontiguousarray(integers.T), scales, group=adjustment.group)
 
 
 def layer_rounded(

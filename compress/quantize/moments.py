@@ -104,14 +104,15 @@ def width(layer: Layer) -> int:
 
 
 def parted(seen: Mapping[Layer, View], budget: int | None) -> Iterator[list[Layer]]:
-    """The layers in parts, each with second moments of at most so many bytes (or a part of one view alone)."""
+    """The layers in parts, the second moments of each at most so many bytes, or those of one view."""
     part: list[Layer] = []
     views: dict[View, int] = {}
     for layer, view in sorted(seen.items(), key=lambda item: item[1].tensor):
-        views[view] = view.product.groups * width(layer) ** 2 * 8
-        if part and budget is not None and sum(views.values()) > budget:
+        size = view.product.groups * width(layer) ** 2 * 8
+        if part and view not in views and budget is not None and sum(views.values()) + size > budget:
             yield part
-            part, views = [], {view: views[view]}
+            part, views = [], {}
+        views[view] = size
         part.append(layer)
     if part:
         yield part

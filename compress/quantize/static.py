@@ -38,7 +38,7 @@ class Static(PlanStage):
     samples: int = 256
     smooth: bool = True
     rounding: Rounding = "nearest"
-    bias_correction: bool = False
+    bias_correction: bool = True
     keep: tuple[str, ...] = ()
     mixed: bool = True
 

@@ -1,0 +1,121 @@
+"""What each way to round weights costs in fidelity: the figures of docs/quantize.md, measured again here.
+
+    python benchmarks/quantize.py [--model minilm|digits] [--samples N] [--only WAY ...] [--cache FOLDER]
+
+Every way is written for each engine in FP32, all layers at its precision, and its answers are compared with the
+original's: MiniLM's on texts, the digits network's on images, that neither training nor calibration has seen.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import digits
+import numpy as np
+from inputs import model_folder, texts
+from run import table
+
+from laconic.answers import answers
+from laconic.cache import Cache
+from laconic.data import Dataset
+from laconic.progress import Steps
+from laconic.recipe import Recipe, Step
+from laconic.samples import gather
+from laconic.source import Source, capture, open_source
+from laconic.stage import PlanContext
+from laconic.trial import Option
+
+STATIC: dict[str, Any] = {"mixed": False, "bias_correction": False}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "INT8 as it is": ("quantize.static", STATIC),
+    "INT8, bias correction": ("quantize.static", {**STATIC, "bias_correction": True}),
+    "INT8, AdaRound": ("quantize.static", {**STATIC, "rounding": "adaround"}),
+    "INT8, GPTQ": ("quantize.static", {**STATIC, "rounding": "gptq"}),
+    "INT8, GPTQ, bias correction": ("quantize.static", {**STATIC, "rounding": "gptq", "bias_correction": True}),
+    "weights INT8, nearest": ("quantize.weights", {"bits": 8}),
+    "weights INT8, GPTQ": ("quantize.gptq", {"bits": 8, "mixed": False}),
+    **{
+        f"weights INT4, groups of {group}, {name}": (stage, {"bits": 4, "group": group, **settings})
+        for group in (128, 32)
+        for name, (stage, settings) in {
+            "nearest": ("quantize.weights", {}),
+            "AdaRound": ("quantize.weights", {"rounding": "adaround"}),
+            "GPTQ": ("quantize.gptq", {"mixed": False}),
+            "GPTQ in order": ("quantize.gptq", {"mixed": False, "order": False}),
+        }.items()
+    },
+}
+ENGINES = ("onnxruntime", "openvino")
+TEXTS = 2000
+"""Of those that may be calibrated with."""
+UNSEEN = 400
+"""Texts that judge."""
+
+
+def rows(
+    source: Source, seen: Dataset, unseen: Dataset, cache: Cache, samples: int, only: list[str]
+) -> Iterator[list[str]]:
+    """A row for each way: its size, and for each engine the mean and the worst of its answers' likeness."""
+    graph = capture(source, cache)
+    with source.open(1) as session:
+        original = answers(session, source.task, unseen)
+    for name in only:
+        stage, settings = WAYS[name]
+        settings = settings if name == "weights INT8, nearest" else {**settings, "samples": samples}
+        with tempfile.TemporaryDirectory() as folder:
+            context = PlanContext(
+                task=source.task, key=name, seed=0, folder=Path(folder), cache=cache, steps=Steps(), train=seen,
+                calibrate=seen, choose=seen, trial=lambda plan: np.ones(1),
+            )  # fmt: skip
+            plan = Step(name=stage, config=settings).stage().plan(graph, context).flights[0][0]  # type: ignore[attr-defined]
+            cells = []
+            for engine in ENGINES:
+                option, path = Option(engine, "float32"), Path(folder) / f"{engine}.onnx"
+                option.build(graph, plan, path)
+                with option.open(path, 1) as session:
+                    found = source.task.fidelity(original, answers(session, source.task, unseen))
+                cells += [f"{found.mean():.5f}", f"{found.min():.5f}"]
+            yield [name, f"{path.stat().st_size / 1e6:.2f}", *cells]
+
+
+def minilm(folder: Path) -> tuple[Source, Dataset, Dataset]:
+    """The model, the texts that may be looked at, and unseen ones of two kinds."""
+    data, unseen = texts(folder, TEXTS)
+    recipe = Recipe.parse({"source": str(model_folder(folder)), "data": str(data), "stages": []})
+    source = open_source(recipe, Cache(folder / "cache"), trust=False)
+    judges = Dataset.of([text for kind in unseen.values() for text in kind], source.task)
+    return source, gather(recipe, source.task).calibrate, judges.take(UNSEEN)
+
+
+def network(folder: Path) -> tuple[Source, Dataset, Dataset]:
+    """The network that reads digits, and images."""
+    recipe = digits.prepared(folder)
+    source = open_source(recipe, Cache(folder / "cache"), trust=False)
+    samples = gather(recipe, source.task)
+    return source, samples.calibrate, samples.judge
+
+
+MODELS = {"minilm": minilm, "digits": network}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="minilm")
+    parser.add_argument("--samples", type=int, default=128, help="to calibrate with")
+    parser.add_argument("--only", nargs="+", default=list(WAYS), metavar="WAY", help="the ways to measure")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
+    arguments = parser.parse_args()
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    source, seen, unseen = MODELS[arguments.model](arguments.cache)
+    cache = Cache(arguments.cache / "cache")
+    head = ["", "MB", *(f"{engine}: {figure}" for engine in ENGINES for figure in ("mean", "worst"))]
+    table(head, [])
+    for row in rows(source, seen, unseen, cache, arguments.samples, arguments.only):
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Rounding by what flows into a layer: never worse than the nearest, and written as it was decided."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import save_embedder
+from onnx import helper, numpy_helper
+from test_place import inputs
+
+from compress.quantize.moments import BUDGET, View, moments, parted
+from compress.quantize.product import Product
+from compress.quantize.rounding import errors, rounded
+from export.capture import capture
+from export.place import place
+from laconic import registry
+from laconic.artifact import make_runtime
+from laconic.checkpoint import load_source
+from laconic.errors import UnsupportedPrecision
+from laconic.graph import Graph, Layer
+from laconic.grid import FOUR_BITS, group_scales, quantize_groups, quantize_weight, spread
+from laconic.plan import Plan, Rounded
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.tensor import TensorSpec
+
+ENGINES = ("onnxruntime", "openvino")
+X = TensorSpec(name="x", dtype="float32", shape=("batch", 4))
+
+
+def rules(engine):
+    return registry.resolve("placement", engine)["float32"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embedder")
+    checkpoint = load_source(save_embedder(folder / "source"))
+    return checkpoint, capture(checkpoint, folder)
+
+
+def one_layer(folder, node, weight, more=(), opset=20):
+    """A graph of one layer, `l`, which reads x, and of the nodes behind it, which give y."""
+    layer = Layer("l", "layer", node.op_type, node.input[0], "w", node.output[0], weight.shape, axis_of(node))
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in {"w": weight, **dict(more)}.items()]
+    nodes = [node]
+    if more:
+        nodes.append(helper.make_node("Add", [node.output[0], "b"], ["y"], "add"))
+    kind = onnx.TensorProto.INT64 if node.op_type == "Gather" else onnx.TensorProto.FLOAT
+    ends = [helper.make_tensor_value_info(name, each, None) for name, each in (("x", kind), ("y", 1))]
+    made = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    path = folder / "float.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
+    return Graph(path, (X,), (X,), (layer,), "key")
+
+
+def axis_of(node):
+    return 1 if node.op_type == "MatMul" else 0
+
+
+def correlated(count, width, seed):
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal((count, 4)) @ rng.standard_normal((4, width)) + 0.3).astype(np.float32)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 24), st.integers(1, 12), st.integers(0, 99), st.sampled_from(["adaround", "gptq"]), st.booleans())
+def test_no_output_is_farther_off_than_by_rounding_to_the_nearest(width, out, seed, rounding, four):
+    rows = correlated(50, width, seed)
+    weight = np.random.default_rng(seed).standard_normal((width, out)).astype(np.float32)
+    weight[::3] = 0
+    gram = rows.T.astype(np.float64) @ rows / len(rows)
+    levels = FOUR_BITS if four else (-127, 127)
+    steps = spread(group_scales(weight, 16), width, 16) if four else np.tile(quantize_weight(weight, 1)[1], (width, 1))
+    nearest, found = (rounded(weight, steps, gram, levels, each) for each in ("nearest", rounding))
+    assert found.dtype == np.int8
+    assert found.min() >= levels[0]
+    assert found.max() <= levels[1]
+    assert not found[::3].any(), "what pruning made zero stays zero"
+    assert (errors(weight, found * steps, gram) <= errors(weight, nearest * steps, gram) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(("rounding", "left"), [("adaround", 0.7), ("gptq", 0.4)])
+def test_correlated_inputs_leave_far_less_error(rounding, left):
+    rows = correlated(400, 64, 0) + 0.1 * np.random.default_rng(1).standard_normal((400, 64)).astype(np.float32)
+    weight = np.random.default_rng(2).standard_normal((64, 32)).astype(np.float32)
+    gram = rows.T.astype(np.float64) @ rows / len(rows)
+    scales = group_scales(weight, 32)
+    steps = spread(scales, 64, 32)
+    nearest, found = (rounded(weight, steps, gram, FOUR_BITS, each) for each in ("nearest", rounding))
+    exact = rows @ weight
+    worse, better = (((rows @ (each * steps) - exact) ** 2).mean() for each in (nearest, found))
+    assert better < left * worse
+
+
+def test_adaround_takes_one_of_the_two_neighbours():
+    weight = np.random.default_rng(0).standard_normal((32, 8)).astype(np.float32)
+    rows = correlated(100, 32, 1)
+    steps = np.full_like(weight, 0.1)
+    found = rounded(weight, steps, rows.T.astype(np.float64) @ rows / 100, (-127, 127), "adaround")
+    assert (np.abs(found - weight / steps) <= 1 + 1e-4).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(0, 2),
+    st.sampled_from([1, 2]),
+)
+def test_a_convolution_is_a_product_of_its_patches(axes, kernel, stride, dilation, pad, groups):
+    torch.manual_seed(0)
+    values = torch.randn(2, 4, *(7 + axis for axis in range(axes)))
+    weight = torch.randn(6, 4 // groups, *([kernel] * axes))
+    convolve = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d}[axes]
+    expected = convolve(values, weight, None, stride, pad, dilation, groups).numpy()
+    product = Product(groups, (stride,) * axes, (dilation,) * axes, (pad,) * (2 * axes))
+    rows = product.rows(values.numpy(), weight.shape[2:], np.random.default_rng(0))
+    found = rows @ product.matrix(weight.numpy())  # [groups, places, out of a group]
+    flat = np.moveaxis(expected, 1, -1).reshape(-1, groups, 6 // groups).transpose(1, 0, 2)
+    np.testing.assert_allclose(found, flat, atol=1e-4)
+    np.testing.assert_array_equal(product.weight(product.matrix(weight.numpy()), weight.shape), weight.numpy())
+
+
+@pytest.mark.parametrize(("auto", "expected"), [("SAME_UPPER", (0, 1)), ("SAME_LOWER", (1, 0)), ("VALID", (0, 0))])
+def test_padding_that_follows_from_the_size(auto, expected):
+    layer = Layer("n", "n", "Conv", "x", "w", "y", (1, 1, 2), 0)
+    product = Product.of(helper.make_node("Conv", ["x", "w"], ["y"], auto_pad=auto), layer)
+    assert product.padding((8,), (2,))[2:] == [expected]
+
+
+def test_of_many_places_some_are_looked_at():
+    rows = Product(1, (1, 1), (1, 1), (0, 0, 0, 0)).rows(np.ones((1, 2, 90, 90)), (1, 1), np.random.default_rng(0))
+    assert rows.shape == (1, 4096, 2)
+
+
+def test_moments_are_those_of_what_a_layer_reads(embedder, tmp_path):
+    checkpoint, graph = embedder
+    layers = [layer for layer in graph.layers if layer.kind == "MatMul"][:4]
+    batches = [inputs(checkpoint, 1, 5 + seed, seed) for seed in range(3)]
+    found = list(moments(graph, layers, {}, lambda: batches, OnnxRuntime(), tmp_path, second=True))
+    assert [layer for layer, _, _ in found] == sorted(layers, key=lambda layer: layer.input)
+    for layer, _, each in found:
+        assert each.count == sum(batch["input_ids"].size for batch in batches)
+        assert each.gram.shape == (1, layer.shape[0], layer.shape[0])
+        np.testing.assert_allclose(each.gram, each.gram.transpose(0, 2, 1))
+        np.testing.assert_array_equal(each.total, each.quantized)
+
+
+def test_second_moments_are_held_within_a_budget():
+    views = {
+        Layer(f"n{n}", "m", "MatMul", f"x{n // 2}", "w", "y", (1000, 10), 1): View(f"x{n // 2}", Product(), (), False)
+        for n in range(8)
+    }
+    assert [len(part) for part in parted(views, 8_000_000 * 2)] == [4, 4]
+    assert [len(part) for part in parted(views, 1)] == [2, 2, 2, 2], "a tensor that two layers read is one"
+    assert [len(part) for part in parted(views, BUDGET)] == [8]
+
+
+def adjusted_plan(graph, precision, group=None):
+    """Integers that nobody would round to, for every linear layer, and those integers times their scales."""
+    rng = np.random.default_rng(0)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(graph.path).graph.initializer}
+    weights, values = {}, {}
+    for layer in graph.layers:
+        if layer.kind == "MatMul":
+            width = layer.shape[0]
+            if precision == "int4-weight":
+                integers, scales = quantize_groups(stored[layer.weight], group)
+                integers = np.clip(integers + rng.integers(-1, 2, integers.shape), *FOUR_BITS).astype(np.int8)
+            else:
+                integers, scales = quantize_weight(stored[layer.weight], 1)
+                integers = np.clip(integers + rng.integers(-1, 2, integers.shape), -127, 127).astype(np.int8)
+                scales = scales[None]
+            weights[layer.node, precision] = Rounded(integers, scales, group=group)
+            values[layer] = integers * spread(scales, width, group)
+    kinds = {layer.node: precision if layer.kind == "MatMul" else "float32" for layer in graph.layers}
+    return Plan(kinds, weights=weights), values
+
+
+def with_weights(graph, values, path):
+    """The float graph with other weights, one initializer a layer."""
+    model = onnx.load(graph.path)
+    nodes = {node.name: node for node in model.graph.node}
+    for number, (layer, array) in enumerate(values.items()):
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array, np.float32), f"new{number}"))
+        nodes[layer.node].input[1] = f"new{number}"
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("precision", "group"), [("int8-weight", None), ("int4-weight", 16), ("int4-weight", None)])
+def test_what_was_decided_is_what_the_engine_multiplies_with(embedder, tmp_path, engine, precision, group):
+    checkpoint, graph = embedder
+    plan, values = adjusted_plan(graph, precision, group)
+    path, reference = tmp_path / "model.onnx", tmp_path / "reference.onnx"
+    place(graph, plan, rules(engine), path)
+    onnx.checker.check_model(path)
+    with_weights(graph, values, reference)
+    batch = inputs(checkpoint, 3, 9)
+    with OnnxRuntime().open(reference) as exact, make_runtime(engine).open(path) as session:
+        expected, found = exact.run(batch), session.run(batch)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=2e-5)
+
+
+def test_adjusted_integers_are_written_on_the_scales_of_placement(embedder, tmp_path):
+    _, graph = embedder
+    plan, _ = adjusted_plan(graph, "int8-weight")
+    place(graph, plan, rules("onnxruntime"), tmp_path / "adjusted.onnx")
+    place(graph, replace(plan, weights={}), rules("onnxruntime"), tmp_path / "nearest.onnx")
+    adjusted, nearest = (read_linear(tmp_path / f"{name}.onnx") for name in ("adjusted", "nearest"))
+    assert adjusted.keys() == nearest.keys()
+    for name, (integers, scales) in adjusted.items():
+        np.testing.assert_array_equal(scales, nearest[name][1])
+        assert (integers != nearest[name][0]).any()
+        assert (integers == plan.weights[name, "int8-weight"].integers).all()
+
+
+def read_linear(path):
+    """Integers and scales of each weight that is dequantized, by the layer's name."""
+    model = onnx.load(path)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return {
+        node.name.removesuffix("/weight/DQ"): tuple(stored[name] for name in node.input[:2])
+        for node in model.graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] in stored
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("rows", "width"), [(100, 12), (64, 9)])
+def test_groups_need_not_fit(tmp_path, engine, rows, width):
+    integers = np.random.default_rng(0).integers(-8, 8, (rows, width)).astype(np.int8)
+    scales = np.random.default_rng(1).random((-(-rows // 32), width)).astype(np.float32)
+    exact = integers * spread(scales, rows, 32)
+    graph = one_layer(tmp_path, helper.make_node("MatMul", ["x", "w"], ["y"], "l"), exact)
+    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): Rounded(integers, scales, group=32)})
+    place(graph, plan, rules(engine), tmp_path / "placed.onnx")
+    x = np.random.default_rng(2).standard_normal((5, rows)).astype(np.float32)
+    with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
+        np.testing.assert_allclose(session.run({"x": x})["y"], x @ exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("width", "group"), [(64, 32), (64, None), (33, 16)])
+def test_an_embedding_in_four_bits_gives_its_rows(tmp_path, engine, width, group):
+    table = np.random.default_rng(0).standard_normal((50, width)).astype(np.float32)
+    integers, scales = quantize_groups(table.T, group)
+    graph = one_layer(tmp_path, helper.make_node("Gather", ["w", "x"], ["y"], "l"), table)
+    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): Rounded(integers.T, scales, group=group)})
+    place(graph, plan, rules(engine), tmp_path / "placed.onnx")
+    exact = (integers * spread(scales, width, group)).T
+    ids = np.array([[3, 0], [49, 7]])
+    with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
+        np.testing.assert_allclose(session.run({"x": ids})["y"], exact[ids], atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_weight_takes_four_bits_of_the_file(tmp_path, engine):
+    weight = np.random.default_rng(0).standard_normal((1024, 512)).astype(np.float32)
+    graph = one_layer(tmp_path, helper.make_node("MatMul", ["x", "w"], ["y"], "l"), weight)
+    integers, scales = quantize_groups(weight, 128)
+    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): Rounded(integers, scales, group=128)})
+    place(graph, plan, rules(engine), tmp_path / "placed.onnx")
+    bits = 8 * (tmp_path / "placed.onnx").stat().st_size / weight.size
+    assert 4 + 32 / 128 <= bits < 4.4, "and a scale of 32 bits for each 128 weights"
+
+
+def test_an_engine_that_reads_no_such_weight_refuses_with_the_layers_name(embedder, tmp_path):
+    _, graph = embedder
+    plan = Plan({layer.node: "int4-weight" for layer in graph.layers})
+    with pytest.raises(UnsupportedPrecision, match=r"was to keep its weight in 4 bits.*Try 8 bits"):
+        place(graph, plan, replace(rules("openvino"), four_bits=None), tmp_path / "model.onnx")
+
+
+def test_an_operator_that_another_opset_means_otherwise_is_refused(tmp_path):
+    weight = np.ones((32, 4), np.float32)
+    graph = one_layer(tmp_path, helper.make_node("MatMul", ["x", "w"], ["y"], "l"), weight)
+    model = onnx.load(graph.path)
+    model.graph.node.append(helper.make_node("GroupNormalization", ["y", "s", "s"], ["z"], "norm", num_groups=2))
+    onnx.save(model, graph.path)
+    with pytest.raises(UnsupportedPrecision, match="opset 21, in which GroupNormalization"):
+        place(graph, Plan({"l": "int4-weight"}), rules("openvino"), tmp_path / "placed.onnx")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_shift_goes_into_the_bias_of_a_linear_layer_and_nowhere_without_one(tmp_path, bias):
+    weight, shift = np.eye(4, dtype=np.float32), np.arange(4, dtype=np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["product" if bias else "y"], "l")
+    graph = one_layer(tmp_path, node, weight, more={"b": np.full(4, 10, np.float32)} if bias else ())
+    integers, scales = quantize_weight(weight, 1)
+    made = Rounded(integers, scales[None], shift)
+    place(graph, Plan({"l": "int8-weight"}, weights={("l", "int8-weight"): made}), rules("openvino"), tmp_path / "p")
+    with OnnxRuntime().open(tmp_path / "p") as session:
+        found = session.run({"x": np.zeros((1, 4), np.float32)})["y"]
+    np.testing.assert_allclose(found[0], shift + 10 if bias else 0 * shift)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_convolution_without_a_bias_gets_one(tmp_path, engine):
+    weight, shift = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32), np.arange(4.0)
+    graph = one_layer(tmp_path, helper.make_node("Conv", ["x", "w"], ["y"], "l"), weight)
+    integers, scales = quantize_weight(weight, 0)
+    plan = Plan(
+        {"l": "int8-weight"}, weights={("l", "int8-weight"): Rounded(integers, scales[None], shift.astype(np.float32))}
+    )
+    place(graph, plan, rules(engine), tmp_path / "placed.onnx")
+    with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
+        found = session.run({"x": np.zeros((1, 2, 5, 5), np.float32)})["y"]
+    np.testing.assert_allclose(found.mean(axis=(0, 2, 3)), shift, atol=1e-5)

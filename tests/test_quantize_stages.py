@@ -1,0 +1,256 @@
+"""Every stage that quantizes: from what it decides to what both engines answer, on a tiny model."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from models import save_embedder
+from onnx import numpy_helper
+
+from compress.quantize.adjust import Adjustment, adjusted
+from compress.quantize.calibrate import drawn, singles
+from compress.quantize.fake import LearnedRange, attach, rounded_weight
+from compress.quantize.learned import RANGES, learned_ranges
+from compress.quantize.moments import moments
+from compress.quantize.qat import quantized
+from compress.quantize.sensitivity import harms
+from compress.quantize.static import Static
+from export.audit import audit
+from export.capture import capture
+from export.place import place
+from laconic import grid, registry
+from laconic.answers import answers
+from laconic.artifact import make_runtime
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.data import Dataset
+from laconic.errors import MissingPackage, RecipeError
+from laconic.graph import Layer
+from laconic.plan import Plan, Range
+from laconic.progress import Steps
+from laconic.record import Record
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.stage import PlanContext, TorchContext
+
+ENGINES = ("onnxruntime", "openvino")
+SETTINGS = {
+    "quantize.static": [{}, {"rounding": "gptq"}, {"rounding": "adaround", "bias_correction": False}],
+    "quantize.weights": [{"bits": 8}, {"bits": 16}, {"bits": 4}, {"bits": 8, "rounding": "gptq"}],
+    "quantize.gptq": [{}, {"bits": 8}, {"group": 16, "order": False, "bias_correction": True}],
+    "quantize.dynamic": [{}],
+}
+CASES = [
+    (name, given) for name in registry.STAGES if name.startswith("quantize.") for given in SETTINGS.get(name, [{}])
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A checkpoint, its graph, and the original's answers."""
+    folder = tmp_path_factory.mktemp("model")
+    checkpoint = load_source(save_embedder(folder / "source"))
+    graph = capture(checkpoint, folder)
+    data = Dataset.of(checkpoint.task.examples(24), checkpoint.task)
+    with OnnxRuntime().open(graph.path) as session:
+        return checkpoint, graph, data, answers(session, checkpoint.task, data)
+
+
+def common(made, folder):
+    checkpoint, _, data, _ = made
+    return {
+        "task": checkpoint.task,
+        "key": "key",
+        "seed": 0,
+        "folder": folder,
+        "cache": Cache(folder / "cache"),
+        "steps": Steps(quiet=True),
+        "train": data,
+        "calibrate": data,
+        "choose": data,
+    }
+
+
+def planning(made, folder, trial=lambda plan: np.ones(3), history=()):
+    return PlanContext(**common(made, folder), trial=trial, history=history)
+
+
+def training(made, folder):
+    return TorchContext(
+        **common(made, folder), original=made[0], fidelity=lambda checkpoint: np.ones(3), work=folder / "work"
+    )
+
+
+def fidelities(made, graph, plan, folder):
+    """The least of each engine's answers, audited."""
+    checkpoint, _, data, original = made
+    for engine in ENGINES:
+        path = folder / f"{engine}.onnx"
+        place(graph, plan, registry.resolve("placement", engine)["float32"], path)
+        with make_runtime(engine).open(path) as session:
+            found = answers(session, checkpoint.task, data)
+            audit(graph, plan, session.kernels(), engine)
+        yield checkpoint.task.fidelity(original, found).min()
+
+
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_what_a_stage_decides_runs_on_both_engines(made, tmp_path, name, given):
+    try:
+        stage = registry.resolve("stage", name)(**given)
+    except MissingPackage as error:
+        pytest.skip(str(error))
+    _, graph, _, _ = made
+    if stage.kind == "torch":
+        stage = stage.model_copy(update={"steps": 2, "batch": 4, "samples": 4})
+        changed = stage.apply(made[0], training(made, tmp_path))
+        graph = capture(changed, tmp_path / "graph")
+        ladder = Static(samples=8, mixed=False).plan(graph, planning(made, tmp_path, history=changed.history))
+    else:
+        ladder = stage.plan(graph, planning(made, tmp_path))
+    for fidelity in fidelities(made, graph, ladder.flights[0][0], tmp_path):
+        assert fidelity > (0.97 if given.get("bits") != 4 and name != "quantize.gptq" else 0.9)
+
+
+@pytest.mark.parametrize("lowest", ["int8", "int4-weight"])
+def test_a_layers_harm_costs_one_trial(made, tmp_path, lowest):
+    _, graph, _, _ = made
+    tried = []
+
+    def trial(plan):
+        tried.append([node for node, precision in plan.precision.items() if precision != "float32"])
+        return np.full(3, 0.9)
+
+    found = harms(graph, Plan({x.node: lowest for x in graph.layers}), planning(made, tmp_path, trial))
+    assert tried == [[layer.node] for layer in graph.layers]
+    assert found == pytest.approx({layer.node: 0.1 for layer in graph.layers})
+
+
+def test_a_shift_takes_the_mean_error_of_a_layer_away(made, tmp_path):
+    _, graph, _, _ = made
+    context = planning(made, tmp_path)
+    layer = next(layer for layer in graph.layers if layer.kind == "MatMul" and "intermediate" in layer.module)
+    plan = Plan({x.node: "int4-weight" if x == layer else "float32" for x in graph.layers})
+    datasets = drawn(context, 8)
+    given = {layer.node: lambda rows: rows}
+    ((_, _, seen),) = moments(
+        graph, [layer], given, lambda: singles(datasets, context.task), OnnxRuntime(), tmp_path, second=False
+    )
+    errors = []
+    for bias in (False, True):
+        made_plan = adjusted(graph, plan, Adjustment("nearest", 16, bias=bias), datasets, context)
+        each = made_plan.weights[layer.node, "int4-weight"]
+        weight = numpy_helper.to_array(
+            next(x for x in onnx.load(graph.path).graph.initializer if x.name == layer.weight)
+        )
+        rounded = each.integers * grid.spread(each.scales, layer.shape[0], 16)
+        error = seen.total[0] / seen.count @ (rounded - weight) + (0 if each.shift is None else each.shift)
+        errors.append(np.abs(error).max())
+    assert errors[0] > 1e-3
+    assert errors[1] < 1e-6
+
+
+def test_the_same_samples_give_the_same_integers_and_the_second_time_from_the_cache(made, tmp_path):
+    _, graph, _, _ = made
+    context = planning(made, tmp_path)
+    plan = Plan({x.node: "int4-weight" if x.kind == "MatMul" else "float32" for x in graph.layers})
+    first, second = (
+        adjusted(graph, plan, Adjustment("gptq", 16), drawn(context, 8), each)
+        for each in (context, replace(context, cache=Cache(tmp_path / "other")))
+    )
+    third = adjusted(graph, plan, Adjustment("gptq", 16), drawn(context, 8), context)
+    for other in (second, third):
+        assert first.weights.keys() == other.weights.keys()
+        for key, each in first.weights.items():
+            assert each.group == other.weights[key].group == 16
+            for name, array in each.arrays.items():
+                np.testing.assert_array_equal(array, other.weights[key].arrays[name])
+
+
+def test_a_layer_that_leaves_its_precision_is_rounded_anew(made, tmp_path):
+    _, graph, _, _ = made
+    stage = registry.resolve("stage", "quantize.gptq")(samples=8, group=16)
+    *_, (last,) = stage.plan(graph, planning(made, tmp_path)).flights
+    assert set(last.precision.values()) == {"float32"}
+    for fidelity in fidelities(made, graph, last, tmp_path):
+        assert fidelity > 0.99999
+
+
+# Learned ranges.
+
+
+@pytest.mark.parametrize("limits", [Range(-1.3, 2.0), Range(0.0, 3.0), Range(-2.0, 0.0), Range(0.5, 3.0)])
+def test_a_layer_in_training_computes_on_the_grids_of_placement(limits):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 8, generator=generator) * 2
+    expected = grid.rounded_activation(values.numpy(), limits)
+    np.testing.assert_allclose(LearnedRange(limits)(values).detach().numpy(), expected, atol=1e-5)
+    weight = torch.randn(8, 5, generator=generator)
+    for axis in (0, 1):
+        np.testing.assert_allclose(rounded_weight(weight, axis), grid.rounded_weight(weight.numpy(), axis), atol=1e-6)
+
+
+def test_a_clipped_value_moves_the_end_that_clipped_it_and_an_end_at_zero_stays():
+    learned = LearnedRange(Range(0.0, 1.0))
+    learned(torch.tensor([5.0, 0.5])).sum().backward()
+    low, high = learned.growth.grad
+    assert low == 0
+    assert high > 0, "a higher end gives a greater sum"
+    inside = torch.tensor([0.3, 0.9], requires_grad=True)
+    outside = torch.tensor([-4.0, 4.0], requires_grad=True)
+    learned(torch.cat([inside, outside])).sum().backward()
+    np.testing.assert_allclose(inside.grad, 1)
+    np.testing.assert_allclose(outside.grad, 0)
+
+
+def test_what_was_attached_comes_off():
+    layer = torch.nn.Conv2d(2, 3, 3)
+    values = torch.randn(1, 2, 6, 6)
+    before, state = layer(values), copy.deepcopy(layer.state_dict())
+    undo = attach(layer, LearnedRange(Range(-0.5, 0.5)))
+    assert not torch.equal(layer(values), before)
+    undo()
+    assert torch.equal(layer(values), before)
+    assert layer.state_dict().keys() == state.keys()
+
+
+def test_training_leaves_the_same_module_with_its_ranges_in_the_history(made, tmp_path):
+    checkpoint, graph, _, _ = made
+    stage = registry.resolve("stage", "quantize.qat")(steps=3, batch=4, samples=4, keep=("*.layer.1.*",))
+    before = {name: value.clone() for name, value in checkpoint.module.state_dict().items()}
+    changed = stage.apply(checkpoint, training(made, tmp_path))
+    after = changed.module.state_dict()
+    assert after.keys() == before.keys()
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+    assert all(torch.equal(value, before[name]) for name, value in checkpoint.module.state_dict().items())
+    ranges = changed.history[-1].structure[RANGES]
+    assert ranges
+    assert not any(".layer.1." in path for path in ranges)
+    shared = [ranges[path] for path in ranges if ".layer.0.attention.self." in path]
+    assert len(shared) == 3
+    assert shared[0] == shared[1] == shared[2], "three layers that read one tensor"
+    changed.save(tmp_path / "saved")
+    assert Checkpoint.load(tmp_path / "saved").history == changed.history
+    context = planning(made, tmp_path, history=changed.history)
+    plan = Static(samples=8, mixed=False).plan(graph, context).flights[0][0]
+    for layer in graph.layers:
+        if layer.module in ranges:
+            assert plan.ranges[layer.input] == Range(*ranges[layer.module])
+            assert layer.input not in plan.smoothing
+
+
+def test_the_last_training_counts_and_readers_share_the_wider_range():
+    layers = [Layer(name, name, "MatMul", "x", "w", "y", (2, 2), 1) for name in "ab"]
+    history = [
+        Record(stage="quantize.qat", config={}, key="1", structure={RANGES: {"a": [-9.0, 9.0]}}),
+        Record(stage="quantize.qat", config={}, key="2", structure={RANGES: {"a": [-1.0, 2.0], "b": [-2.0, 1.0]}}),
+        Record(stage="finetune", config={}, key="3"),
+    ]
+    assert learned_ranges(history, layers) == {"x": Range(-2.0, 2.0)}
+    assert learned_ranges([], layers) == {}
+
+
+def test_a_pattern_that_names_no_layer_is_answered_with_the_nearest():
+    with pytest.raises(RecipeError, match="no layer is named 'zero'"):
+        quantized(torch.nn.Sequential(torch.nn.Linear(2, 2)), ["zero"])
