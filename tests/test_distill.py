@@ -345,7 +345,7 @@ def test_a_layer_stands_for_those_behind_it_that_are_gone(originals):
     student = copy.deepcopy(teacher)
     stack = "encoder.encoder.layer"
     student.encoder.encoder.layer = nn.ModuleList([student.encoder.encoder.layer[1]])
-    record = Record(stage="distill.student", config={}, key="", structure={"layers": {stack: [1]}})
+    record = Record(stage="distill.student", config={}, key="", structure={"blocks": [1]})
     (pair,) = pairs(student, teacher, [record])
     assert (pair.student, pair.first, pair.last) == (f"{stack}.0", f"{stack}.0", f"{stack}.1")
 

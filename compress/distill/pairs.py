@@ -10,8 +10,8 @@ from laconic.errors import SourceError
 from laconic.record import Record
 from laconic.training.kit import stacks
 
-LAYERS = "layers"
-"""In the structure of a record: the layers that were kept, by the name of their list."""
+BLOCKS = "blocks"
+"""In the structure of a record: the numbers of the layers that stayed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def pairs(student: nn.Module, teacher: nn.Module, history: Sequence[Record] = ()
         except AttributeError:
             return ()
         whole = [child for child, _ in teacher.get_submodule(name).named_children()]
-        ends = last(kept(history, name, len(whole)), len(left), len(whole))
+        ends = last(kept(history, len(whole)), len(left), len(whole))
         starts = [0, *(end + 1 for end in ends[:-1])]
         found += [
             Pair(f"{name}.{own}", f"{name}.{whole[start]}", f"{name}.{whole[end]}")
@@ -55,13 +55,12 @@ def lists(module: nn.Module) -> list[str]:
         return [names[id(stack)] for stack in stacks(module)]
 
 
-def kept(history: Sequence[Record], name: str, count: int) -> list[int]:
-    """Which of `count` layers are left in a list, by their number in the teacher."""
+def kept(history: Sequence[Record], count: int) -> list[int]:
+    """Which of `count` layers are left, by their number in the teacher."""
     left = list(range(count))
     for record in history:
-        chosen = record.structure.get(LAYERS, {}).get(name)
-        if chosen is not None:
-            left = [left[index] for index in chosen]
+        stayed = record.structure.get(BLOCKS, range(len(left)))
+        left = [left[index] for index in stayed if index < len(left)]
     return left
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from compress.anatomy import anatomy, configs
 from compress.distill.inherit import inherit, spaced
-from compress.distill.pairs import LAYERS
+from compress.distill.pairs import BLOCKS
 from compress.surgery import keep_blocks
 from laconic import huggingface, registry
 from laconic.checkpoint import prepare
@@ -71,10 +71,9 @@ class Student(TorchStage):
     def shortened(self, checkpoint: "Checkpoint") -> tuple[nn.Module, dict[str, Any]]:
         """A copy with fewer layers, and what `rebuild` needs."""
         module = copy.deepcopy(checkpoint.module)
-        found = anatomy(module)
-        chosen = self.chosen(len(found.sites))
+        chosen = self.chosen(len(anatomy(module).sites))
         keep_blocks(module, chosen)
-        return module, {LAYERS: {found.stack: chosen}}
+        return module, {BLOCKS: chosen}
 
     def chosen(self, count: int) -> list[int]:
         """The numbers of the layers that stay, of so many. Raises RecipeError."""
@@ -120,14 +119,13 @@ class Student(TorchStage):
             )
         stays = spaced(count, len(whole.sites))
         inherit(module, checkpoint.module, stays)
-        return module, {SOURCE: source, LAYERS: {whole.stack: stays}}
+        return module, {SOURCE: source, BLOCKS: stays}
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
         """Drop the same layers, or take the parts of a module that is built by the student's config."""
         if SOURCE not in record.structure:
-            (stays,) = record.structure[LAYERS].values()
-            keep_blocks(module, stays)
+            keep_blocks(module, record.structure[BLOCKS])
             return
         for name, child in prepare(huggingface.build(record.structure[SOURCE])).named_children():
             setattr(module, name, child)
