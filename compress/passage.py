@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from compress.anatomy import Anatomy, Site
@@ -25,12 +24,20 @@ class View:
 
 
 class Passage:
-    """Stands before a block. Memory is one hidden state for each token of the samples."""
+    """Stands before a block. Memory is one hidden state for each token of the samples, or two.
 
-    def __init__(self, module: nn.Module, found: Anatomy, given: Iterable[Mapping[str, Tensor]]) -> None:
+    changes: the module is changed on the way; where it is not, a block that was looked at is not run again to step
+    over it.
+    """
+
+    def __init__(
+        self, module: nn.Module, found: Anatomy, given: Iterable[Mapping[str, Tensor]], *, changes: bool
+    ) -> None:
         self._module = module
         self._found = found
+        self._changes = changes
         self._states: list[Tensor] = []
+        self._after: dict[int, Tensor] = {}
         self._calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]] = []
         self._masks: list[Tensor | None] = []
         for batch in given:
@@ -81,6 +88,8 @@ class Passage:
             finally:
                 for handle in handles:
                     handle.remove()
+            if not self._changes:
+                self._after[number] = after
             if site.kind == "heads":
                 residual = state
             elif self._found.family.post_norm:
@@ -92,16 +101,12 @@ class Passage:
 
     def advance(self, index: int) -> None:
         """Step over a block."""
-        self._states = [self._run(number, index) for number in range(len(self._states))]
+        numbers = range(len(self._states))
+        self._states = [self._after[each] if each in self._after else self._run(each, index) for each in numbers]
+        self._after.clear()
 
     def _kept(self, number: int, values: Tensor) -> Tensor:
         mask = self._masks[number]
         if mask is not None and values.shape[:-1] == mask.shape:
             return values[mask.bool()].float()
         return values.reshape(-1, values.shape[-1]).float()
-
-
-@torch.inference_mode()
-def start(module: nn.Module, found: Anatomy, given: Iterable[Mapping[str, Tensor]]) -> Passage:
-    """A passage before the first block."""
-    return Passage(module, found, given)

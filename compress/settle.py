@@ -45,7 +45,8 @@ def settle(
     kept: dict[str, list[int]] = {}
     found, reference = anatomy(module), anatomy(original)
     with torch.no_grad():
-        old, new = Passage(original, reference, batches), Passage(module, found, batches)
+        old = Passage(original, reference, batches, changes=False)
+        new = Passage(module, found, batches, changes=True)
         stands = 0
         for index, sites in enumerate(found.sites):
             while stands < counterparts[index]:

@@ -93,7 +93,7 @@ shapes = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("family", SAVE)
 @pytest.mark.parametrize("kind", ["heads", "ffn"])
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(shape=shapes, data=st.data())
 def test_a_smaller_model_is_the_larger_one_without_what_was_cut(family, kind, shape, data):
     larger, inputs = build(family, **shape)
@@ -112,7 +112,7 @@ def test_a_smaller_model_is_the_larger_one_without_what_was_cut(family, kind, sh
 
 
 @pytest.mark.parametrize("family", SAVE)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(shape=shapes, data=st.data())
 def test_a_shallower_model_is_the_deeper_one_whose_other_blocks_do_nothing(family, shape, data):
     larger, inputs = build(family, **shape)
@@ -130,7 +130,7 @@ def test_a_shallower_model_is_the_deeper_one_whose_other_blocks_do_nothing(famil
 
 @pytest.mark.parametrize("family", SAVE)
 @pytest.mark.parametrize("method", STAGES)
-def test_what_was_cut_is_saved_and_loaded_bit_for_bit_and_captured(family, method, folders, tmp_path):
+def test_what_was_cut_is_saved_and_loaded_bit_for_bit(family, method, folders, tmp_path):
     checkpoint = load_source(folders[family])
     context = contexts.torch_context(checkpoint, tmp_path)
     key = checkpoint.key
@@ -152,8 +152,6 @@ def test_what_was_cut_is_saved_and_loaded_bit_for_bit_and_captured(family, metho
     with torch.no_grad():
         expected, found = call(smaller.module, batch), call(loaded.module, batch)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    if method in ("heads", "ffn, by sensitivity", "layers"):
-        capture(loaded, tmp_path)
 
 
 def test_a_cut_model_is_opened_by_a_fresh_process_and_answers_bit_for_bit_the_same(folders, tmp_path):
@@ -181,7 +179,7 @@ def test_a_cut_model_is_opened_by_a_fresh_process_and_answers_bit_for_bit_the_sa
 
 
 @pytest.mark.parametrize("family", SAVE)
-def test_one_cut_follows_another(family, folders, tmp_path):
+def test_one_cut_follows_another_and_the_result_is_captured(family, folders, tmp_path):
     checkpoint = load_source(folders[family])
     context = contexts.torch_context(checkpoint, tmp_path)
     for stage in (Ffn(keep=0.5), Layers(drop=(1,)), Heads(keep=0.5), Ffn(keep=0.5)):
@@ -193,6 +191,7 @@ def test_one_cut_follows_another(family, folders, tmp_path):
     assert sites[0]["ffn"].units == 32
     checkpoint.save(tmp_path / "saved")
     assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
+    capture(checkpoint, tmp_path / "graph")
 
 
 def test_the_config_says_what_all_blocks_agree_on(folders, tmp_path):

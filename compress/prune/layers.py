@@ -24,7 +24,8 @@ class Layers(TorchStage):
 
     keep: the share of blocks that stay; one after another goes that which the answers suffer least without, at the
     cost of as many measurements as there are blocks for each. drop: which blocks go, counted from 0, if it is known.
-    compensate: fit what is left, by least squares, to what the original has at the same place.
+    compensate: fit what is left, by least squares, to what the original has at the same place. samples: how many to
+    look at for it.
     """
 
     lossy: ClassVar[bool] = True
@@ -33,10 +34,12 @@ class Layers(TorchStage):
     keep: Annotated[float, Field(gt=0, le=1)] = 0.75
     drop: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     compensate: bool = True
+    samples: Annotated[int, Field(ge=1)] = 1024
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer blocks. Raises SourceError for an architecture that is not known, RecipeError
         where no block is left or a block is not there, BrokenCut where the proof fails."""
+        context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         found = anatomy(checkpoint.module)
         count = len(found.sites)
         kept = self.named(count) if self.drop is not None else self.chosen(checkpoint, context, count)

@@ -31,7 +31,8 @@ class Units(TorchStage):
     keep: the share of the model's units that stay. criterion: what tells the units that matter; without one, those are
     cut that the others can stand in for best. steps: cut in so many parts, each of them decided anew on what is left.
     allocate: the same share in each block, or less in those that the answers depend on less. compensate: fit the layer
-    where the units meet, by least squares, so that the block gives what the original's gives.
+    where the units meet, by least squares, so that the block gives what the original's gives. samples: how many to look
+    at; the more, the better the fit, up to some thousands.
     """
 
     lossy: ClassVar[bool] = True
@@ -43,6 +44,7 @@ class Units(TorchStage):
     steps: Annotated[int, Field(ge=1)] = 1
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     compensate: bool = True
+    samples: Annotated[int, Field(ge=1)] = 1024
 
     @property
     @abstractmethod
@@ -52,6 +54,7 @@ class Units(TorchStage):
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer units. Raises SourceError for an architecture that is not known, RecipeError for
         a share that leaves a block without units, BrokenCut where the proof fails."""
+        context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
         module, error = checkpoint.module, 0.0
         with context.steps.step(f"prune {self.units}", self.steps) as step:
