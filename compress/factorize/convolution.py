@@ -12,6 +12,7 @@ from compress.gram import moments
 from laconic.errors import UsageError
 from laconic.record import Record
 from laconic.stage import Property, TorchContext, TorchStage
+from laconic.units import Share
 
 if TYPE_CHECKING:
     from laconic.checkpoint import Checkpoint
@@ -32,10 +33,10 @@ class Convolution(TorchStage):
     into: Literal["separable", "grouped", "bottleneck"] = "separable"
     filters: int = Field(default=2, ge=1)
     groups: int = Field(default=4, ge=2)
-    width: float = Field(default=0.5, gt=0, lt=1)
+    width: Share = Field(default=0.5, gt=0, lt=1)
     multiple: int = Field(default=8, ge=1)
     layers: tuple[str, ...] = ("*",)
-    loss: float = Field(default=0.2, gt=0, le=1)
+    loss: Share = Field(default=0.2, gt=0, le=1)
     samples: int = Field(default=256, ge=1)
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":

@@ -15,6 +15,7 @@ from compress.gram import Moments, matrix, moments
 from laconic.errors import UsageError
 from laconic.record import Record
 from laconic.stage import Property, TorchContext, TorchStage
+from laconic.units import Share
 
 if TYPE_CHECKING:
     from laconic.checkpoint import Checkpoint
@@ -35,8 +36,8 @@ class LowRank(TorchStage):
     lossy: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
 
-    energy: float | None = Field(default=None, gt=0, lt=1)
-    keep: float | None = Field(default=None, gt=0, lt=1)
+    energy: Share | None = Field(default=None, gt=0, lt=1)
+    keep: Share | None = Field(default=None, gt=0, lt=1)
     layers: tuple[str, ...] = ("*",)
     convolutions: Literal["channels", "spatial"] = "channels"
     data: bool = True

@@ -1,10 +1,10 @@
 """Channels of convolutional networks cut out, through all layers that share them."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
-from math import ceil, lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from compress.criterion import Criterion
 from compress.gram import forward_batches, matrix
+from compress.proof import TOLERANCE, distance
 from compress.prune.coupling import NORMS, Group, couple
 from compress.prune.narrow import Cuts, cuts_of, find, left, mask, narrow
 from compress.prune.share import Plan, shared
@@ -20,20 +21,18 @@ from compress.prune.worth import worths
 from compress.refit import fits, refit
 from compress.shapes import changes, resize, sizes
 from laconic.data import Dataset
-from laconic.errors import LaconicError, RecipeError, UsageError
+from laconic.errors import BrokenCut, RecipeError, UsageError
 from laconic.recipe import Named
 from laconic.record import Record, code_version, hash_of
 from laconic.registry import did_you_mean
 from laconic.signature import call
 from laconic.stage import Property, TorchContext, TorchStage, describe
 from laconic.tasks.task import Task
+from laconic.units import Share
 
 if TYPE_CHECKING:
     from laconic.checkpoint import Checkpoint
 
-PROOF = 1e-5
-"""The largest difference between the answers of the masked and of the smaller model, as a share of the largest answer
-where that is above 1."""
 ROWS = 16
 """Samples that a cut is proved on."""
 NORM_ROWS = 64
@@ -56,7 +55,7 @@ class Channels(TorchStage):
     lossy: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
 
-    keep: float = Field(default=0.75, gt=0, lt=1)
+    keep: Share = Field(default=0.75, gt=0, lt=1)
     criterion: Named = Named(name="magnitude")
     multiple: int = Field(default=8, ge=1)
     allocate: Literal["uniform", "sensitivity"] = "uniform"
@@ -129,17 +128,17 @@ class Surgery:
 
     def step(self, group: Group) -> int:
         """What a group's counts are multiples of."""
-        return lcm(self.stage.multiple, len(group.lanes))
+        return math.lcm(self.stage.multiple, len(group.lanes))
 
     def target(self, group: Group, share: float) -> int:
         """How many channels a group is to keep: rounded up."""
         step = self.step(group)
-        return min(ceil(share * self.widths[group.name] / step - 1e-9) * step, group.width)
+        return min(math.ceil(share * self.widths[group.name] / step - 1e-9) * step, group.width)
 
     def stands(self, group: Group) -> bool:
         """Whether a group is understood: with a channel of each lane gone, smaller and masked model are the same."""
         try:
-            return proof(self.module, cuts_of([(group, [lane[0] for lane in group.lanes])]), self.batch)[1] <= PROOF
+            return proof(self.module, cuts_of([(group, [lane[0] for lane in group.lanes])]), self.batch)[1] <= TOLERANCE
         except (RuntimeError, ValueError, IndexError, AssertionError):
             return False  # some operation counts on the width
 
@@ -155,15 +154,15 @@ class Surgery:
     def operate(self, going: Sequence[tuple[Group, Sequence[int]]]) -> None:
         """Take these channels of these groups out, prove it, and make good what can be.
 
-        Raises LaconicError where the proof fails.
+        Raises BrokenCut where the proof fails.
         """
         cuts = cuts_of(going)
         narrowed, error = proof(self.module, cuts, self.batch)
-        if not error <= PROOF:
-            raise LaconicError(
-                f"prune.channels: the smaller model's answers differ by {error:.2g} from those of the model with the "
-                f"same channels silent; expected at most {PROOF:g}. The groups {[group.name for group, _ in going]} "
-                f"depend on one another by something that is not seen. Name some of them in whole"
+        if not error <= TOLERANCE:
+            raise BrokenCut(
+                f"prune.channels: the smaller model's answers differ by {error:.2g} of the largest from those of the "
+                f"model with the same channels silent; expected at most {TOLERANCE:g}. The groups that begin at "
+                f"{[group.name for group, _ in going]} depend on one another by something unseen. Name some in whole"
             )
         self.error = max(self.error, error)
         for path, cut in cuts.items():
@@ -198,7 +197,7 @@ class Surgery:
 
 def proof(module: nn.Module, cuts: Cuts, batch: Mapping[str, Tensor]) -> tuple[nn.Module, float]:
     """The module without these channels, and by how much its answers differ from those of the module with the channels
-    silent: the largest difference, as a share of the largest answer where that is above 1."""
+    silent: the largest difference, as a share of the largest answer."""
     silent, narrowed = copy.deepcopy(module), copy.deepcopy(module)
     mask(silent, cuts)
     narrow(narrowed, cuts)
@@ -206,10 +205,8 @@ def proof(module: nn.Module, cuts: Cuts, batch: Mapping[str, Tensor]) -> tuple[n
         expected, found = call(silent, batch), call(narrowed, batch)
     error = 0.0
     for name, answer in expected.items():
-        if found[name].shape != answer.shape:
-            return narrowed, float("inf")
-        gap = (found[name] - answer).abs().max() / answer.abs().max().clamp(min=1)
-        error = float("nan") if gap.isnan() else max(error, float(gap))
+        gap = distance(answer, found[name])
+        error = max(error, math.inf if math.isnan(gap) else gap)
     return narrowed, error
 
 

@@ -1,0 +1,236 @@
+"""Channels cut and layers taken apart, of networks that read digits: accuracy against what is left.
+
+python benchmarks/slim.py channels --keep 0.5
+python benchmarks/slim.py factorize --model branches
+"""
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch_pruning
+from digits import GIVEN, SEEN, build
+from sklearn.datasets import load_digits
+from torch import nn
+
+from compress.factorize.convolution import Convolution
+from compress.factorize.lowrank import LowRank
+from compress.prune.channels import Channels
+from compress.prune.share import positions
+from laconic.answers import answers
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint
+from laconic.data import Dataset
+from laconic.errors import UsageError
+from laconic.progress import Steps
+from laconic.runtimes.torch import TorchSession
+from laconic.signature import probe_module
+from laconic.stage import TorchContext, TorchStage
+from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tensor import Array, Arrays
+
+CHOOSE = 100
+"""Of the images that a stage may look at, those that it chooses by."""
+
+
+def data() -> tuple[Array, Array]:
+    """Images [1797, 1, 16, 16] float32, each pixel of the original four times, and labels; always in the same order."""
+    digits = load_digits()
+    images = np.kron(digits.images, np.ones((1, 2, 2)))[:, None].astype(np.float32) / 16
+    order = np.random.default_rng(0).permutation(len(images))
+    return images[order], digits.target.astype(np.int64)[order]
+
+
+class Branches(nn.Module):
+    """An inverted bottleneck with a depthwise convolution, summed; a convolution in groups, concatenated."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bottleneck = nn.Sequential(
+            nn.Conv2d(width, 2 * width, 1, bias=False), nn.BatchNorm2d(2 * width), nn.Hardswish(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, groups=2 * width, bias=False), nn.BatchNorm2d(2 * width),
+            nn.Hardswish(), nn.Conv2d(2 * width, width, 1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+        self.grouped = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, groups=2, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, width, height, width] to [batch, 2 width, height, width]."""
+        x = x + self.bottleneck(x)
+        return torch.cat([x, self.grouped(x)], dim=1)
+
+
+def build_branches() -> nn.Module:
+    """[batch, 1, 16, 16] to [batch, 10]."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.Hardswish(), Branches(32),
+        nn.MaxPool2d(2), Branches(64), nn.Conv2d(128, 96, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(96 * 16, 10),
+    )  # fmt: skip
+    model.inputs = build().inputs  # type: ignore[assignment]
+    return model
+
+
+MODELS = {"residual": build, "branches": build_branches}
+
+
+def learned(name: str, images: Array, labels: Array) -> nn.Module:
+    """Eight passes over the images; always the same."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    x, y = torch.from_numpy(images), torch.from_numpy(labels)
+    for _ in range(8):
+        for rows in torch.randperm(len(x)).reshape(-1, 50):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return model
+
+
+def opened(name: str, images: Array, labels: Array, folder: Path) -> Checkpoint:
+    """The model of this name, trained here, as a checkpoint."""
+    file = folder / f"{name}.pt"
+    module = MODELS[name]()
+    if not file.is_file():
+        torch.save(learned(name, images[:SEEN], labels[:SEEN]).state_dict(), file)
+    module.load_state_dict(torch.load(file, weights_only=True))
+    inputs = module.inputs
+    task = ImageClassification(inputs, preprocess=ImagePreprocess(channels=1))
+    return Checkpoint.of(
+        module.eval(), task, outputs=probe_module(module, inputs), source={"kind": "benchmark"}, size=0
+    )
+
+
+def ask(checkpoint: Checkpoint, dataset: Dataset) -> Arrays:
+    """The checkpoint's answers."""
+    with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs) as session:
+        return answers(session, checkpoint.task, dataset)
+
+
+def context_of(checkpoint: Checkpoint, given: Dataset, folder: Path) -> TorchContext:
+    """What a stage may use: unlabelled images, of which it chooses by a part."""
+    choose, look = given.rows(range(CHOOSE), "choose"), given.rows(range(CHOOSE, len(given)), "look")
+    reference = ask(checkpoint, choose)
+    return TorchContext(
+        task=checkpoint.task, key="slim", seed=0, folder=folder, cache=Cache(folder / "cache"),
+        steps=Steps(quiet=True), train=look, calibrate=look, choose=choose, original=checkpoint,
+        fidelity=lambda one: np.asarray(checkpoint.task.fidelity(reference, ask(one, choose))), work=folder / "work",
+    )  # fmt: skip
+
+
+def accuracy(checkpoint: Checkpoint, dataset: Dataset) -> float:
+    """The share of the images that are read rightly."""
+    found = ask(checkpoint, dataset)
+    return float(checkpoint.task.scorer(found, dataset.labels or [])(np.arange(len(dataset))))
+
+
+def cost(module: nn.Module) -> tuple[int, int]:
+    """Weights, and multiplications for one image."""
+    places = positions(module, {"image": torch.zeros(2, 1, 16, 16)})
+    work = sum(uses * module.get_submodule(path).weight.numel() for path, uses in places.items())  # type: ignore[union-attr,operator]
+    return sum(parameter.numel() for parameter in module.parameters()), int(work)
+
+
+Change = Callable[[Checkpoint, TorchContext], Checkpoint]
+PLAIN = {"compensate": False, "reestimate": False}
+
+
+def torch_pruning_alone(keep: float) -> Change:
+    """Its own pruner, by the magnitude of groups, in multiples of 8."""
+
+    def change(checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
+        module = copy.deepcopy(checkpoint.module).requires_grad_(True)
+        heads = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+        pruner = torch_pruning.pruner.BasePruner(
+            module, torch.zeros(2, 1, 16, 16), importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+            pruning_ratio=1 - keep, ignored_layers=heads, round_to=8,
+        )  # fmt: skip
+        pruner.step()
+        return opened_from(module, checkpoint)
+
+    return change
+
+
+def opened_from(module: nn.Module, checkpoint: Checkpoint) -> Checkpoint:
+    """Another module for the same task."""
+    return Checkpoint.of(module.eval(), checkpoint.task, outputs=checkpoint.outputs, source=checkpoint.source, size=0)
+
+
+def of_channels(keeps: list[float]) -> Iterator[tuple[str, Change]]:
+    """Channels cut, in several ways."""
+    for keep in keeps:
+        yield f"{keep:g}, Torch-Pruning alone", torch_pruning_alone(keep)
+        ways = {
+            "magnitude, no more": {**PLAIN},
+            "magnitude, normalisation anew": {"compensate": False},
+            "magnitude, least squares": {"reestimate": False},
+            "magnitude": {},
+            "activation": {"criterion": "activation"},
+            "taylor": {"criterion": "taylor"},
+            "sparsegpt": {"criterion": "sparsegpt"},
+            "magnitude, in 3 steps": {"steps": 3},
+            "magnitude, by sensitivity": {"allocate": "sensitivity"},
+        }
+        for name, way in ways.items():
+            yield f"{keep:g}, {name}", Channels.model_validate({"keep": keep, **way}).apply
+
+
+def of_factors(_: list[float]) -> Iterator[tuple[str, Change]]:
+    """Layers taken apart, in several ways."""
+    stages: list[tuple[str, TorchStage]] = [
+        *((f"low-rank, energy {energy:g}", LowRank(energy=energy)) for energy in (0.99, 0.95, 0.9, 0.8)),
+        *((f"low-rank, energy {energy:g}, blind", LowRank(energy=energy, data=False)) for energy in (0.9, 0.8)),
+        *((f"low-rank, keep {keep:g}", LowRank(keep=keep)) for keep in (0.5, 0.25)),
+        *((f"low-rank, keep {keep:g}, spatial", LowRank(keep=keep, convolutions="spatial")) for keep in (0.5, 0.25)),
+        *((f"separable, {count} filters", Convolution(filters=count, loss=1)) for count in (1, 2)),
+        *((f"grouped, {count} groups", Convolution(into="grouped", groups=count, loss=1)) for count in (2, 4)),
+        *((f"bottleneck, width {w:g}", Convolution(into="bottleneck", width=w, loss=1)) for w in (0.5, 0.25)),
+    ]
+    for name, stage in stages:
+        yield name, stage.apply
+
+
+def main() -> None:
+    """Print the rows of a table, one as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["channels", "factorize"])
+    parser.add_argument("--model", choices=sorted(MODELS), default="residual")
+    parser.add_argument("--keep", type=float, nargs="*", default=[0.75, 0.5, 0.25])
+    parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "laconic-slim")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    images, labels = data()
+    checkpoint = opened(options.model, images, labels, options.work)
+    given = Dataset.of(list(images[SEEN : SEEN + GIVEN]), checkpoint.task, name="given")
+    judge = Dataset.of(
+        list(images[SEEN + GIVEN :]), checkpoint.task, labels=labels[SEEN + GIVEN :].tolist(), name="judge"
+    )
+    context = context_of(checkpoint, given, options.work)
+    before = cost(checkpoint.module)
+    print("| | accuracy | weights | multiplications | s |\n| --- | --- | --- | --- | --- |")
+    print(f"| as it was | {accuracy(checkpoint, judge):.3f} | {before[0]:,} | {before[1]:,} | |", flush=True)
+    for name, change in {"channels": of_channels, "factorize": of_factors}[options.part](options.keep):
+        if options.only not in name:
+            continue
+        start = time.process_time()
+        try:
+            found = change(checkpoint, context)
+        except UsageError as error:
+            print(f"| {name} | {error} |", flush=True)
+            continue
+        seconds = time.process_time() - start
+        weights, work = (after / whole for after, whole in zip(cost(found.module), before, strict=True))
+        print(f"| {name} | {accuracy(found, judge):.3f} | {weights:.0%} | {work:.0%} | {seconds:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""Layers taken apart: what the parts make together, how close they come, the replay, what is refused."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import contexts
+import models
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from compress.factorize.convolution import Convolution
+from compress.factorize.imitate import imitate, spread
+from compress.factorize.layers import separate
+from compress.factorize.lowrank import LowRank
+from compress.factorize.parts import Shape, features, split, together, work
+from compress.factorize.ranks import Candidate, by_budget, by_energy, losses
+from compress.gram import Moments, add, as_rows, matrix
+from compress.prune.channels import Channels
+from export.capture import capture
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.errors import RecipeError, UsageError
+from laconic.recipe import Recipe
+from laconic.signature import call, probe_module
+from laconic.tasks.tensors import Tensors
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def seen_by(layer, inputs):
+    """The moments of what a layer multiplies its weight with."""
+    found: dict[str, Moments] = {}
+    add(found, "it", as_rows(layer, inputs))
+    return found["it"]
+
+
+def checkpoint_of(module):
+    """A checkpoint of a module that is here already."""
+    return Checkpoint.of(
+        module.eval(),
+        Tensors(module.inputs),
+        outputs=probe_module(module, module.inputs),
+        source={"kind": "builder", "builder": "nobody:knows", "arguments": {}},
+        size=0,
+    )
+
+
+def opened(folder, builder="ResidualNet", **arguments):
+    """A checkpoint that can be saved: random weights in a file, and what builds the module."""
+    path = folder / "model.safetensors"
+    save_file(models.randomize(getattr(models, builder)(**arguments)).state_dict(), path)
+    return load_source(path, builder=f"models:{builder}", arguments=arguments, trust=True)
+
+
+KINDS = ["low-rank", "spatial", "separable", "grouped", "bottleneck"]
+convolutions = st.builds(
+    lambda groups, into, out, kernel, stride, dilation, padding, bias: nn.Conv2d(
+        groups * into, groups * out, kernel, stride, padding, dilation, bias=bias
+    ),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([3, (1, 3), (3, 2)]),
+    st.sampled_from([1, 2, (1, 2)]),
+    st.integers(1, 2),
+    st.sampled_from([0, 1, (2, 0)]),
+    st.booleans(),
+)
+
+
+# The parts
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(layer=convolutions, kind=st.sampled_from(KINDS), size=st.integers(1, 2))
+def test_parts_answer_as_the_one_layer_that_they_make(layer, kind, size):
+    assume(kind != "grouped" or not (layer.in_channels % size or layer.out_channels % size))
+    shape = Shape(kind=kind, size=size)
+    parts = split(layer, shape)
+    torch.manual_seed(0)
+    for parameter in parts.parameters():
+        parameter.data.normal_()
+    whole = copy.deepcopy(layer)
+    with torch.no_grad():
+        whole.weight.copy_(together([part.weight for part in parts], shape).view_as(whole.weight))
+        if whole.bias is not None:
+            whole.bias.copy_(parts[-1].bias)
+        image = torch.randn(2, layer.in_channels, 9, 8)
+        torch.testing.assert_close(parts(image), whole(image), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(layer=convolutions, kind=st.sampled_from(KINDS), size=st.integers(1, 3))
+def test_multiplications_are_counted_as_they_are_done(layer, kind, size):
+    assume(kind != "grouped" or not (layer.in_channels % size or layer.out_channels % size))
+    layer.padding = (0, 0)
+    shape, counted = Shape(kind=kind, size=size), []
+    parts = split(layer, shape)
+    for part in parts:
+        part.register_forward_hook(lambda part, _, out: counted.append(out[0, 0].numel() * part.weight.numel()))
+    with torch.no_grad():
+        places = layer(image := torch.randn(1, layer.in_channels, 65, 65))[0, 0].numel()
+        for parameter in parts.parameters():
+            parameter.zero_()
+        parts(image)
+    assert sum(counted) == pytest.approx(places * work(layer, shape), rel=0.12), "but for the rim"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_that_was_made_of_parts_is_found_again(kind):
+    torch.manual_seed(1)
+    layer = nn.Conv2d(8, 8, 3, padding=1)
+    shape = Shape(kind=kind, size=2 if kind in ("separable", "grouped") else 4)
+    made = [torch.randn_like(part.weight) for part in split(layer, shape)]
+    with torch.no_grad():
+        layer.weight.copy_(together(made, shape).view_as(layer.weight))
+    images = torch.randn(64, 8, 8, 8)
+    parts, error = imitate(layer, seen_by(layer, images), shape)
+    assert error < 1e-3
+    with torch.no_grad():
+        expected = layer(images)
+        assert float((parts(images) - expected).square().mean() / expected.var()) < 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_that_is_told_is_that_of_the_answers(kind):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(6, 6, 3, bias=False)
+    images = torch.randn(50, 6, 8, 8) * torch.linspace(0.1, 3, 6)[:, None, None]
+    parts, error = imitate(layer, seen_by(layer, images), Shape(kind=kind, size=2))
+    with torch.no_grad():
+        expected = layer(images)
+        true = float((parts(images) - expected).square().sum() / expected.square().sum())
+    assert error == pytest.approx(true, rel=0.02)
+
+
+def test_training_together_is_better_than_the_best_one_by_one(monkeypatch):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(8, 8, 3, padding=1)
+    moments = seen_by(layer, torch.randn(32, 8, 8, 8).cumsum(dim=2))
+    for kind in ("separable", "grouped", "bottleneck"):
+        trained = imitate(layer, moments, Shape(kind=kind, size=2))[1]
+        with monkeypatch.context() as patch:
+            patch.setattr("compress.factorize.imitate.train", lambda *_: None)
+            assert trained < 0.95 * imitate(layer, moments, Shape(kind=kind, size=2))[1]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    into=st.integers(2, 12), out=st.integers(2, 12), rank=st.integers(1, 6), bias=st.booleans(), seed=st.integers(0, 99)
+)
+def test_no_other_directions_lose_less_of_what_a_linear_layer_answers(into, out, rank, bias, seed):
+    assume(rank < min(into, out))
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(into, out, bias=bias)
+    inputs = torch.randn(200, into, generator=generator) @ torch.randn(into, into, generator=generator) + 1
+    moments = seen_by(layer, inputs)
+    parts, error = imitate(layer, moments, Shape(kind="low-rank", size=rank))
+    weight, metric = matrix(layer).detach().double(), spread(moments, layer)
+    root = torch.linalg.cholesky(metric)
+    values = torch.linalg.svdvals(weight @ root).square()
+    assert error == pytest.approx(float(values[rank:].sum() / values.sum()), abs=1e-6)
+    with torch.no_grad():
+        if bias:  # what the mean loses, the bias has
+            torch.testing.assert_close(parts(inputs).mean(0), layer(inputs).mean(0), rtol=1e-3, atol=1e-3)
+
+
+# Ranks
+
+
+def candidate(path, energies, step=1):
+    found = losses(torch.tensor(energies, dtype=torch.float64))
+    return Candidate(path, found, whole=100, each=20, most=4, step=step)
+
+
+def test_the_lowest_rank_that_holds_the_energy_is_taken():
+    one = candidate("a", [8.0, 1.0, 0.6, 0.4])
+    assert by_energy([one], 0.8) == {"a": 1}
+    assert by_energy([one], 0.9) == {"a": 2}
+    assert by_energy([one], 0.91) == {"a": 3}
+    assert by_energy([candidate("a", [8.0, 1.0, 0.6, 0.4], step=2)], 0.91) == {"a": 4}
+    assert by_energy([candidate("a", [1.0] * 8)], 0.9) == {}, "a rank that saves no work is none"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    layers=st.lists(st.lists(st.floats(0.01, 10), min_size=4, max_size=8), min_size=1, max_size=5),
+    keep=st.floats(0.3, 0.99),
+)
+def test_a_budget_is_kept_where_it_can_be(layers, keep):
+    found = [candidate(str(number), sorted(each, reverse=True)) for number, each in enumerate(layers)]
+    ranks = by_budget(found, keep)
+    left = sum(ranks[each.path] * each.each if each.path in ranks else each.whole for each in found)
+    assert left <= keep * sum(each.whole for each in found)
+
+
+def test_a_budget_takes_from_the_layer_that_loses_least():
+    steep, flat = candidate("steep", [100.0, 0.1, 0.1, 0.1, 0.1]), candidate("flat", [1.0] * 5)
+    assert by_budget([steep, flat], 0.6) == {"steep": 1}
+
+
+# Stages
+
+STAGES = {
+    "low-rank": LowRank(energy=0.5, multiple=2),
+    "low-rank, spatial, by budget": LowRank(keep=0.6, multiple=1, convolutions="spatial"),
+    "low-rank, blind": LowRank(energy=0.5, multiple=2, data=False),
+    "separable": Convolution(into="separable", filters=1, loss=1, layers=("body",)),
+    "grouped": Convolution(into="grouped", loss=1),
+    "bottleneck": Convolution(into="bottleneck", width=0.4, multiple=2, loss=1),
+}
+
+
+@pytest.mark.parametrize("method", STAGES)
+def test_what_was_taken_apart_saves_work_is_loaded_bit_for_bit_captured_and_cut_again(method, tmp_path):
+    checkpoint = opened(tmp_path)
+    context = contexts.torch_context(checkpoint, tmp_path)
+    before = {name: tensor.clone() for name, tensor in checkpoint.module.state_dict().items()}
+    smaller = STAGES[method].apply(checkpoint, context)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in checkpoint.module.state_dict().items())
+    assert count(smaller) < count(checkpoint)
+    assert context.fidelity(smaller).mean() > 0.8
+    smaller.save(tmp_path / "saved")
+    loaded = Checkpoint.load(tmp_path / "saved", trust=True)
+    image = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded.module(image), smaller.module(image))
+    assert capture(loaded, tmp_path).layers
+    again = Channels(keep=0.5, multiple=4).apply(loaded, context)
+    assert count(again) < count(loaded)
+    again.save(tmp_path / "again")
+    assert Checkpoint.load(tmp_path / "again", trust=True).key == again.key
+
+
+def count(checkpoint):
+    return sum(parameter.numel() for parameter in checkpoint.module.parameters())
+
+
+@pytest.mark.parametrize("save", [models.save_bert, models.save_gpt2, models.save_llama, models.save_vit])
+def test_linear_layers_of_transformers_are_taken_apart(save, tmp_path):
+    checkpoint = load_source(save(tmp_path / "model"))
+    context = contexts.torch_context(checkpoint, tmp_path, dataset=contexts.dataset_for(checkpoint, 12))
+    smaller = LowRank(keep=0.7, multiple=2).apply(checkpoint, context)
+    assert count(smaller) < count(checkpoint)
+    smaller.save(tmp_path / "saved")
+    loaded = Checkpoint.load(tmp_path / "saved")
+    assert loaded.key == smaller.key
+    batch = {name: torch.tensor(array) for name, array in checkpoint.task.encode(checkpoint.task.examples(3)).items()}
+    with torch.no_grad():
+        expected, found = call(smaller.module, batch), call(loaded.module, batch)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    if save is models.save_gpt2:
+        capture(loaded, tmp_path)
+        with pytest.raises(UsageError):
+            LowRank(energy=0.999).apply(smaller, context)
+
+
+def test_a_fresh_process_loads_the_same_bits(tmp_path):
+    checkpoint = opened(tmp_path)
+    context = contexts.torch_context(checkpoint, tmp_path)
+    smaller = STAGES["low-rank"].apply(STAGES["separable"].apply(checkpoint, context), context)
+    smaller.save(tmp_path / "saved")
+    images = np.random.default_rng(0).standard_normal((3, 3, 16, 16), np.float32)
+    np.save(tmp_path / "images.npy", images)
+    code = (
+        "import sys, numpy, torch; from pathlib import Path; from laconic.checkpoint import Checkpoint; "
+        "torch.set_num_threads(1); folder = Path(sys.argv[1]); "
+        "module = Checkpoint.load(folder / 'saved', trust=True).module; "
+        "numpy.save(folder / 'answers.npy', module(torch.from_numpy(numpy.load(folder / 'images.npy'))).numpy())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=HERE.parent, env=environment)
+    with torch.no_grad():
+        assert np.array_equal(np.load(tmp_path / "answers.npy"), smaller.module(torch.from_numpy(images)).numpy())
+
+
+def test_the_same_factors_give_the_same_bytes(tmp_path):
+    checkpoint = opened(tmp_path)
+    for stage in (STAGES["low-rank"], STAGES["grouped"]):
+        assert len({stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path)).key for _ in range(2)}) == 1
+
+
+def test_a_layer_that_would_be_imitated_badly_stays_as_it_is(tmp_path):
+    checkpoint = opened(tmp_path)
+    context = contexts.torch_context(checkpoint, tmp_path)
+    found = Convolution(into="separable", filters=1, loss=1).apply(checkpoint, context)
+    worst = found.history[-1].figures["largest loss"]
+    fewer = Convolution(into="separable", filters=1, loss=0.99 * worst).apply(checkpoint, context)
+    assert fewer.history[-1].figures["layers"] == found.history[-1].figures["layers"] - 1
+    with pytest.raises(UsageError, match="the best loses"):
+        Convolution(into="separable", filters=1, loss=1e-9).apply(checkpoint, context)
+
+
+def test_tied_layers_and_those_of_torchs_attention_are_left_alone():
+    assert list(separate(models.Tied())) == []
+    assert [path for path, _ in separate(nn.TransformerEncoderLayer(8, 2))] == ["linear1", "linear2"]
+    assert [path for path, _ in separate(models.MobileNet())] == ["stem.0", "pointwise.0", "head"]
+
+
+def test_what_saves_no_work_is_refused_by_a_sentence(tmp_path):
+    checkpoint = checkpoint_of(models.randomize(models.Perceptron([4, 8, 3])))
+    context = contexts.torch_context(checkpoint, tmp_path)
+    with pytest.raises(UsageError, match=r"none of 2 layers.*energy: 0\.99"):
+        LowRank().apply(checkpoint, context)
+    with pytest.raises(UsageError, match=r"none of the convolutions \[\]"):
+        Convolution().apply(checkpoint, context)
+
+
+def test_layers_are_named_or_refused(tmp_path):
+    checkpoint = opened(tmp_path)
+    context = contexts.torch_context(checkpoint, tmp_path)
+    smaller = LowRank(energy=0.3, multiple=1, layers=("bod*",)).apply(checkpoint, context)
+    assert list(smaller.history[-1].structure["parts"]) == ["body"]
+    with pytest.raises(RecipeError, match=r"'bodi'.*'body'"):
+        LowRank(layers=("bodi",)).apply(checkpoint, context)
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"factorize.low-rank": {"energy": 0.9, "keep": 0.5}}, "Leave one out"),
+        ({"factorize.low-rank": {"energy": 1}}, "energy"),
+        ({"factorize.convolution": {"into": "round"}}, "into"),
+        ({"factorize.convolution": {"groups": 1}}, "groups"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(stage, said):
+    with pytest.raises(RecipeError, match=said):
+        Recipe.parse({"source": "m", "stages": [stage]})
+
+
+def test_a_layer_says_what_it_makes_of_how_many():
+    assert features(nn.Conv2d(4, 8, (3, 2))) == (8, 24)
