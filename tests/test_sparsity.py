@@ -102,6 +102,17 @@ def test_the_share_is_met_to_the_weight_whatever_the_shapes(shapes, share, rows,
     assert not len(inside) or not len(outside) or inside.max() <= outside.min()
 
 
+@pytest.mark.parametrize("count", [7, 300, 383, 500, 1201])
+def test_each_stretch_of_inputs_gives_its_share_and_more_is_never_less(count):
+    stretches = range(0, 384, 48)
+    scores = torch.zeros(4, 48)
+    found = [int(Share(count, 384, True).zeros(scores, start).sum()) for start in stretches]
+    more = [int(Share(count + 1, 384, True).zeros(scores, start).sum()) for start in stretches]
+    assert sum(found) == count
+    assert max(found) - min(found) <= 3
+    assert all(a <= b for a, b in zip(found, more, strict=True))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 300), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_what_is_made_up_for_has_exactly_the_zeros_of_its_pattern(outputs, inputs, share, rows, fours, seed):
@@ -258,10 +269,10 @@ def test_the_schedule_rises_ever_slower_to_its_target():
 def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, criterion, tmp_path, cache):
     checkpoint = perceptron()
     context = replace(torch_context(checkpoint, tmp_path), cache=cache)
-    heal = {"steps": 40, "batch": 12, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
+    heal = {"steps": 30, "look": 15, "batch": 12, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
     config = {"sparsity": 0.8, "criterion": criterion, "samples": 16}
     once = stage("prune.unstructured", **config).apply(checkpoint, context)
-    gradually = stage("prune.unstructured", **config, schedule=schedule, steps=4, heal=heal)
+    gradually = stage("prune.unstructured", **config, schedule=schedule, steps=3, heal=heal)
     after = gradually.apply(checkpoint, context)
     total = sum(weight.numel() for weight in weights(after).values())
     assert zeros(weights(after)) == round(0.8 * total)
@@ -275,7 +286,7 @@ def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, crit
 @pytest.mark.parametrize("schedule", ["iterative", "training"])
 def test_a_run_that_was_killed_goes_on_and_gives_the_same(schedule, tmp_path, monkeypatch, cache):
     checkpoint = perceptron()
-    heal = {"steps": 12, "batch": 12, "every": 5, "feed": {"workers": 0}}
+    heal = {"steps": 12, "look": 6, "batch": 12, "every": 5, "feed": {"workers": 0}}
     config = {"sparsity": 0.8, "criterion": "magnitude", "schedule": schedule, "steps": 4, "heal": heal}
     chosen = stage("prune.unstructured", **config)
     whole = chosen.apply(checkpoint, replace(torch_context(checkpoint, tmp_path / "whole"), cache=cache))

@@ -45,23 +45,21 @@ class Unstructured(Zeros):
         def cut(module: nn.Module, share: float) -> None:
             self.cut(module, dataset, chosen, share, context)
 
+        def shown(module: nn.Module, share: float) -> None:
+            with context.steps.step(f"prune {share:.0%} of the weights") as step:
+                cut(module, share)
+                step.note = f"{len(chosen.paths)} layers, {len(chosen.left)} left as they were"
+
         def pruned(module: nn.Module) -> "Checkpoint":
             return checkpoint.after(self.record(NAME, checkpoint, module, chosen, context), module)
 
-        with context.steps.step(f"prune {self.sparsity:.0%} of the weights") as step:
-            if self.schedule == "one-shot":
-                module = own.module
-                cut(module, self.sparsity)
-            elif self.schedule == "iterative":
-                planned = shares(self.sparsity, self.steps)
-                module = between(own, context, planned, cut, self.heal, pruned)
-            else:
-                planned = shares(self.sparsity, self.steps)
-                module = self.trained(own, context, chosen, planned, cut, pruned)
-            result = pruned(module)
-            reached = result.history[-1].figures["sparsity"]
-            step.note = f"{reached:.1%} in {len(chosen.paths)} layers, {len(chosen.left)} left as they were"
-        return result
+        if self.schedule == "one-shot":
+            shown(own.module, self.sparsity)
+            return pruned(own.module)
+        planned = shares(self.sparsity, self.steps)
+        if self.schedule == "iterative":
+            return pruned(between(own, context, planned, shown, self.heal, pruned))
+        return pruned(self.trained(own, context, chosen, planned, cut, pruned))
 
     def trained(
         self,
