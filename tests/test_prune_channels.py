@@ -46,21 +46,24 @@ class Block(nn.Module):
         super().__init__()
         self.kind = kind
         made = {
-            "plain": [nn.Conv2d(width, out, 3, padding=1)],
-            "residual": [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)],
-            "concat": [nn.Conv2d(width, out, 1)],
-            "depthwise": [
+            "plain": lambda: [nn.Conv2d(width, out, 3, padding=1)],
+            "residual": lambda: [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)],
+            "concat": lambda: [nn.Conv2d(width, out, 1)],
+            "depthwise": lambda: [
                 nn.Conv2d(width, width, 3, padding=1, groups=width),
                 nn.PReLU(width),
                 nn.Conv2d(width, out, 1),
             ],
-            "grouped": [nn.Conv2d(width, groups * out, 3, padding=1, groups=groups), nn.InstanceNorm2d(groups * out)],
-            "transposed": [nn.ConvTranspose2d(width, out, 3, padding=1)],
-            "groupnorm": [nn.Conv2d(width, groups * out, 1), nn.GroupNorm(groups, groups * out)],
-            "shuffle": [nn.ChannelShuffle(groups), nn.Conv2d(width, out, 3, padding=1)],
-            "gate": [nn.Conv2d(width, width, 1)],
+            "grouped": lambda: [
+                nn.Conv2d(width, groups * out, 3, padding=1, groups=groups),
+                nn.InstanceNorm2d(groups * out),
+            ],
+            "transposed": lambda: [nn.ConvTranspose2d(width, out, 3, padding=1)],
+            "groupnorm": lambda: [nn.Conv2d(width, groups * out, 1), nn.GroupNorm(groups, groups * out)],
+            "shuffle": lambda: [nn.ChannelShuffle(groups), nn.Conv2d(width, out, 3, padding=1)],
+            "gate": lambda: [nn.Conv2d(width, width, 1)],
         }
-        self.body = nn.Sequential(*made[kind])
+        self.body = nn.Sequential(*made[kind]())
         self.width = {"residual": width, "gate": width, "concat": width + out}.get(kind, out)
         if kind in ("grouped", "groupnorm"):
             self.width = groups * out

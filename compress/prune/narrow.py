@@ -79,12 +79,9 @@ def narrow(module: nn.Module, cuts: Mapping[str, Cut]) -> None:
 
 def narrow_each(layer: nn.Module, cut: Cut) -> None:
     """A layer in which each channel has its own row of everything."""
-    tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
-    count = max((len(each) for each in tensors.values() if each.ndim), default=0)
-    stays = left(count, cut.rows)
-    for name, tensor in tensors.items():
-        if tensor.ndim and len(tensor) == count and count > 1:
-            setattr(layer, name, picked(tensor, 0, stays))
+    for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
+        if tensor.ndim and len(tensor) > 1:  # neither a slope for all channels, nor a count of batches
+            setattr(layer, name, picked(tensor, 0, left(len(tensor), cut.rows)))
     for name in ("num_features", "num_parameters", "out_channels"):
         if getattr(layer, name, 1) > 1:
             setattr(layer, name, getattr(layer, name) - len(cut.rows))
