@@ -1,0 +1,149 @@
+"""What half of the weights are worth: a small language model without them, by what chose them.
+
+    python benchmarks/sparsity.py [--seeds 3] [--steps 1000] [--cache .cache/bench]
+
+A GPT-2 of three layers learns the docstrings of the standard library. Then half of the weights of its blocks are taken
+at once, and nothing is trained again: in each layer as many, anywhere or two of every four. Calibrated on texts that it
+has learned from, with several draws of them; perplexity on texts that it has not. The trained model is kept in the
+cache.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from inputs import texts
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint, prepare
+from laconic.data import Dataset, split
+from laconic.language_model import LanguageModel
+from laconic.parallel.ranks import Ranks
+from laconic.progress import Steps
+from laconic.recipe import Named, Step
+from laconic.record import hash_of
+from laconic.stage import TorchContext, TorchStage
+from laconic.tasks.causal_lm import CausalLm
+from laconic.tensor import TensorSpec
+from laconic.training.evaluate import evaluate
+from laconic.training.objectives.causal_lm import NextToken
+from laconic.training.settings import Training
+from laconic.training.teach import Watching, teach
+from laconic.weights import fill, read_safetensors, write_weights
+
+VOCABULARY, WIDTH, LAYERS, LENGTH = 512, 96, 3, 48
+HELD = 0.1
+CPU = torch.device("cpu")
+CRITERIA = ("magnitude", "wanda", "sparsegpt")
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "50 %": ("prune.unstructured", {"sparsity": 0.5}),
+    "2:4": ("prune.two-four", {}),
+}
+
+
+def corpus(folder: Path) -> tuple[CausalLm, Dataset, Dataset]:
+    """The task, the texts to learn from, and those held back."""
+    given, _ = texts(folder)
+    lines = [str(json.loads(line)["text"]) for line in given.read_text(encoding="utf-8").splitlines()]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    inputs = tuple(
+        TensorSpec(name=name, dtype="int64", shape=("batch", "seq"), bounds={"seq": (1, LENGTH)})
+        for name in ("input_ids", "attention_mask")
+    )
+    task = CausalLm(tokenizer, inputs, max_tokens=LENGTH, pad_id=0, start_id=0)
+    long = [line for line in lines if len(tokenizer.encode(line).ids) > 1]
+    parts = split(Dataset.of(long, task, name="docstrings"), {"learn": 1 - HELD, "held": HELD})
+    return task, parts["learn"], parts["held"]
+
+
+def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpoint:
+    """The model, from the cache where it is there."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=LENGTH, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    module = LanguageModel(transformers.GPT2LMHeadModel(config))
+    start = Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
+    training = Training(
+        steps=steps,
+        batch=16,
+        optimizer=Named(name="adamw", config={"lr": 3e-3, "weight_decay": 0.01}),
+        schedule=Named(name="cosine"),
+        feed={"workers": 0},
+        every=10**6,
+    )
+    kept = folder / f"sparsity-{hash_of(start.key, learn.fingerprint, training.model_dump(mode='json'))}.safetensors"
+    if not kept.is_file():
+        with tempfile.TemporaryDirectory() as scratch:
+            taught = teach(start, learn, training, Path(scratch), ranks=Ranks(), watching=Watching(quiet=True))
+        module = prepare(taught.module)
+        write_weights(module, kept)
+    module = prepare(module)
+    fill(module, read_safetensors(kept), kept)
+    return Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
+
+
+def perplexity(checkpoint: Checkpoint, held: Dataset) -> float:
+    """On texts that nothing has learned from."""
+    return evaluate(checkpoint.module, NextToken(checkpoint.task), held, CPU)["perplexity"]
+
+
+def pruned(checkpoint: Checkpoint, learn: Dataset, name: str, config: dict[str, Any], seed: int) -> Checkpoint:
+    """The model after one stage."""
+    stage: TorchStage = Step(name=name, config=config).stage()  # type: ignore[assignment]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        context = TorchContext(
+            task=checkpoint.task, key="benchmark", seed=seed, folder=folder, cache=Cache(folder),
+            steps=Steps(quiet=True), train=learn, calibrate=learn, choose=learn, original=checkpoint,
+            fidelity=lambda one: np.ones(1), work=folder,
+        )  # fmt: skip
+        return stage.apply(replace(checkpoint, module=copy.deepcopy(checkpoint.module)), context)
+
+
+def main() -> None:
+    """Train, prune and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3, help="draws of the calibration samples")
+    parser.add_argument("--samples", type=int, default=128, help="texts to calibrate with")
+    parser.add_argument("--steps", type=int, default=1000, help="of the training")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
+    arguments = parser.parse_args()
+    arguments.cache.mkdir(parents=True, exist_ok=True)
+    task, learn, held = corpus(arguments.cache)
+    checkpoint = trained(task, learn, arguments.steps, arguments.cache)
+    tokens = sum(learn.take(arguments.samples).lengths)
+    print(
+        f"{len(learn)} texts to learn from, {len(held)} held back; calibrated with {arguments.samples} texts, about "
+        f"{tokens} tokens\nperplexity as it was: {perplexity(checkpoint, held):.2f}\n\n"
+        f"| perplexity | {' | '.join(SHAPES)} |\n| --- |{' --- |' * len(SHAPES)}"
+    )
+    for criterion in CRITERIA:
+        cells = []
+        for name, config in SHAPES.values():
+            settings = config | {"criterion": criterion, "samples": arguments.samples}
+            found = [
+                perplexity(pruned(checkpoint, learn, name, settings, seed), held)
+                for seed in range(arguments.seeds if criterion != "magnitude" else 1)
+            ]
+            spread = f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else ""
+            cells.append(f"{mean(found):.2f}{spread}")
+        print(f"| {criterion} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
