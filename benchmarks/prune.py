@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +31,9 @@ from laconic.runtimes.torch import TorchSession
 from laconic.stage import TorchContext, TorchStage
 from laconic.tensor import Array
 
-PLAIN = {"compensate": False}
-BY = {name: {"criterion": Named(name=name)} for name in ("magnitude", "activation")}
-APART = {"allocate": "sensitivity"}
+PLAIN: dict[str, Any] = {"compensate": False}
+BY: dict[str, dict[str, Any]] = {name: {"criterion": Named(name=name)} for name in ("magnitude", "activation")}
+APART: dict[str, Any] = {"allocate": "sensitivity"}
 
 ROWS: dict[str, Sequence[TorchStage]] = {
     "FFN 0.5, sensitivity": [Ffn(keep=0.5, **APART)],

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.anatomy import Site
-from compress.compensate import Elimination, Normal, Sums, eliminate, put
+from compress.compensate import Elimination, Normal, Sums, bias_of, eliminate, put
 from compress.gram import Moments, matrix, moments
 from compress.surgery import columns
 from laconic.data import Dataset
@@ -64,7 +64,8 @@ def curves(
 def curve(module: nn.Module, site: Site, seen: Moments, divergence: Divergence, base: float) -> Curve:
     """Of one site; base: the divergence without a cut."""
     layer = module.get_submodule(site.consumer)
-    weight, bias = matrix(layer).detach().clone(), None if layer.bias is None else layer.bias.detach().clone()
+    weight, own = matrix(layer).detach().clone(), bias_of(layer)
+    bias = None if own is None else own.clone()
     normal = Normal(weight, bias is not None, unchanged(weight, bias, seen))
     found = eliminate(normal, site.units)
     half = max(site.units // 2, 1)

@@ -160,7 +160,8 @@ def unit_costs(weight: Tensor, inverse: Tensor, width: int) -> Tensor:
     units = len(inverse) // width
     blocks = inverse.view(units, width, units, width).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     columns = weight.view(len(weight), units, width).permute(1, 2, 0)
-    return (columns * torch.linalg.solve(blocks, columns)).sum(dim=(1, 2))
+    costs: Tensor = (columns * torch.linalg.solve(blocks, columns)).sum(dim=(1, 2))
+    return costs
 
 
 def rows(units: Tensor, width: int) -> Tensor:
@@ -173,8 +174,15 @@ def by_score(scores: Tensor, units: int) -> tuple[int, ...]:
     return tuple(scores.sum(dim=0).view(units, -1).sum(dim=1).argsort(stable=True).tolist())
 
 
+def bias_of(layer: nn.Module) -> Tensor | None:
+    """A layer's bias, if it has one."""
+    bias: Tensor | None = layer.bias  # type: ignore[assignment]
+    return None if bias is None else bias.detach()
+
+
 def put(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a layer other weights, [out, in], in place."""
+    """Give a layer other weights, [out, in], in place; without a bias, its own stays."""
     matrix(layer).detach().copy_(weight)
-    if bias is not None:
-        layer.bias.detach().copy_(bias)  # type: ignore[operator, union-attr]
+    own = bias_of(layer)
+    if own is not None and bias is not None:
+        own.copy_(bias)

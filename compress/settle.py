@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.anatomy import Anatomy, Kind, Site, anatomy
-from compress.compensate import Sums, put, refit
+from compress.compensate import Sums, bias_of, put, refit
 from compress.gram import matrix
 from compress.passage import Passage
 from compress.surgery import columns, cut
@@ -55,7 +55,7 @@ def settle(
             for kind in kinds:
                 site = sites[kind]
                 layer = module.get_submodule(site.consumer)
-                weight, biased = matrix(layer).detach().clone(), layer.bias is not None
+                weight, biased = matrix(layer).detach().clone(), bias_of(layer) is not None
                 halves = sums(layer, old, reference.sites[stands][kind], new, site)
                 chosen = list(range(site.units))
                 if choose is not None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from compress.anatomy import Site, anatomy, configs
+from compress.gram import matrix
 from compress.shapes import changes, resize, sizes
 
 
@@ -35,15 +36,16 @@ def cut(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
 def select(layer: nn.Module, *, out: Tensor | None = None, into: Tensor | None = None) -> None:
     """Leave some outputs, or some inputs, of a linear layer, in place."""
     turned = isinstance(layer, Conv1D)
-    weight, bias = layer.weight, layer.bias
-    kept = weight.detach().T if turned else weight.detach()
+    own: Any = layer
+    weight, bias = own.weight, own.bias
+    kept = matrix(layer).detach()
     if out is not None:
         kept = kept[out]
         if bias is not None:
-            layer.bias = parameter(bias.detach()[out], bias)  # type: ignore[arg-type]
+            own.bias = parameter(bias.detach()[out], bias)
     if into is not None:
         kept = kept[:, into]
-    layer.weight = parameter(kept.T if turned else kept, weight)  # type: ignore[arg-type]
+    own.weight = parameter(kept.T if turned else kept, weight)
     names = ("nf", "nx") if turned else ("out_features", "in_features")
     for name, count in zip(names, kept.shape, strict=True):
         setattr(layer, name, count)
@@ -58,7 +60,7 @@ def keep_blocks(module: nn.Module, kept: Sequence[int]) -> None:
     """Leave these blocks, in their order, in place; what counts blocks counts anew."""
     found = anatomy(module)
     path, _, name = found.stack.rpartition(".")
-    owner = module.get_submodule(path)
+    owner: Any = module.get_submodule(path)
     blocks = getattr(owner, name)
     setattr(owner, name, nn.ModuleList([blocks[index] for index in kept]))
     for number, block in enumerate(getattr(owner, name)):
