@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from laconic.gain import duration, nines
-from laconic.ledger import Entry, cells
+from laconic.ledger import Entry, brief, cells
 from laconic.measured import Trial
 from laconic.picture import faithful, front, left
 
@@ -25,7 +25,7 @@ class Changes:
         rows = [
             (
                 entry.stage,
-                ", ".join(f"{name} {value}" for name, value in entry.config.items()),
+                brief(entry.config),
                 cells(entry),
                 "" if entry.seconds is None else duration(entry.seconds),
             )

@@ -58,6 +58,12 @@ def shares(start: Mapping[str, float], figures: Mapping[str, float]) -> dict[str
     return {name: figures[name] / start[name] for name in SIZES if name in figures and start.get(name)}
 
 
+def brief(config: Mapping[str, Any]) -> str:
+    """A stage's settings on a line, without those that say nothing: what is off, empty, not given, or a group."""
+    shown = {name: value.get("name") if isinstance(value, Mapping) else value for name, value in config.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items() if value not in (None, False, (), [], ""))
+
+
 def cells(entry: Entry) -> dict[str, str]:
     """Its figures for people, by name; empty where one is not known."""
     figures, left = entry.figures, entry.left

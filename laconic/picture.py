@@ -118,9 +118,9 @@ def left(entries: Sequence[Entry]) -> str:
                 ends.append((points[-1][1], points[-1][0], name))
         axes.set_ylim(0, 1.06 * max(value for points in shown.values() for _, value in points))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-        for y, (value, x, name) in zip(spread([end[0] for end in sorted(ends)], 7.0), sorted(ends), strict=True):
-            text = NAMES[name]
-            axes.annotate(text, (x, value), (len(entries) - 0.9, y), textcoords="data", va="center", color=SHADES[name])
+        for y, (value, x, name) in zip(spread([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
+            at = {"xy": (x, value), "xytext": (len(entries) - 1 + 0.04 * len(entries), y)}
+            axes.annotate(NAMES[name], **at, textcoords="data", va="center", color=SHADES[name], annotation_clip=False)
         return svg(figure, "left")
 
 
@@ -141,7 +141,7 @@ def front(trials: Sequence[Trial], *, drops: bool) -> str:
     """Speed-up against harm, the front joined. drops: harm is the drop of the metric, in points; else 1 - fidelity."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(2 * SIZE[0], 1.3 * SIZE[1]))
-        axes = figure.add_axes((0.08, 0.13, 0.9, 0.83))
+        axes = figure.add_axes((0.09, 0.13, 0.88, 0.83))
         largest = max(trial.size for trial in trials)
         spots = [(trial, harm) for trial in trials if (harm := harm_of(trial, drops)) is not None]
         best = sorted((trial.speedup, harm) for trial, harm in spots if trial.front)
@@ -151,9 +151,10 @@ def front(trials: Sequence[Trial], *, drops: bool) -> str:
             edge = AFTER if trial.front else BEFORE
             face = edge if trial.measured else "none"
             area = 20 + 140 * trial.size / largest
-            axes.scatter(
-                trial.speedup, harm, area, facecolors=face, edgecolors=edge, alpha=0.85 if trial.front else 0.5
-            )
+            alpha = 0.85 if trial.front else 0.5
+            axes.scatter(trial.speedup, harm, area, facecolors=face, edgecolors=edge, alpha=alpha)
+            if trial.reason.startswith("chosen"):
+                axes.annotate("chosen", (trial.speedup, harm), (9, -3), textcoords="offset points", color=INK)
         axes.set_xlabel("speed-up, times the original")
         axes.set_ylabel("drop of the metric, points" if drops else "1 - fidelity")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
@@ -170,9 +171,10 @@ def harm_of(trial: Trial, drops: bool) -> float | None:
 def staircase(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
     """Axes over the stages, with room on the right for the names of the lines."""
     figure = Figure(figsize=SIZE)
-    axes = figure.add_axes((0.12, 0.26, 0.66, 0.7))
-    axes.set_xticks(range(len(entries)), [entry.stage.replace(".", ".\n", 1) for entry in entries], fontsize=7)
-    axes.set_xlim(-0.3, len(entries) - 0.7)
+    axes = figure.add_axes((0.13, 0.3, 0.64, 0.67))
+    names = [entry.stage.rpartition(":")[2] for entry in entries]
+    axes.set_xticks(range(len(entries)), names, fontsize=8, rotation=35, ha="right", rotation_mode="anchor")
+    axes.set_xlim(-0.02 * len(entries), 1.02 * len(entries) - 1)
     return figure, axes
 
 

@@ -255,7 +255,7 @@ class Recipe(Origin):
         if self.heal and HEAL in registry.STAGES and (lossy or isinstance(self.heal, dict)):
             heal = Step(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
             for number in reversed(wounds([stage for _, stage in built], heal.stage())):
-                steps.insert(number + 1, heal)
+                steps.insert(number + 1, heal.model_copy(deep=True))  # YAML would write one twice as an alias
         return self.model_copy(update={"stages": tuple(steps)})
 
     def build(self) -> tuple[Stage, ...]:

@@ -17,7 +17,7 @@ from laconic.changes import Changes, searched
 from laconic.document import PATHS
 from laconic.gain import amount, at_batch, duration, gains, milliseconds, nines, shipped
 from laconic.graph import Graph
-from laconic.ledger import Entry, ledger
+from laconic.ledger import Entry, brief, ledger
 from laconic.measured import Measured, Trial
 from laconic.picture import latency, throughput
 from laconic.plan import BITS, Ladder
@@ -184,6 +184,7 @@ def environment() -> Environment:
     )
     made.filters["amount"] = amount
     made.filters["nines"] = nines
+    made.filters["brief"] = brief
     made.filters["milliseconds"] = milliseconds
     made.filters["duration"] = duration
     made.filters["breakable"] = breakable

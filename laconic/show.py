@@ -16,7 +16,7 @@ from laconic.compare import table
 from laconic.doctor import Finding
 from laconic.gain import amount, gains, speedup
 from laconic.inspection import Check
-from laconic.ledger import Entry, cells, ledger
+from laconic.ledger import Entry, brief, cells, ledger
 from laconic.measured import Timing, Trial
 from laconic.verdict import Comparison, Verdict
 
@@ -90,7 +90,7 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
         table.add_row("arithmetic", f"{shares}, by weights that are multiplied with")
     table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
     for record in manifest.history:
-        config = ", ".join(f"{name} {value}" for name, value in record.config.items())
+        config = brief(record.config)
         table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("licence", manifest.licence or "not said by the source")

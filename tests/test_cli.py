@@ -111,6 +111,13 @@ def test_without_a_verb_the_help_is_shown_and_nothing_was_done(laconic):
         (["verify", "missing"], "holds no manifest.json"),
         (["bench", "missing"], "holds no manifest.json"),
         (["serve", "missing"], "missing"),
+        (["compare", "missing", "missing"], "holds no manifest.json"),
+        (["compress", "missing", "-o", "out", "--to", "tensor"], "to: input should be 'artifact' or 'checkpoint'"),
+        (["compress", "missing", "-o", "out", "--to", "checkpoint"], "as it came"),
+        (["compress", "missing", "-o", "out", "--max-latency", "3"], "a time with its unit"),
+        (["compress", "missing", "-o", "out", "--max-drop", "3"], "a share as 1%"),
+        (["compress", "missing", "-o", "out", "--budget", "3"], "30m"),
+        (["compress", "missing", "-o", "out", "--recipe", "text-embeding"], "Did you mean 'text-embedding'"),
     ],
 )
 def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(laconic, arguments, said):
@@ -147,6 +154,31 @@ def test_the_recipe_is_shown_and_reads_back(laconic, tmp_path):
     assert laconic("compress", "--recipe", path, "--show-recipe")[0] == 0
     assert "fidelity: 0.999" in out
     assert "quantize.static" in out
+
+
+def test_the_goal_of_the_command_line_stands_beside_that_of_the_recipe(laconic, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("source: m\ngoal: {max_size: 20 MB, fidelity: 0.9}")
+    given = ("--recipe", path, "--max-latency", "3ms", "--fidelity", "0.99", "--max-drop", "1%", "--budget", "30m")
+    code, out, _ = laconic("compress", *given, "--show-recipe")
+    assert code == 0
+    for line in ("max_size: 20000000", "max_latency: 0.003 s", "fidelity: 0.99", "max_drop: 0.01"):
+        assert line in out
+
+
+def test_the_ready_recipes_are_listed_and_good_ones(laconic):
+    code, out, _ = laconic("recipes", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [each["name"] for each in found] == ["image-classification", "text-classification", "text-embedding"]
+    assert all(each["says"] for each in found)
+    assert laconic("recipes")[0] == 0
+    for each in found:
+        code, out, _ = laconic("compress", "my-model", "--recipe", each["name"], "--show-recipe")
+        assert code == 0
+        assert "source: my-model" in out
+        assert f"task: {each['name']}" in out
+        assert "distill.heal" in out
 
 
 def broken_source(folder, trained, kind):

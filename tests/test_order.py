@@ -135,6 +135,7 @@ def test_a_completed_recipe_reads_back_and_stays_as_it_is(own, tmp_path):
     recipe = Recipe.parse({"source": "/m", "stages": ["cut", {"cut": {"share": 0.1}}, "round"], "heal": {"epochs": 2}})
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.to_yaml())
+    assert "&" not in path.read_text()
     assert Recipe.load(path) == recipe
     assert recipe.completed() == recipe
 

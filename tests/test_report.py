@@ -7,17 +7,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from artifacts import PASSED, X, Y
+from artifacts import PASSED, X, Y, write_artifact
 
-from laconic.artifact import FileDigest, Manifest
+from laconic.artifact import REPORT, Artifact, FileDigest, Manifest
 from laconic.candidates import Candidate
+from laconic.changes import searched
 from laconic.graph import Graph, Layer
 from laconic.hardware import Machine
-from laconic.measured import Measured, Timing
+from laconic.inspection import verify
+from laconic.measured import Measured, Timing, Trial
 from laconic.plan import Ladder, Plan
 from laconic.recipe import Recipe
 from laconic.record import Record
-from laconic.report import render
+from laconic.report import MARK, add_search, render
 from laconic.trial import Option
 from laconic.verdict import Comparison
 
@@ -274,3 +276,81 @@ def test_the_arithmetic_that_the_engine_told_of_is_said():
     html = render(given.pop("manifest"), given.pop("measured"), **given)
     assert "on 3.0 % in float32, on 97.0 % in int8." in html
     assert "the engine works" not in page()
+
+
+def staged(**changes):
+    """A page about a model that was pruned, healed and quantized."""
+    start = {"parameters": 1000.0, "bytes": 4000.0, "multiply-adds": 900.0}
+    after = {"parameters": 500.0, "bytes": 2000.0, "multiply-adds": 300.0, "fidelity": 0.9, "fidelity worst": 0.7}
+    history = (
+        Record(stage="earlier", config={}, key="e", figures=start),
+        Record(stage="prune.heads", config={"keep": 0.5}, key="p", figures=after),
+        Record(stage="distill.heal", config={}, key="h", figures=after | {"fidelity": 0.96}),
+        Record(stage="quantize.static", config={}, key="q", figures={"bytes": 1000.0, "fidelity": 0.95}),
+    )
+    given = pieces(source={"kind": "builder", "figures": start, "earlier": 1}, history=history, **changes)
+    given["measured"] = measured().model_copy(update={"seconds": {"p": 3.0, "h": 200.0}})
+    return render(given.pop("manifest"), given.pop("measured"), **given)
+
+
+def test_what_each_stage_gained_and_cost_is_a_table_and_two_pictures():
+    html = staged()
+    found = tree(html).findall(".//table[@class='changes']/tbody/tr")
+    rows = [" ".join(filter(None, ("".join(cell.itertext()) for cell in row))) for row in found]
+    assert rows == [
+        "as it came 1.0 k 4.0 kB 900",
+        "prune.heads 500 (50 %) 2.0 kB (50 %) 300 (33 %) 0.90000 0.70000 3.0 s",
+        "distill.heal 500 (50 %) 2.0 kB (50 %) 300 (33 %) 0.96000 0.70000 3 min 20 s",
+        "quantize.static 1.0 kB (25 %) 0.95000",
+    ]
+    assert len(tree(html).findall(".//figure/svg")) == 4
+    ids = re.findall(r' id="([^"]*)"', html)
+    assert len(ids) == len(set(ids))
+    assert "What each stage" not in page()
+
+
+def trial(name, speedup, fidelity, **changes):
+    return {
+        "name": name,
+        "fidelity": fidelity,
+        "latency": 0.01 / speedup,
+        "size": 1e7,
+        "speedup": speedup,
+        "front": True,
+        "reason": "chosen",
+        **changes,
+    }
+
+
+TRIALS = [
+    trial("heads 0.5", 4.0, 0.97),
+    trial("heads 0.25", 5.0, 0.9, reason=HOSTILE),
+    trial("heads 0.9", 2.0, None, measured=False, front=False, reason="no faster than heads 0.5"),
+]
+
+
+def test_what_a_search_tried_is_put_into_the_artifact_and_replaced_by_a_later_search(tmp_path):
+    path = write_artifact(tmp_path / "one.laconic")
+    (path / REPORT).write_text(page(), encoding="utf-8")
+    add_search(path, TRIALS)
+    add_search(path, TRIALS)
+    html = (path / REPORT).read_text(encoding="utf-8")
+    assert html.count("What the search tried") == 1
+    section = html.split(MARK)[1]
+    assert all(text in section for text in ("heads 0.5", "foretold", "no faster than heads 0.5", "4.00 &#215;"))
+    assert "<script" not in section
+    tree(html)
+    assert [check for check in verify(path) if not check.passed] == []
+    assert [each.name for each in Artifact.load(path).measured.search] == [each["name"] for each in TRIALS]
+    add_search(path, [])
+    assert "What the search tried" not in (path / REPORT).read_text(encoding="utf-8")
+
+
+def test_the_front_is_drawn_by_the_drop_where_there_are_labels():
+    drops = [Trial.model_validate(each | {"drop": 0.01 * number}) for number, each in enumerate(TRIALS)]
+    found = searched(drops, "accuracy")
+    assert found.harm == "drop of the accuracy, points"
+    assert [harm for _, harm in found.rows] == ["+1.00", "+0.00", "+2.00"]
+    assert "drop of the metric" in found.picture
+    plain = searched([Trial.model_validate(each) for each in TRIALS], "accuracy")
+    assert [harm for _, harm in plain.rows] == ["0.90000", "0.97000", ""]
