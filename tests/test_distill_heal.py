@@ -1,0 +1,173 @@
+import copy
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from contexts import torch_context
+from models import save_embedder
+from torch import nn
+
+from compress.distill import course as courses
+from compress.distill.course import BEST, LOG
+from compress.distill.heal import Heal
+from laconic.cache import Cache
+from laconic.checkpoint import Checkpoint, load_source
+from laconic.training.schedule import Cosine, Linear
+
+QUICK = {"batch": 8, "steps": 12, "feed": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return load_source(save_embedder(tmp_path_factory.mktemp("mini")))
+
+
+@pytest.fixture(scope="module")
+def student(original):
+    module = copy.deepcopy(original.module)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            parameter.data += 0.3 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+    return Checkpoint.of(module, original.task, outputs=original.outputs, source=original.source, size=original.size)
+
+
+@pytest.fixture
+def context(original, tmp_path_factory, tmp_path):
+    def make(name="run", **changes):
+        given = torch_context(original, tmp_path / name)
+        return replace(given, cache=Cache(tmp_path_factory.getbasetemp() / "cache"), **changes)
+
+    return make
+
+
+def weights(checkpoint):
+    return checkpoint.module.state_dict()
+
+
+def same(one, other):
+    return all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
+
+
+def test_the_weights_of_the_best_look_are_what_comes_back(student, context):
+    given = context()
+    found = Heal(**QUICK, look=3).apply(student, given)
+    figures = found.history[-1].figures
+    assert figures["fidelity before"] == pytest.approx(given.fidelity(student).mean())
+    assert figures["fidelity after"] == pytest.approx(given.fidelity(found).mean())
+    assert figures["fidelity after"] > figures["fidelity before"]
+    assert figures["steps"] == 12
+    looks = json.loads((given.work / LOG).read_text())["looks"]
+    assert sorted(map(int, looks)) == [0, 3, 6, 9, 12]
+    assert figures["fidelity after"] == max(looks.values()) == looks[str(int(figures["best step"]))]
+
+
+def test_the_same_recipe_heals_to_the_same_bytes(student, context):
+    first, second = (Heal(**QUICK).apply(student, context(name)) for name in ("one", "two"))
+    assert first.key == second.key
+    assert same(first, second)
+
+
+def test_what_healing_made_worse_is_thrown_away(student, context):
+    settings = QUICK | {"optimizer": {"name": "sgd", "config": {"lr": 500.0}}, "clip": None, "steps": 4}
+    given = context()
+    found = Heal(**settings).apply(student, given)
+    figures = found.history[-1].figures
+    assert figures["best step"] == 0
+    assert figures["fidelity after"] == figures["fidelity before"]
+    assert same(found, student)
+    assert not (given.work / BEST).exists()
+
+
+def test_there_is_nothing_to_heal_in_the_original(original, context):
+    found = Heal(**QUICK).apply(original, context())
+    assert found.history[-1].figures["steps"] == 0
+    assert same(found, original)
+
+
+def test_it_ends_when_it_does_not_pay_with_the_schedule_brought_to_its_end(student, context, monkeypatch):
+    rates = watched(monkeypatch)
+    found = Heal(**{**QUICK, "steps": 200}, look=2, patience=2, gain=0.99).apply(student, context())
+    assert found.history[-1].figures["steps"] == len(rates) == 6, "two looks, and two steps to cool"
+    assert rates[-1] < 0.1 * max(rates)
+
+
+def test_minutes_are_a_limit_within_which_the_schedule_ends(student, context, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(courses, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    rates = watched(monkeypatch)
+    found = Heal(**{**QUICK, "steps": 5000}, look=50, minutes=0.75, patience=50).apply(student, context())
+    steps = found.history[-1].figures["steps"]
+    assert 20 <= steps <= 50, "45 seconds, of which a step takes one"
+    assert rates[-1] < 0.1 * max(rates)
+
+
+def watched(monkeypatch):
+    """The learning rates after each step of what is healed from here on."""
+    rates = []
+    plain = courses.Course.event
+
+    def event(self, kit):
+        inner = plain(self, kit)
+
+        def told(done):
+            ended = inner(done)
+            rates.append(kit.optimizer.param_groups[0]["lr"])
+            return ended
+
+        return told
+
+    monkeypatch.setattr(courses.Course, "event", event)
+    return rates
+
+
+class Power(Exception):
+    pass
+
+
+def test_a_healing_that_was_killed_while_it_looked_asks_nothing_twice(student, context):
+    settings = {**QUICK, "steps": 8, "every": 2}
+    made = Heal(**settings, look=2, patience=9)
+    whole = made.apply(student, context("whole"))
+    given = context("killed")
+    asked = []
+
+    def fidelity(one):
+        if len(asked) == 3:
+            asked.append("cut")
+            raise Power
+        asked.append("look")
+        return given.fidelity(one)
+
+    with pytest.raises(Power):
+        made.apply(student, replace(given, fidelity=fidelity))
+    again = made.apply(student, replace(given, fidelity=fidelity))
+    assert asked == ["look", "look", "look", "cut", "look", "look"], "0, 2, 4, 6 cut short, 6 again, 8"
+    assert same(again, whole)
+    assert again.history[-1].figures == whole.history[-1].figures
+
+
+@pytest.mark.parametrize("kind", [Cosine, Linear])
+def test_a_schedule_that_hurries_goes_on_from_where_it_is_and_ends_in_time(kind):
+    def run(hurry):
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+        made, rates = kind(warmup=0.1).build(optimizer, 100), []
+        while not made.ended:
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            made.step()
+            if hurry and made.last_epoch == 50:
+                made.hurry(10)
+                kept = made.state_dict()
+                made = kind(warmup=0.1).build(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0), 100)
+                optimizer = made.optimizer
+                made.load_state_dict(json.loads(json.dumps(kept)))
+        return rates
+
+    plain, quick = run(False), run(True)
+    assert len(plain) == 100
+    assert len(quick) == 60
+    assert quick[:51] == plain[:51]
+    assert quick[51:] == pytest.approx(plain[55::5], abs=1e-9)
