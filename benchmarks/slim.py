@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ def build_branches() -> nn.Module:
         nn.MaxPool2d(2), Branches(64), nn.Conv2d(128, 96, 3, padding=1), nn.ReLU(), nn.Flatten(),
         nn.Linear(96 * 16, 10),
     )  # fmt: skip
-    model.inputs = build().inputs  # type: ignore[assignment]
+    model.inputs = build().inputs
     return model
 
 
@@ -101,7 +102,7 @@ def opened(name: str, images: Array, labels: Array, folder: Path) -> Checkpoint:
     if not file.is_file():
         torch.save(learned(name, images[:SEEN], labels[:SEEN]).state_dict(), file)
     module.load_state_dict(torch.load(file, weights_only=True))
-    inputs = module.inputs
+    inputs: Any = module.inputs
     task = ImageClassification(inputs, preprocess=ImagePreprocess(channels=1))
     return Checkpoint.of(
         module.eval(), task, outputs=probe_module(module, inputs), source={"kind": "benchmark"}, size=0
@@ -133,8 +134,9 @@ def accuracy(checkpoint: Checkpoint, dataset: Dataset) -> float:
 
 def cost(module: nn.Module) -> tuple[int, int]:
     """Weights, and multiplications for one image."""
+    layers: dict[str, Any] = dict(module.named_modules())
     places = positions(module, {"image": torch.zeros(2, 1, 16, 16)})
-    work = sum(uses * module.get_submodule(path).weight.numel() for path, uses in places.items())  # type: ignore[union-attr,operator]
+    work = sum(uses * layers[path].weight.numel() for path, uses in places.items())
     return sum(parameter.numel() for parameter in module.parameters()), int(work)
 
 
@@ -167,7 +169,7 @@ def of_channels(keeps: list[float]) -> Iterator[tuple[str, Change]]:
     """Channels cut, in several ways."""
     for keep in keeps:
         yield f"{keep:g}, Torch-Pruning alone", torch_pruning_alone(keep)
-        ways = {
+        ways: dict[str, dict[str, Any]] = {
             "magnitude, no more": {**PLAIN},
             "magnitude, normalisation anew": {"compensate": False},
             "magnitude, least squares": {"reestimate": False},

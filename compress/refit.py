@@ -1,6 +1,6 @@
 """Layers fitted anew by least squares, so that they answer to what flows into them now as their originals answered."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 
 import torch
@@ -53,11 +53,8 @@ def together(
     """The moments of a layer's inputs x, None where it does not run; the sum of x' xT, x' being the original's,
     [in', in]; the sum of x', [in']."""
     seen, cross, total = None, torch.zeros(()), torch.zeros(())
-    with (
-        closing(flows(module, forward_batches(task, dataset), [path])) as now,
-        closing(flows(original, forward_batches(task, dataset), [aim])) as then,
-    ):
-        for number, ((_, x), (_, before)) in enumerate(zip(now, then, strict=True), 1):
+    with closing(inputs(module, task, dataset, path)) as now, closing(inputs(original, task, dataset, aim)) as then:
+        for number, (x, before) in enumerate(zip(now, then, strict=True), 1):
             if seen is None:
                 seen = Moments(x.new_zeros(x.shape[1], x.shape[1]), x.new_zeros(x.shape[1]), 0)
                 cross, total = x.new_zeros(before.shape[1], x.shape[1]), x.new_zeros(before.shape[1])
@@ -69,6 +66,12 @@ def together(
             if number * ROWS >= SAMPLES and seen.count >= ENOUGH * x.shape[1]:
                 break
     return seen, cross, total
+
+
+def inputs(module: nn.Module, task: Task, dataset: Dataset, path: str) -> Generator[Tensor, None, None]:
+    """What flows into a layer, [count, in], batch by batch."""
+    for _, x in flows(module, forward_batches(task, dataset), [path]):
+        yield x
 
 
 def solve(

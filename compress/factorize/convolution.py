@@ -41,7 +41,8 @@ class Convolution(TorchStage):
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         found = {path: layer for path, layer in separate(checkpoint.module) if isinstance(layer, nn.Conv2d)}
-        shapes = {path: shape for path, layer in named(found, self.layers).items() if (shape := self.shape(layer))}
+        chosen = named(found, self.layers)
+        shapes = {path: shape for path in chosen if (shape := self.shape(found[path]))}
         if not shapes:
             raise UsageError(
                 f"factorize.convolution: none of the convolutions {sorted(found)} saves work when it is made "

@@ -6,6 +6,7 @@ in the metric of G, and are then trained together on that error.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from compress.factorize.parts import Shape, split, together
 from compress.gram import Moments, matrix
 
+diagonal: Callable[..., Tensor] = torch.block_diag
+
 STEPS = 60
-"""Of L-BFGS, each with up to a dozen looks at the error. On digits the error of separable convolutions after 20, 60 and
-200: TODO."""
+"""Of L-BFGS, each with a look or two at the error."""
 DAMPING = 1e-4
 """Of the mean square of an input, added to each: what no sample shows is to be kept as well."""
 
@@ -48,20 +50,20 @@ def spectrum(weight: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
 def begin(weight: Tensor, metric: Tensor, shape: Shape, kernel: tuple[int, int]) -> list[Tensor]:
     """Parts to begin with, in the order of their weights' elements. weight: [out, in x kernel] float64."""
     size, area = shape.size, kernel[0] * kernel[1]
-    each = weight.unflatten(1, (-1, area))  # [out, in, kernel]
+    each = weight.reshape(len(weight), -1, area)  # [out, in, kernel]
     match shape.kind:
         case "low-rank":
             directions = spectrum(weight, metric)[1][:, :size]
             return [directions.T @ weight, directions]
         case "separable":
             filters = torch.linalg.svd(each.transpose(0, 1), full_matrices=False)[2][:, :size]
-            first = torch.block_diag(*filters)
+            first = diagonal(*filters)
             return [filters, answering(weight, metric, first)]
         case "grouped":
             wide, high = weight.shape[1] // size, weight.shape[0] // size
             parts = [slice(number * wide, (number + 1) * wide) for number in range(size)]
             outs = [spectrum(weight[:, part], metric[part, part])[1][:, :high] for part in parts]
-            first = torch.block_diag(*(out.T @ weight[:, part] for out, part in zip(outs, parts, strict=True)))
+            first = diagonal(*(out.T @ weight[:, part] for out, part in zip(outs, parts, strict=True)))
             firsts = [out.T @ weight[:, part] for out, part in zip(outs, parts, strict=True)]
             return [torch.cat(firsts), answering(weight, metric, first)]
         case "bottleneck":
@@ -71,20 +73,21 @@ def begin(weight: Tensor, metric: Tensor, shape: Shape, kernel: tuple[int, int])
         case "spatial":
             left, values, right = torch.linalg.svd(turned(weight, kernel), full_matrices=False)
             root = values[:size].sqrt()
-            return [root[:, None] * right[:size], (left[:, :size] * root).unflatten(0, (-1, kernel[1])).transpose(1, 2)]
+            return [root[:, None] * right[:size], (left[:, :size] * root).reshape(-1, kernel[1], size).transpose(1, 2)]
 
 
 def turned(weight: Tensor, kernel: tuple[int, ...]) -> Tensor:
     """A convolution's weight [out, in x kernel] as [out x width, in x height]: of the rank of the k x 1 and 1 x k
     convolutions that make it."""
-    return weight.unflatten(1, (-1, *kernel)).permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
+    return weight.reshape(len(weight), -1, *kernel).permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
 
 
 def answering(weight: Tensor, metric: Tensor, first: Tensor) -> Tensor:
     """The best last part [out, size] behind a first one [size, in]."""
     inner = first @ metric @ first.T
     inner += DAMPING * inner.diagonal().mean().clamp(min=1e-30) * torch.eye(len(inner), dtype=inner.dtype)
-    return torch.linalg.solve(inner, first @ metric @ weight.T).T
+    last: Tensor = torch.linalg.solve(inner, first @ metric @ weight.T).T
+    return last
 
 
 def imitate(layer: nn.Module, moments: Moments | None, shape: Shape) -> tuple[nn.Sequential, float]:
@@ -94,11 +97,12 @@ def imitate(layer: nn.Module, moments: Moments | None, shape: Shape) -> tuple[nn
     """
     weight, metric = matrix(layer).detach().double(), spread(moments, layer)
     parts = split(layer, shape)
+    layers: list[Any] = list(parts)
     kernel = layer.kernel_size if isinstance(layer, nn.Conv2d) else (1, 1)
     started = begin(weight, metric, shape, (kernel[0], kernel[1]))
     weights = [
         value.reshape(part.weight.shape).clone(memory_format=torch.contiguous_format)
-        for value, part in zip(started, parts, strict=True)
+        for value, part in zip(started, layers, strict=True)
     ]
     size = (weight @ metric * weight).sum().clamp(min=1e-30)
 
@@ -109,13 +113,13 @@ def imitate(layer: nn.Module, moments: Moments | None, shape: Shape) -> tuple[nn
     if shape.kind != "low-rank":  # of which the beginning is the best already
         train(weights, error)
     with torch.no_grad():
-        for value, part in zip(weights, parts, strict=True):
+        for value, part in zip(weights, layers, strict=True):
             part.weight.copy_(value.detach())
         if layer.bias is not None:
-            parts[-1].bias.copy_(layer.bias)
+            layers[-1].bias.copy_(layer.bias)
             if moments is not None:
                 gap = weight - together([value.detach() for value in weights], shape)
-                parts[-1].bias += gap @ moments.total.double() / moments.count
+                layers[-1].bias += gap @ moments.total.double() / moments.count
         return parts, float(error())
 
 
@@ -132,4 +136,4 @@ def train(weights: Sequence[Tensor], error: Callable[[], Tensor]) -> None:
         return float(found.detach())
 
     with torch.enable_grad():
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[no-untyped-call]

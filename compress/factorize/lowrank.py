@@ -91,6 +91,6 @@ def candidate(path: str, layer: nn.Module, one: Shape, metric: Tensor, step: int
         energies = torch.linalg.svdvals(turned(weight, layer.kernel_size)).square()
     else:
         energies = spectrum(weight, metric)[0]
-    each = sum(part.weight.numel() for part in split(layer, one))
+    each = sum(parameter.numel() for name, parameter in split(layer, one).named_parameters() if "weight" in name)
     most = min((work(layer) - 1) // work(layer, one), (weight.numel() - 1) // each, len(energies))
     return Candidate(path, losses(energies), weight.numel(), each, most, step)

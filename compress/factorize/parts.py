@@ -4,7 +4,7 @@ All of them are linear, so that together they are one layer of the old one's sha
 the old one's by the moments of what flows in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,9 @@ from torch.nn.utils import skip_init
 from transformers.pytorch_utils import Conv1D
 
 Kind = Literal["low-rank", "spatial", "separable", "grouped", "bottleneck"]
+
+empty: Callable[..., nn.Module] = skip_init
+"""A layer of this class whose weights are undefined, and for which nothing was drawn at random."""
 
 
 class Shape(BaseModel):
@@ -37,22 +40,23 @@ def split(layer: nn.Module, shape: Shape) -> nn.Sequential:
         out, into = features(layer)
         like: dict[str, Any] = {"dtype": layer.weight.dtype}
         return nn.Sequential(
-            skip_init(nn.Linear, into, shape.size, bias=False, **like),
-            skip_init(nn.Linear, shape.size, out, bias=layer.bias is not None, **like),
+            empty(nn.Linear, into, shape.size, bias=False, **like),
+            empty(nn.Linear, shape.size, out, bias=layer.bias is not None, **like),
         ).requires_grad_(False)
     return nn.Sequential(*convolutions(layer, shape)).requires_grad_(False)
 
 
-def convolutions(layer: nn.Conv2d, shape: Shape) -> list[nn.Conv2d]:
+def convolutions(layer: nn.Conv2d, shape: Shape) -> list[Any]:
     """The layers to put in a convolution's place."""
     out, into, size = layer.out_channels, layer.in_channels, shape.size
-    whole = {
+    whole: dict[str, Any] = {
         "kernel_size": layer.kernel_size,
         "stride": layer.stride,
         "padding": layer.padding,
         "dilation": layer.dilation,
     }
-    last = {"bias": layer.bias is not None}
+    last: dict[str, Any] = {"bias": layer.bias is not None}
+    plans: list[tuple[int, int, dict[str, Any]]]
     match shape.kind:
         case "low-rank":
             plans = [(into, size, whole), (size, out, last)]
@@ -65,7 +69,7 @@ def convolutions(layer: nn.Conv2d, shape: Shape) -> list[nn.Conv2d]:
         case "spatial":
             plans = [(into, size, along(layer, 0)), (size, out, along(layer, 1) | last)]
     like = {"dtype": layer.weight.dtype}
-    return [skip_init(nn.Conv2d, a, b, **({"kernel_size": 1, "bias": False} | kept | like)) for a, b, kept in plans]
+    return [empty(nn.Conv2d, a, b, **({"kernel_size": 1, "bias": False} | kept | like)) for a, b, kept in plans]
 
 
 def along(layer: nn.Conv2d, axis: int) -> dict[str, Any]:
@@ -92,11 +96,11 @@ def together(weights: Sequence[Tensor], shape: Shape) -> Tensor:
         case "spatial":
             return einsum("orx,riy->oiyx", last[:, :, 0], first[..., 0]).flatten(1)
         case "separable":
-            filters = first.flatten(1).unflatten(0, (-1, shape.size))
-            return einsum("oim,imk->oik", last.flatten(1).unflatten(1, (-1, shape.size)), filters).flatten(1)
+            filters = first.reshape(-1, shape.size, first[0].numel())
+            return einsum("oim,imk->oik", last.reshape(len(last), -1, shape.size), filters).flatten(1)
         case "grouped":
-            blocks = first.flatten(1).unflatten(0, (shape.size, -1))
-            return einsum("oga,gak->ogk", last.flatten(1).unflatten(1, (shape.size, -1)), blocks).flatten(1)
+            blocks = first.reshape(shape.size, -1, first[0].numel())
+            return einsum("oga,gak->ogk", last.reshape(len(last), shape.size, -1), blocks).flatten(1)
         case "bottleneck":
             return einsum("or,rsk,si->oik", last.flatten(1), weights[1].flatten(2), first.flatten(1)).flatten(1)
 

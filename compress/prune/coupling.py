@@ -103,7 +103,7 @@ def as_group(items: Sequence[Any], names: Mapping[Any, str]) -> Group | None:
             places[root].append(place)
         axis = axis_of(layer, item.dep.handler.__name__)
         members.append(Member(names[layer], axis, tuple(map(tuple, places))))
-        if axis != "both" and getattr(layer, "groups", 1) > 1:
+        if axis != "both" and isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) and layer.groups > 1:
             size = (layer.out_channels if axis == "out" else layer.in_channels) // layer.groups
             shared.append([tuple(place // size for place in each) for each in places])
     lanes: dict[tuple[Any, ...], list[int]] = {}

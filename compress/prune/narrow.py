@@ -65,7 +65,7 @@ def narrow(module: nn.Module, cuts: Mapping[str, Cut]) -> None:
             narrow_each(layer, cut)
         elif is_depthwise(layer):
             narrow_each(layer, cut)
-            layer.in_channels = layer.groups = layer.out_channels  # type: ignore[assignment]
+            layer.in_channels = layer.groups = layer.out_channels
         elif isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
             narrow_convolution(layer, cut)
         else:
@@ -73,7 +73,7 @@ def narrow(module: nn.Module, cuts: Mapping[str, Cut]) -> None:
             rows, columns = left(layer.out_features, cut.rows), left(layer.in_features, cut.columns)
             layer.weight = picked(picked(layer.weight, 0, rows), 1, columns)
             if layer.bias is not None:
-                layer.bias = picked(layer.bias, 0, rows)
+                layer.bias = picked(layer.bias, 0, rows)  # type: ignore[assignment]
             layer.out_features, layer.in_features = len(rows), len(columns)
 
 
@@ -91,7 +91,7 @@ def narrow_convolution(layer: nn.Module, cut: Cut) -> None:
     """A convolution, transposed or not, in groups or not."""
     assert isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED))
     rows, columns = left(layer.out_channels, cut.rows), left(layer.in_channels, cut.columns)
-    weight = layer.weight
+    weight: Tensor = layer.weight
     if isinstance(layer, TRANSPOSED):
         if layer.groups > 1:
             raise RuntimeError("a transposed convolution in groups")

@@ -38,12 +38,12 @@ def worths(
     return [worth(group, sides) for group in groups]
 
 
-def taken(scores: Tensor, layer: nn.Module) -> Tensor:
+def taken(scores: Tensor, layer: nn.Module | nn.Parameter) -> Tensor:
     """The worth of the channels [in] that a layer takes: of all weights that it multiplies each with."""
-    weight, groups = layer.weight, getattr(layer, "groups", 1)
+    weight, groups = getattr(layer, "weight", layer), getattr(layer, "groups", 1)
     assert isinstance(weight, Tensor)
-    kernel = weight[0, 0].numel()
-    return scores.unflatten(0, (groups, -1)).sum(dim=1).unflatten(1, (-1, kernel)).sum(dim=2).flatten()
+    summed = scores.reshape(groups, -1, scores.shape[1]).sum(dim=1)
+    return summed.reshape(groups, weight.shape[1], -1).sum(dim=2).flatten()
 
 
 def worth(group: Group, sides: Sides) -> Tensor:
