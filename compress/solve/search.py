@@ -42,9 +42,9 @@ STUCK = 0.95
 ROUNDS = 3
 """How often the search goes from cuts to artifacts."""
 
-UNTRIED = "the time for cuts was over before its turn"
+UNTRIED = "the time for cuts ended before its turn"
 
-ASKS = 60
+ASKS = 30
 """Questions to the study for one generation, most of which may be known or foreseen to be too slow."""
 
 TRIES = 2
@@ -87,7 +87,7 @@ class Search:
         """Quantize what is there, and learn from it how fast anything else will be."""
         plain = Candidate({}, Prediction(0.0, 1.0, 0.0))
         graph = self.shop.base.source.checkpoint is None
-        outcome = Outcome(Figures(1.0, 1.0, 0.0, 0.0)) if graph else self.shop.tried([plain])[0]
+        outcome = Outcome(Figures(1.0, 1.0, 0.0, 0.0)) if graph else self.shop.tried([plain], "load")[0]
         if outcome.figures is None:
             raise RecipeError(outcome.error)
         plain.take(outcome, self.aim)
@@ -116,6 +116,8 @@ class Search:
                 stale = 0 if any(each in front for each in cut) else stale + len(cut)
                 tried += len(cut)
                 step.advance(len(cut))
+                if len(cut) < len(asked):
+                    break
             step.note = f"{tried} cut, {len(cheap_front(self.open))} of them worth healing"
 
     def cut(self, group: Sequence[Candidate], until: float) -> list[Candidate]:
@@ -148,7 +150,7 @@ class Search:
             if fresh and not candidate.reason:
                 found.append((number, candidate))
             else:
-                self.study.tell(number, candidate.told)
+                self.study.tell(number, None)  # it knows already, or never will
         return found
 
     def foresee(self, settings: Settings) -> Candidate:

@@ -1,0 +1,221 @@
+"""The order of a search, over a world that is made up: what is healed, built, taken, and why the others lose."""
+
+import pytest
+
+from compress.solve.aim import Aim, Figures
+from compress.solve.attempt import Outcome
+from compress.solve.budget import Budget
+from compress.solve.cell import Cell
+from compress.solve.finish import Built
+from compress.solve.front import dominates
+from compress.solve.search import HEALS, Search
+from compress.solve.space import foreseen
+from compress.solve.table import Table
+from laconic import registry
+from laconic.cache import Cache
+from laconic.progress import Steps
+from laconic.race import TRIAL_BATCHES
+from laconic.recipe import Recipe
+from laconic.record import hash_of
+from laconic.tasks.task import Tolerance
+from laconic.trial import Option
+
+COSTS = {"cut": 2.0, "heal": 0.1, "build": 20.0, "foresee": 0.0, "load": 1.0}
+"""Seconds of each unit of work in this world."""
+
+
+def conv(into, out):
+    return Cell("conv", (1, into, 8, 8), (out, into, 3, 3), (1, 1), (1, 1), (1, 1), role="channels")
+
+
+CELLS = (conv(3, 64), conv(64, 64), conv(64, 64), Cell("linear", (1, 64), (10, 64)))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class World:
+    """A workshop whose models are formulas: healing takes an infidelity down to a floor that depends on the cut.
+
+    harm: how much a cut costs. done: each piece of work that was not in the cache.
+    """
+
+    def __init__(self, folder, aim, seconds, *, harm=1.0, workers=1, stop=None):
+        self.recipe = Recipe.parse({"source": "model", "data": "texts"})
+        self.aim = aim
+        self.cache = Cache(folder)
+        self.steps = Steps(quiet=True)
+        self.clock = Clock()
+        self.budget = Budget(seconds, self.cache, self.clock)
+        self.executor = type("Workers", (), {"workers": workers})()
+        self.base = type("Ground", (), {"source": type("Source", (), {"checkpoint": "a checkpoint"})()})()
+        self.harm = harm
+        self.done = []
+        self.stop = stop
+        self.published = []
+
+    def work(self, kind, name, units, compute):
+        def do():
+            if self.stop is not None and len(self.done) == self.stop:
+                raise KeyboardInterrupt
+            self.done.append((kind, name))
+            self.clock.now += COSTS[kind] * units
+            return compute()
+
+        return self.cache.json(f"{kind}-{hash_of(name)}", do)
+
+    def fidelity(self, candidate):
+        taken = sum((1 - value) ** 2 for value in candidate.settings.values()) * self.harm
+        return 1 - taken * (0.15 + 0.85 / (1 + sum(candidate.heals) / 60))
+
+    def tried(self, group, kind="cut", units=1.0):
+        found = []
+        for each in group:
+            fidelity = self.work(kind, each.name, units, lambda each=each: self.fidelity(each))
+            cells = foreseen(CELLS, each.settings)
+            found.append(Outcome(Figures(fidelity, fidelity), cells, sum(cell.parameters for cell in cells)))
+        self.charge(kind, *(each.name for each in group), units=units)
+        return found
+
+    def build(self, candidate):
+        fidelity = self.work("build", candidate.name, 1, lambda: self.fidelity(candidate) - 0.001)
+        cells = candidate.outcome.cells
+        costs = {batch: batch * (sum(cell.parameters for cell in cells) + 1000) * 1e-9 for batch in TRIAL_BATCHES}
+        self.charge("build", candidate.name)
+        return Built(
+            folder=candidate.name,
+            option=Option("onnxruntime", "float32"),
+            figures=Figures(fidelity, fidelity),
+            latency=costs[1],
+            size=sum(cell.parameters for cell in cells) + 500.0,
+            speedup=1e-4 / costs[1],
+            costs=costs,
+            failures=(),
+        )
+
+    def time_for(self, kind, units=1.0, *, build=False):
+        return self.budget.allows(kind, units, keep=self.budget.expected("build") or 0.0 if build else 0.0)
+
+    def charge(self, kind, *parts, units=1.0):
+        self.budget.lap(hash_of("lap", kind, parts), kind, units)
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch):
+    """A table by formula, and the stages of the space."""
+    seconds = property(lambda cell: cell.parameters / cell.count * 1e-9)
+    monkeypatch.setattr(Table, "seconds", lambda table, cell, batch, precision="int8": batch * seconds.fget(cell))
+    for name in ("prune.channels", "factorize.low-rank", "distill.heal"):
+        monkeypatch.setitem(registry.STAGES, name, registry.STAGES.get(name, "anything"))
+
+
+FAITHFUL = Aim(Tolerance(mean=0.97), None, None, None)
+
+
+def searched(world, trials=None):
+    search = Search(world, lambda best, trials: world.published.append((best.name, trials)), trials)
+    search.run()
+    return search
+
+
+def test_the_taken_one_meets_the_goal_and_is_faster_than_what_was_only_quantized(tmp_path):
+    world = World(tmp_path, FAITHFUL, 600)
+    search = searched(world)
+    best = search.best
+    assert best.settings
+    assert best.built.figures.fidelity >= 0.97
+    assert best.built.speedup > 1.5 * search.candidates["nothing cut"].built.speedup
+
+
+def test_something_is_published_from_the_first_artifact_on_and_only_better_ones_after_it(tmp_path):
+    world = World(tmp_path, FAITHFUL, 600)
+    search = searched(world)
+    names = [name for name, _ in world.published]
+    assert names[0] == "nothing cut"
+    assert names[-1] == search.best.name
+
+
+def test_a_budget_is_overrun_by_no_more_than_the_last_step(tmp_path):
+    for seconds in (21, 30, 60, 90, 200):
+        world = World(tmp_path / str(seconds), FAITHFUL, seconds)
+        searched(world)
+        assert world.budget.overrun <= max(COSTS["build"], HEALS[0] * COSTS["heal"])
+
+
+def test_a_cut_that_is_foreseen_to_miss_the_goal_is_never_touched(tmp_path):
+    world = World(tmp_path, Aim(Tolerance(mean=0.5), None, 3e-5, None), 600)
+    search = searched(world)
+    lost = [each for each in search.candidates.values() if "predicted" in each.reason and not each.outcome]
+    assert lost
+    assert all("the goal is 30 us" in each.reason for each in lost)
+    assert search.best.built.latency <= 3e-5
+    touched = {name for kind, name in world.done if kind != "foresee"}
+    assert not touched & {each.name for each in lost}
+
+
+def test_what_meets_a_goal_of_size_alone_is_the_most_faithful(tmp_path):
+    world = World(tmp_path, Aim(Tolerance(mean=0.9), None, None, 40_000), 900)
+    search = searched(world)
+    built = [each for each in search.candidates.values() if each.built and each.built.size <= 40_000]
+    assert search.best in built
+    assert search.best.built.figures.fidelity == max(each.built.figures.fidelity for each in built)
+
+
+def test_where_what_is_only_quantized_meets_such_a_goal_nothing_is_cut(tmp_path):
+    world = World(tmp_path, Aim(Tolerance(mean=0.9), None, None, 1e9), 900)
+    search = searched(world)
+    assert set(search.candidates) == {"nothing cut"}
+    assert world.budget.spent == COSTS["load"] + COSTS["build"]
+
+
+def test_a_goal_that_nothing_meets_is_missed_with_the_nearest(tmp_path):
+    world = World(tmp_path, Aim(Tolerance(mean=0.999), None, 3e-5, None), 400, harm=3.0)
+    search = searched(world)
+    assert not search.met
+    assert {trial.reason for trial in search.told if trial.name == search.best.name} == {
+        "taken: the nearest to the goal"
+    }
+
+
+def test_everything_that_was_tried_says_why_it_lost(tmp_path):
+    search = searched(World(tmp_path, FAITHFUL, 600))
+    told = search.told
+    assert len(told) == len(search.candidates) > 5
+    assert all(trial.reason and "\n" not in trial.reason for trial in told)
+    assert [trial.name for trial in told if trial.reason == "taken"] == [search.best.name]
+    front = [trial for trial in told if trial.front]
+    assert front
+    assert not any(dominates(one, other) for one in front for other in front)
+
+
+def test_healing_is_for_fewer_and_fewer(tmp_path):
+    world = World(tmp_path, FAITHFUL, 5000, harm=2.0)
+    searched(world)
+    healed = [name for kind, name in world.done if kind == "heal"]
+    by_length = [sum(f"healed {sum(HEALS[: number + 1])} steps" in name for name in healed) for number in range(3)]
+    assert by_length[0] > 1
+    assert by_length == sorted(by_length, reverse=True)
+
+
+def test_a_search_that_is_killed_goes_on_and_does_nothing_twice(tmp_path):
+    whole = World(tmp_path / "whole", FAITHFUL, 600)
+    expected = searched(whole, trials=10)
+    for stop in range(1, len(whole.done), len(whole.done) // 3):
+        first = World(tmp_path / str(stop), FAITHFUL, 600, stop=stop)
+        with pytest.raises(KeyboardInterrupt):
+            searched(first, trials=10)
+        second = World(tmp_path / str(stop), FAITHFUL, 600)
+        search = searched(second, trials=10)
+        assert first.done + second.done == whole.done
+        assert search.told == expected.told
+        assert second.budget.spent == pytest.approx(whole.budget.spent)
+
+
+def test_more_workers_find_the_same_for_the_same_number_of_trials(tmp_path):
+    alone = searched(World(tmp_path / "one", FAITHFUL, 1e6), trials=8)
+    many = searched(World(tmp_path / "many", FAITHFUL, 1e6, workers=4), trials=8)
+    assert many.told == alone.told
