@@ -247,6 +247,7 @@ TECHNIQUES = {
     "checkpoint of attention": (Relations, {"techniques": ["checkpoint"]}),
     "accumulate": (Features, {"techniques": [{"accumulate": {"rows": 3}}]}),
     "in-backward": (Embedding, {"techniques": ["in-backward"], "clip": None}),
+    "offload": (Features, {"techniques": [{"offload": {"smallest": 64}}]}),
     "8-bit moments": (Embedding, {"optimizer": "adamw-8bit"}),
     "low-rank adapters": (Features, {"techniques": [{"lora": {"rank": 2}}]}),
     "layers one by one": (Embedding, {"techniques": ["layerwise"]}),
