@@ -21,11 +21,11 @@ from compress.prune.sparsegpt import compensated
 from compress.prune.sparsity import pruned
 from compress.prune.two_four import TwoFour
 from compress.prune.unstructured import Unstructured
+from compress.quantize.rounding import rounded
 from laconic import registry
 from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint, load_source
 from laconic.errors import RecipeError
-from laconic.grid import rounded_weight
 from laconic.processors import plain_task
 from laconic.recipe import Recipe, Step
 from laconic.signature import probe_module
@@ -317,12 +317,17 @@ def test_zeros_are_there_bit_for_bit_when_the_checkpoint_is_opened_again(tmp_pat
     assert zeros(weights(opened)) == zeros(weights(after)) > 0
 
 
-def test_symmetric_quantization_keeps_zeros(tmp_path):
+@pytest.mark.parametrize("rounding", ["nearest", "adaround", "gptq"])
+def test_quantization_keeps_zeros_whichever_way_it_rounds(rounding, tmp_path):
     checkpoint = perceptron()
     after = stage("prune.unstructured", sparsity=0.5).apply(checkpoint, torch_context(checkpoint, tmp_path))
     for weight in weights(after).values():
-        rounded = rounded_weight(weight.numpy().T, 1)
-        assert (rounded[weight.numpy().T == 0] == 0).all()
+        given = weight.numpy().T
+        rows = rows_of(100, len(given)).numpy().astype(np.float64)
+        steps = np.broadcast_to(np.abs(given).max(axis=0) / 127, given.shape)
+        integers = rounded(given, steps, rows.T @ rows / len(rows), (-127, 127), rounding)
+        assert (integers[given == 0] == 0).all()
+        assert (integers != 0).any()
 
 
 @pytest.mark.parametrize(
