@@ -46,7 +46,7 @@ def entry(row: Row, task: Task, path: Path) -> Entry:
             f"{path.name}, row {row.number}: the text is not valid Unicode. Fix or remove the row"
         ) from None
     except (InputError, DataError) as error:
-        raise DataError(f"{path.name}, row {row.number}: {error}. Fix or remove the row") from None
+        raise DataError(f"{path.name}, row {row.number}: {str(error).rstrip('.')}. Fix or remove the row") from None
     return Entry(
         kept, label, key, tuple(task.length(sample) for sample in parsed), tuple(shape(sample) for sample in parsed)
     )

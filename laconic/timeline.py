@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from laconic.errors import UsageError
+from laconic.units import unit_of
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
@@ -165,11 +166,6 @@ def thin(total: Bytes) -> NDArray[np.intp]:
     parts = np.array_split(np.arange(total.size), COLUMNS)
     ends = [part[[total[part].argmax(), total[part].argmin()]] for part in parts]
     return np.unique(np.concatenate([[0, total.argmax(), total.size - 1], *ends]))
-
-
-def unit_of(size: int) -> tuple[str, int]:
-    """The binary unit that a size is best told in, and its bytes."""
-    return next((pair for pair in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.5 * pair[1]), ("B", 1))
 
 
 def ceiling(peak: float, limit: float | None) -> float:

@@ -66,6 +66,11 @@ def parse_bytes(value: Any) -> int:
     return size
 
 
+def unit_of(size: int) -> tuple[str, int]:
+    """The binary unit that a size is best told in, and its bytes."""
+    return next((pair for pair in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.5 * pair[1]), ("B", 1))
+
+
 Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema({"type": ["string", "number"]})]
 """0 to 1."""
 

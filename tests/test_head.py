@@ -183,6 +183,8 @@ def test_a_recipe_opens_its_source_with_the_labels_of_its_samples(tmp_path):
     assert open_for(recipe(tmp_path, gpt, rows)).task.name == "causal-lm"
     with pytest.raises(DataError, match="no labels"):
         open_for(recipe(tmp_path, bert, '{"text": "hello"}\n'))
+    with pytest.raises(DataError, match="no samples"):
+        labels_of(recipe(tmp_path, bert, "").data.train, "text-classification")
     with pytest.raises(DataError, match=r"0\.5 is no class"):
         labels_of(recipe(tmp_path, bert, '{"text": "hello", "label": 0.5}\n').data.train, "text-classification")
 

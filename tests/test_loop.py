@@ -223,6 +223,17 @@ def test_the_model_is_judged_before_after_each_epoch_and_at_the_end(tmp_path):
     assert asked == [(0, True), (4, True), (8, True), (9, True)]
 
 
+def test_a_step_is_told_of_before_the_model_is_judged_after_it(tmp_path):
+    seen = {}
+    taught(tmp_path, judge=lambda kit, done: seen.update({done: written(tmp_path / LOG)}), steps=9)
+    assert seen == {0: 0, 4: 4, 8: 8, 9: 9}
+
+
+def written(log: Path) -> int:
+    """Steps that a log tells of."""
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
 @pytest.mark.parametrize(
     "changes",
     [

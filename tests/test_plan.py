@@ -292,6 +292,13 @@ def test_a_plan_is_printed_for_programs_and_drawn(laconic, perceptron, tmp_path)
         assert (tmp_path / picture).read_text().startswith("<?xml")
 
 
+def test_a_small_model_is_told_of_in_small_units(laconic, perceptron):
+    code, out, _ = laconic(*perceptron, "--memory", "1GiB")
+    assert code == 0
+    assert "212 parameters, batch 3, length 512; KiB" in " ".join(out.split())
+    assert "into 1.00 GiB" in " ".join(out.split())
+
+
 def test_pictures_are_the_same_each_time(roomy, tmp_path):
     for draw, name in ((bars, "bars"), (timeline, "line")):
         for count in (1, 2):

@@ -46,6 +46,11 @@ def test_a_profile_is_a_trace_of_a_few_steps_with_their_phases_and_a_table(tmp_p
     assert "Self CPU time total" in table
 
 
+def test_the_profiler_does_not_talk(tmp_path, capfd):
+    train(4, (profile := Profile(tmp_path, CPU)).span, profile)
+    assert "USDT" not in "".join(capfd.readouterr())
+
+
 def test_a_run_that_ends_within_the_recording_is_written_as_far_as_it_came(tmp_path):
     profile = Profile(tmp_path, CPU, active=50)
     train(4, profile.span, profile)

@@ -10,6 +10,7 @@ from laconic.parallel.mesh import Mesh
 from laconic.planner.plan import HEADROOM, Plan, Row
 from laconic.planner.predict import total
 from laconic.show import OUT, grid
+from laconic.units import unit_of
 
 GIB = 2**30
 PHASES = ("forward", "backward", "optimizer")
@@ -18,10 +19,10 @@ COLUMNS = ("par", "grad", "opt", "act", "tmp")
 
 def show(plan: Plan, *, everything: bool = False) -> None:
     """Print the table, the choice, and how to say it in a recipe."""
-    training = plan.plain.candidate.training
+    training, (unit, _) = plan.plain.candidate.training, unit_of(plan.plain.prediction.peak)
     title = (
-        f"{plan.subject.name}: {plan.subject.parameters / 1e9:.3g} B parameters, batch {training.batch}, "
-        f"length {plan.length}; GiB{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
+        f"{plan.subject.name}: {counted(plan.subject.parameters)} parameters, batch {training.batch}, "
+        f"length {plan.length}; {unit}{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
     )
     rows = list(plan.rows) if everything else shown(plan)
     OUT.print(table(plan, title, rows))
@@ -43,7 +44,7 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     OUT.print(verdict(plan), soft_wrap=True)
     if plan.chosen:
         OUT.print()
-        OUT.print(phase_table(plan.chosen))
+        OUT.print(phase_table(plan, plan.chosen))
     if plan.chosen and plan.chosen.candidate.training.techniques:
         OUT.print("\nIn a recipe:\n")
         OUT.print(recipe_lines(plan.chosen), end="")
@@ -62,6 +63,7 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
     """A line for each row."""
     made = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
     plain = plan.plain.prediction
+    _, size = unit_of(plain.peak)
     for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.candidate.name == plan.chosen.candidate.name
@@ -70,31 +72,32 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
         made.add_row(
             str(number),
             f"{mark}{kind}",
-            f"{found.peak / GIB:.2f}",
+            f"{found.peak / size:.2f}",
             f"{plain.peak / found.peak:.1f}x",
             f"{found.seconds / plain.seconds:.2f}x",
-            *(f"{found.at_peak[category] / GIB:.1f}" for category in CATEGORIES),
-            f"{found.host / GIB:.1f}",
+            *(f"{found.at_peak[category] / size:.1f}" for category in CATEGORIES),
+            f"{found.host / size:.1f}",
         )
     return made
 
 
-def phase_table(row: Row) -> Table:
+def phase_table(plan: Plan, row: Row) -> Table:
     """The peak of each phase of a step, and what it is made of."""
-    made = grid("The chosen one, by phase; GiB", "phase", *COLUMNS, "all", right=range(1, 7))
+    unit, size = unit_of(plan.plain.prediction.peak)
+    made = grid(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):
         part = row.prediction.phases[phase]
-        made.add_row(phase, *(f"{part[category] / GIB:.2f}" for category in CATEGORIES), f"{total(part) / GIB:.2f}")
+        made.add_row(phase, *(f"{part[category] / size:.2f}" for category in CATEGORIES), f"{total(part) / size:.2f}")
     return made
 
 
 def verdict(plan: Plan) -> str:
     """The choice in a sentence."""
-    budget = f"{plan.memory / GIB:.2f} GiB, of which {100 * HEADROOM:.0f} % stay free"
+    budget = f"{told(plan.memory)}, of which {100 * HEADROOM:.0f} % stay free"
     if plan.chosen is None:
         least = min(plan.rows, key=lambda row: row.need)
         return (
-            f"\nNothing fits into {budget}: the least is {least.need / GIB:.2f} GiB, with "
+            f"\nNothing fits into {budget}: the least is {told(least.need)}, with "
             f"{least.candidate.name}. Take a smaller batch or length, or more memory."
         )
     size = (
@@ -102,9 +105,23 @@ def verdict(plan: Plan) -> str:
         if plan.largest is None
         else f"the largest batch that fits has {plan.largest} rows"
     )
-    instead = f"{plan.chosen.need / GIB:.2f} GiB instead of {plan.plain.need / GIB:.2f}"
+    instead = f"{told(plan.chosen.need)} instead of {told(plan.plain.need)}"
     host = ", what is kept on the host included" if plan.chosen.shared and plan.chosen.prediction.host else ""
     return f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {instead}{host}; {size}."
+
+
+def told(size: int) -> str:
+    """Bytes, for people."""
+    unit, scale = unit_of(size)
+    return f"{size / scale:.2f} {unit}"
+
+
+def counted(parameters: int) -> str:
+    """How many, for people: 1.11 B, 22.7 M, 340."""
+    return next(
+        (f"{parameters / each:.3g} {name}" for name, each in (("B", 1e9), ("M", 1e6)) if parameters >= 0.5 * each),
+        str(parameters),
+    )
 
 
 def recipe_lines(row: Row) -> str:

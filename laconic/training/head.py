@@ -137,6 +137,8 @@ def own_labels(folder: Path, task: str) -> tuple[str, ...]:
 def labels_of(path: Path, task: str) -> list[Any]:
     """The labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
     labels = [row.values.get(LABEL) for row in rows_of(path, blank(task))]
+    if not labels:
+        raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
     found = [label for label in labels if label is not None]
     if not found:
         raise DataError(f"{path.name} has no labels for a classifier to learn from. Give each row a 'label'")

@@ -30,7 +30,8 @@ class Run:
     """What goes on round the steps.
 
     keep: writes a snapshot after so many steps; the second argument says whether to wait until it is on the disk.
-    every: steps between two snapshots. seed: of dropout and of whatever else draws numbers in a step.
+    every: steps between two snapshots. judge: is told after each `epoch` steps how many are done, save after the last.
+    seed: of dropout and of whatever else draws numbers in a step.
     """
 
     steps: int
@@ -38,6 +39,8 @@ class Run:
     clip: float | None = None
     every: int = 0
     keep: Callable[[int, bool], None] = lambda steps, wait: None
+    epoch: int = 0
+    judge: Callable[[int], None] = lambda steps: None
     observers: Sequence[Observer] = ()
     events: Sequence[Event] = field(default=())
 
@@ -70,6 +73,10 @@ def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run, losses: list[fl
             settle()  # a step late: reading a loss at once would make the device wait for the host
             now = time.perf_counter()
             pending = loss, report(kit, batch, number, rate, now - begin, feed.waited - waited)
+            if run.epoch and (number + 1) % run.epoch == 0 and number + 1 < run.steps:
+                settle()
+                run.judge(number + 1)
+                now = time.perf_counter()
             begin, waited = now, feed.waited
             asked = kit.any(stop.is_set())
             due = run.every and (number + 1) % run.every == 0

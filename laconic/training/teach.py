@@ -112,7 +112,7 @@ def teach(
                 losses = resume(kit, schedule, snapshots, batch)
             del batch
             start = len(losses)
-            after = [*(event(kit) for event in made), each_epoch(judge, kit, order, steps)]
+            after = [event(kit) for event in made]
             feed = Feed(
                 dataset,
                 objective.collate,
@@ -131,6 +131,8 @@ def teach(
                     clip=training.clip,
                     every=training.every,
                     keep=keeping(snapshots, kit, schedule, losses),
+                    epoch=order.steps,
+                    judge=lambda done: judge(kit, done),
                     observers=observers,
                     events=after,
                 )
@@ -164,16 +166,6 @@ def keeping(
 ) -> Callable[[int, bool], None]:
     """What writes a snapshot after so many steps."""
     return lambda done, wait: snapshots.save(done, state_of(kit, schedule, losses[:done]), wait=wait)
-
-
-def each_epoch(judge: Judge, kit: Kit, order: Order, steps: int) -> Event:
-    """An event that judges the model after each epoch but the last, which is judged anyway."""
-
-    def event(done: int) -> None:
-        if done % order.steps == 0 and done < steps:
-            judge(kit, done)
-
-    return event
 
 
 @contextmanager

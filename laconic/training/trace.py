@@ -1,5 +1,6 @@
 """To look into a training run: where the time goes (torch's profiler, NVTX) and who holds the memory (a snapshot)."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from laconic.training.monitor import StepReport
 
 TRACE, TABLE = "trace.json.gz", "profile.txt"
 """The time-line for chrome://tracing or ui.perfetto.dev, and the operations that cost most."""
+SILENT = "99"
+"""Above all levels of the profiler's own log, which else tells the standard error stream when it starts and stops."""
 SNAPSHOT = "memory.pickle"
 EVENTS = 100_000
 """Allocations that a snapshot remembers: the last so many, a few kB each."""
@@ -59,6 +62,7 @@ class Profile:
         self.files: list[Path] = []
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         plan = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
         self._profiler = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
         self._profiler.start()
 
