@@ -1,10 +1,12 @@
 """What a 1.1 B model needs, by technique, and how long it takes to say so, up to 8 B; nothing is allocated.
 
-    python benchmarks/large.py [--cache .cache/bench]
+    python benchmarks/large.py [--only fleet] [--cache .cache/bench]
 
 A GPT-2 of 20 layers, 2,048 wide, without dropout; 8 rows of 1,024 tokens. The baseline is plain FP32 training with
 AdamW (foreach) and attention in several operations. Step times are worked out from what this machine was measured to
 do, so they are a processor's, where copies to the host cost little; all are relative to the baseline.
+
+Then the memory of each rank of a fleet that shares an 8 B Llama in shards, as one process predicts it.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import torch
 import training as shared
 from training import Model, settings, spoken
 
+from laconic.parallel.fleet import predict_fleet
+from laconic.parallel.mesh import Mesh
 from laconic.planner.candidates import candidates
 from laconic.planner.predict import Prediction, predict
 from laconic.planner.rates import Rates, measure
@@ -62,6 +66,9 @@ TABLE: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("adapters", ("sdpa", "chunked-loss", "qlora", "bf16", "checkpoint", {"accumulate": {"rows": 1}}), "adamw"),
 )  # fmt: skip
 """What kind of training it is, its techniques and its optimizer."""
+PARTS = ("table", "speed", "fleet")
+RANKS = (8, 64, 1024)
+MESHES = (Mesh(shard=None), Mesh(shard=None, precision="bf16"), Mesh(shard=None, precision="bf16", offload=True))
 
 
 def table(model: Model, rates: Rates) -> None:
@@ -111,15 +118,39 @@ def timed(model: Model, training: Training, rates: Rates, *, whole: bool) -> tup
     return time.perf_counter() - begin, found
 
 
+def fleet(model: Model, rates: Rates) -> None:
+    """Print what a rank takes, by the number of ranks and how the shards are kept."""
+    choice = ("sdpa", "checkpoint", "chunked-loss")
+    print(
+        f"\n{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, one row of {TOKENS} tokens a rank, "
+        f"{' + '.join(choice)}; GiB of each\n\n| ranks | shards | device | host | seconds to say so |\n|{' --- |' * 5}"
+    )
+    for world in RANKS:
+        for mesh in MESHES:
+            training = settings(choice, "adamw", world).model_copy(update={"mesh": mesh})
+            begin = time.perf_counter()
+            found = predict_fleet(model.subject, training, TOKENS, rates, world)
+            kind = f"{mesh.precision or 'fp32'}{', on the host' if mesh.offload else ''}"
+            sizes = f"{found.peak / GIB:.2f} | {found.host / GIB:.2f}"
+            print(f"| {world} | {kind} | {sizes} | {time.perf_counter() - begin:.0f} |", flush=True)
+
+
 def main() -> None:
     """Predict and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
-    folder = parser.parse_args().cache
+    arguments = parser.parse_args()
+    parts = (arguments.only,) if arguments.only else PARTS
     rates = measure(torch.device("cpu"))
-    gpt = shared.gpt(folder, width=2048, layers=20, heads=16, words=50257, batch=ROWS, length=TOKENS)
-    table(gpt, rates)
-    speed((gpt, shared.llama(folder, ROWS, TOKENS)), rates)
+    gpt = shared.gpt(arguments.cache, width=2048, layers=20, heads=16, words=50257, batch=ROWS, length=TOKENS)
+    llama = shared.llama(arguments.cache, ROWS, TOKENS)
+    if "table" in parts:
+        table(gpt, rates)
+    if "speed" in parts:
+        speed((gpt, llama), rates)
+    if "fleet" in parts:
+        fleet(llama, rates)
 
 
 if __name__ == "__main__":
