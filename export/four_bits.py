@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from export.rewrite import Rewrite
 from laconic.errors import UnsupportedPrecision
@@ -18,20 +18,18 @@ CHANGED = "GroupNormalization"
 
 
 def write(rewrite: Rewrite, layer: Layer, rounded: Rounded, form: str | None) -> None:
-    """Keep the weight of a linear layer or of an embedding in 4 bits.
+    """Keep the weight of a linear layer in 4 bits.
 
     form: `blocks`: MatMulNBits, an operator of ONNX Runtime's own, which multiplies with weights that stay in 4 bits.
-    `cast`: by casts and a product that the engine computes once, when it loads. The rows of an embedding are unpacked
-    after they were looked up. Raises UnsupportedPrecision where the engine has no form, or the layer none.
+    `cast`: by casts and a product that the engine computes once, when it loads. Raises UnsupportedPrecision where the
+    engine has no form, or the layer is of another kind.
     """
-    if form is None or layer.kind not in ("MatMul", "Gather"):
+    if form is None or layer.kind != "MatMul":
         raise UnsupportedPrecision(
             f"{layer.module} ({layer.kind}) was to keep its weight in 4 bits, and this engine reads no such weight. "
             f"Try 8 bits (bits: 8), or another engine (runtimes)"
         )
-    if layer.kind == "Gather":
-        embedding(rewrite, layer, rounded)
-    elif form == "blocks":
+    if form == "blocks":
         blocks(rewrite, layer, rounded)
     else:
         cast(rewrite, layer, rounded)
@@ -81,44 +79,6 @@ def cast(rewrite: Rewrite, layer: Layer, rounded: Rounded) -> None:
         ends = [rewrite.set_initializer(f"{stem}/{name}", np.array([at], np.int64)) for name, at in places.items()]
         nodes.append(helper.make_node("Slice", [f"{stem}/whole", *ends], [f"{stem}/cut"], f"{stem}/slice"))
     rewrite.put(layer, nodes, nodes[-1].output[0])
-
-
-def embedding(rewrite: Rewrite, layer: Layer, rounded: Rounded) -> None:
-    """In a byte a number of a row's first half, in the low bits, and one of its second; unpacked after the look-up."""
-    width = layer.shape[1]
-    middle, name, node = -(-width // 2), layer.node, rewrite.nodes[layer.node]
-    integers = np.pad(rounded.integers, ((0, 0), (0, 2 * middle - width)))
-    groups = np.arange(2 * middle) // (rounded.group or 2 * middle)
-    constants = {
-        "int4": bytes_of(integers[:, :middle], integers[:, middle:]),
-        "scale": np.ascontiguousarray(rounded.scales.T),
-        "mask": np.array(15, np.uint8),
-        "bits": np.array(4, np.uint8),
-        "zero": np.array(-FOUR_BITS[0], np.float32),
-        "columns": np.minimum(groups, len(rounded.scales) - 1)[:width],
-        "kept": np.arange(width),
-    }
-    names = {key: rewrite.set_initializer(f"{name}/{key}", array) for key, array in constants.items()}
-    result = node.output[0]
-    node.input[0], node.output[0] = names["int4"], f"{name}/bytes"
-
-    def step(kind: str, part: str, *inputs: str, **settings: Any) -> NodeProto:
-        read = [names.get(each, f"{name}/{each}") for each in inputs]
-        return helper.make_node(kind, read, [f"{name}/{part}"], f"{name}/{part}", **settings)
-
-    nodes = [
-        step("BitwiseAnd", "low", "bytes", "mask"),
-        step("BitShift", "high", "bytes", "bits", direction="RIGHT"),
-        step("Concat", "both", "low", "high", axis=-1),
-        *([step("Gather", "even", "both", "kept", axis=-1)] if 2 * middle > width else []),
-        step("Cast", "floats", "even" if 2 * middle > width else "both", to=TensorProto.FLOAT),
-        step("Sub", "integers", "floats", "zero"),
-        helper.make_node("Gather", [names["scale"], node.input[1]], [f"{name}/scales"], f"{name}/scales", axis=0),
-        step("Gather", "steps", "scales", "columns", axis=-1),
-        step("Mul", "rows", "integers", "steps"),
-    ]
-    nodes[-1].output[0] = result
-    rewrite.follow(layer, nodes)
 
 
 def bytes_of(low: Array, high: Array) -> Array:

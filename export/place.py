@@ -12,7 +12,6 @@ from laconic.errors import CaptureError
 from laconic.graph import Graph, Layer
 from laconic.grid import GROUP, quantize_groups
 from laconic.plan import Plan, Range, Rounded, Smoothing
-from laconic.tensor import Array
 
 DATA = "model.data"
 LARGEST = 1_800_000_000
@@ -51,22 +50,13 @@ def write_weight(rewrite: Rewrite, layer: Layer, plan: Plan, rules: Rules, smoot
     precision = plan.precision[layer.node]
     rounded = plan.weights.get((layer.node, precision))
     if precision == "int4-weight":
-        found = rounded or nearest(rewrite.array(layer.weight), layer)
+        found = rounded or Rounded(*quantize_groups(rewrite.array(layer.weight), GROUP), group=GROUP)
         four_bits.write(rewrite, layer, found, rules.four_bits)
     else:
         factors = None if smoothing is None else smoothing.factors
         rewrite.write_weight(layer, precision, form=rules.weight, factors=factors, rounded=rounded)
     if rounded is not None and rounded.shift is not None:
         rewrite.shift(layer, rounded.shift)
-
-
-def nearest(weight: Array, layer: Layer) -> Rounded:
-    """A weight in 4 bits, where the plan does not say more."""
-    if layer.kind == "Gather":
-        integers, scales = quantize_groups(weight.T, GROUP)
-        return Rounded(integers.T, scales, group=GROUP)
-    integers, scales = quantize_groups(weight, GROUP)
-    return Rounded(integers, scales, group=GROUP)
 
 
 def range_of(plan: Plan, tensor: str) -> Range:

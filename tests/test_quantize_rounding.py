@@ -49,8 +49,11 @@ def one_layer(folder, node, weight, more=(), opset=20):
     nodes = [node]
     if more:
         nodes.append(helper.make_node("Add", [node.output[0], "b"], ["y"], "add"))
-    kind = onnx.TensorProto.INT64 if node.op_type == "Gather" else onnx.TensorProto.FLOAT
-    ends = [helper.make_tensor_value_info(name, each, None) for name, each in (("x", kind), ("y", 1))]
+    free = {"MatMul": ["n", weight.shape[0]], "Conv": ["n", *weight.shape[1:2], "h", "w"]}
+    ends = [
+        helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, free[node.op_type]),
+        helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None),
+    ]
     made = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
     path = folder / "float.onnx"
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
@@ -148,7 +151,7 @@ def test_moments_are_those_of_what_a_layer_reads(embedder, tmp_path):
     for layer, _, each in found:
         assert each.count == sum(batch["input_ids"].size for batch in batches)
         assert each.gram.shape == (1, layer.shape[0], layer.shape[0])
-        np.testing.assert_allclose(each.gram, each.gram.transpose(0, 2, 1))
+        np.testing.assert_allclose(each.gram, each.gram.transpose(0, 2, 1), atol=1e-3)
         np.testing.assert_array_equal(each.total, each.quantized)
 
 
@@ -205,8 +208,10 @@ def test_what_was_decided_is_what_the_engine_multiplies_with(embedder, tmp_path,
     batch = inputs(checkpoint, 3, 9)
     with OnnxRuntime().open(reference) as exact, make_runtime(engine).open(path) as session:
         expected, found = exact.run(batch), session.run(batch)
+    # Of weights in INT8 ONNX Runtime quantizes the activations too, block by block and unasked.
+    slack = 2e-3 if (engine, precision) == ("onnxruntime", "int8-weight") else 2e-5
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, atol=2e-5)
+        np.testing.assert_allclose(found[name], array, atol=slack)
 
 
 def test_adjusted_integers_are_written_on_the_scales_of_placement(embedder, tmp_path):
@@ -248,20 +253,6 @@ def test_groups_need_not_fit(tmp_path, engine, rows, width):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("width", "group"), [(64, 32), (64, None), (33, 16)])
-def test_an_embedding_in_four_bits_gives_its_rows(tmp_path, engine, width, group):
-    table = np.random.default_rng(0).standard_normal((50, width)).astype(np.float32)
-    integers, scales = quantize_groups(table.T, group)
-    graph = one_layer(tmp_path, helper.make_node("Gather", ["w", "x"], ["y"], "l"), table)
-    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): Rounded(integers.T, scales, group=group)})
-    place(graph, plan, rules(engine), tmp_path / "placed.onnx")
-    exact = (integers * spread(scales, width, group)).T
-    ids = np.array([[3, 0], [49, 7]])
-    with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
-        np.testing.assert_allclose(session.run({"x": ids})["y"], exact[ids], atol=1e-5)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_weight_takes_four_bits_of_the_file(tmp_path, engine):
     weight = np.random.default_rng(0).standard_normal((1024, 512)).astype(np.float32)
     graph = one_layer(tmp_path, helper.make_node("MatMul", ["x", "w"], ["y"], "l"), weight)
@@ -274,9 +265,16 @@ def test_a_weight_takes_four_bits_of_the_file(tmp_path, engine):
 
 def test_an_engine_that_reads_no_such_weight_refuses_with_the_layers_name(embedder, tmp_path):
     _, graph = embedder
-    plan = Plan({layer.node: "int4-weight" for layer in graph.layers})
+    plan = Plan({x.node: "int4-weight" if x.kind == "MatMul" else "float32" for x in graph.layers})
     with pytest.raises(UnsupportedPrecision, match=r"was to keep its weight in 4 bits.*Try 8 bits"):
         place(graph, plan, replace(rules("openvino"), four_bits=None), tmp_path / "model.onnx")
+
+
+def test_an_embedding_in_four_bits_is_refused(embedder, tmp_path):
+    _, graph = embedder
+    plan = Plan({x.node: "int4-weight" if x.kind == "Gather" else "float32" for x in graph.layers})
+    with pytest.raises(UnsupportedPrecision, match=r"\(Gather\) was to keep its weight in 4 bits"):
+        place(graph, plan, rules("onnxruntime"), tmp_path / "model.onnx")
 
 
 def test_an_operator_that_another_opset_means_otherwise_is_refused(tmp_path):

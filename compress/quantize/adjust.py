@@ -16,7 +16,7 @@ from compress.quantize.rounding import Levels, Rounding, rounded
 from laconic.artifact import make_runtime
 from laconic.data import Dataset
 from laconic.graph import Graph, Layer
-from laconic.grid import FOUR_BITS, LARGEST, group_scales, quantize_groups, quantize_weight, rounded_activation, spread
+from laconic.grid import FOUR_BITS, LARGEST, group_scales, quantize_weight, rounded_activation, spread
 from laconic.plan import Plan, Precision, Range, Rounded, Smoothing
 from laconic.record import code_version, hash_of
 from laconic.stage import PlanContext
@@ -95,9 +95,6 @@ def each_rounded(
 ) -> Iterator[tuple[Layer, Rounded]]:
     """The layers whose integers are chosen here, and their weights."""
     weights = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
-    for layer in layers:
-        if layer.kind == "Gather" and plan.precision[layer.node] == "int4-weight":
-            yield layer, rows_rounded(numpy_helper.to_array(weights[layer.weight]), adjustment)
     weighed = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
     second = adjustment.rounding != "nearest"
     seen: Iterable[tuple[Layer, Product, Moments]]
@@ -120,12 +117,6 @@ def on_grid(layer: Layer, plan: Plan) -> Quantize:
     if smoothing is None:
         return partial(rounded_activation, limits=plan.ranges.get(layer.input, Range(0, 0)))
     return lambda rows: rounded_activation(rows / smoothing.factors, smoothing.limits) * smoothing.factors
-
-
-def rows_rounded(table: Array, adjustment: Adjustment) -> Rounded:
-    """An embedding in 4 bits: a row is read alone, so the nearest is best."""
-    integers, scales = quantize_groups(table.T, adjustment.group)
-    return Rounded(np.ascontiguousarray(integers.T), scales, group=adjustment.group)
 
 
 def layer_rounded(

@@ -91,9 +91,12 @@ def attach(layer: nn.Module, learned: LearnedRange) -> Callable[[], None]:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         return multiply(learned(values), rounded_weight(weight, axis))
 
+    own = vars(layer).get("forward")  # a technique's
     layer.forward = forward
 
     def undo() -> None:
         del layer.forward
+        if own is not None:
+            layer.forward = own
 
     return undo

@@ -15,10 +15,11 @@ from laconic.stage import PlanContext, PlanStage, Property
 class Gptq(PlanStage):
     """Weights in fewer bits, each error made up for by the weights that are rounded after it; arithmetic in float.
 
-    bits: 4 (a scale for each group of inputs and each output; convolutions keep 8) or 8 (a scale for each output).
-    group: inputs that share a scale, at 4 bits. order: take the inputs that matter most first. bias_correction: put the
-    mean error of each layer into its bias. samples: how many to calibrate with. keep: layers, by name or pattern, that
-    stay in float. mixed: measure each layer's harm once, and lift the worst ones to more bits until the goal is met.
+    bits: 4 (a scale for each group of inputs and each output; convolutions and embeddings keep 8) or 8 (a scale for
+    each output). group: inputs that share a scale, at 4 bits. order: take the inputs that matter most first.
+    bias_correction: put the mean error of each layer into its bias. samples: how many to calibrate with. keep: layers,
+    by name or pattern, that stay in float. mixed: measure each layer's harm once, and lift the worst ones to more bits
+    until the goal is met.
     """
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})

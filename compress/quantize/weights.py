@@ -15,8 +15,9 @@ class Weights(PlanStage):
     """Weights in fewer bits, arithmetic in the engine's float.
 
     bits: 4 (a scale for each group of inputs and each output), 8 (one for each output) or 16. At 4 bits convolutions
-    keep 8. group: inputs that share a scale, at 4 bits. rounding: which way each weight goes; the nearest needs no
-    samples. samples: how many to calibrate with. keep: layers, by name or pattern, that stay in float32.
+    and embeddings keep 8. group: inputs that share a scale, at 4 bits. rounding: which way each weight goes; the
+    nearest needs no samples. samples: how many to calibrate with. keep: layers, by name or pattern, that stay in
+    float32.
     """
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
@@ -41,4 +42,4 @@ def precision(layer: Layer, bits: int) -> Precision:
     """What a layer's weight is kept in, where its bits are given: those that every engine reads."""
     if bits == 16:
         return "float16-weight"
-    return "int4-weight" if bits == 4 and layer.kind in ("MatMul", "Gather") else "int8-weight"
+    return "int4-weight" if bits == 4 and layer.kind == "MatMul" else "int8-weight"
