@@ -81,7 +81,8 @@ class Named(Strict):
         except UsageError as error:
             raise RecipeError(str(error)) from None
         if not (isinstance(model, type) and issubclass(model, base)):
-            raise RecipeError(f"{self.name} is not a {kind}")
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise RecipeError(f"{self.name} is not {article} {kind}")
         for key in self.config:
             if key not in model.model_fields:
                 raise RecipeError(f"{self.name}: unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}")
