@@ -107,24 +107,23 @@ class Surgery:
         check(self.stage.whole, [group.name for group in groups])
         for group in groups:
             self.widths.setdefault(group.name, group.width)
-        free = [
-            group
-            for group in groups
-            if self.target(group, share) < group.width and not chosen(group.name, self.stage.whole)
-        ]
-        free = [group for group in free if self.stands(group)]
+        free = [group for group in groups if not chosen(group.name, self.stage.whole)]
+        goals = {group.name: self.target(group, share) for group in free}
+        free = [group for group in free if goals[group.name] < group.width]
+        orders = dict(zip([group.name for group in free], self.orders(free), strict=True))
+        free = [group for group in free if self.stands(group, orders[group.name][goals[group.name] :])]
         if not free:
             raise UsageError(
                 f"prune.channels found nothing to cut: of {len(groups)} groups of channels, of the widths "
                 f"{sorted({group.width for group in groups})}, none is left with fewer at keep: {share:.2g} and "
                 f"multiple: {self.stage.multiple} that could be proved. Try a smaller multiple, or a smaller keep"
             )
-        orders = self.orders(free)
-        goals = [self.target(group, share) for group in free]
         if self.stage.allocate == "sensitivity":
-            plans = [Plan(group, order, self.step(group)) for group, order in zip(free, orders, strict=True)]
-            goals = shared(plans, goals, self.module, self.batch, self.fidelity)
-        self.operate([(group, order[goal:]) for group, order, goal in zip(free, orders, goals, strict=True)])
+            plans = [Plan(group, orders[group.name], self.step(group)) for group in free]
+            uniform = [goals[group.name] for group in free]
+            counts = shared(plans, uniform, self.module, self.batch, self.fidelity)
+            goals |= dict(zip([group.name for group in free], counts, strict=True))
+        self.operate([(group, orders[group.name][goals[group.name] :]) for group in free])
 
     def step(self, group: Group) -> int:
         """What a group's counts are multiples of."""
@@ -135,10 +134,10 @@ class Surgery:
         step = self.step(group)
         return min(math.ceil(share * self.widths[group.name] / step - 1e-9) * step, group.width)
 
-    def stands(self, group: Group) -> bool:
-        """Whether a group is understood: with a channel of each lane gone, smaller and masked model are the same."""
+    def stands(self, group: Group, channels: Sequence[int]) -> bool:
+        """Whether a group is understood: with these channels gone, and no others, the cut can be proved."""
         try:
-            return proof(self.module, cuts_of([(group, [lane[0] for lane in group.lanes])]), self.batch)[1] <= TOLERANCE
+            return proof(self.module, cuts_of([(group, channels)]), self.batch)[1] <= TOLERANCE
         except (RuntimeError, ValueError, IndexError, AssertionError):
             return False  # some operation counts on the width
 

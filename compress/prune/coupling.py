@@ -6,7 +6,7 @@ more: what is done with them is ours, and is held against the masked model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -83,7 +83,12 @@ def couple(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[Group]:
         for parameter, before in asked.items():
             parameter.requires_grad_(before)
     order = list(names.values())
-    return sorted((group for group in found if group), key=lambda group: order.index(group.name))
+    taken: dict[str, Group] = {}
+    for group in found:
+        if group is not None:  # of two that share a first layer, one is called by another of its own
+            name = group.members[0].path if group.name in taken else group.name
+            taken[name] = replace(group, name=name)
+    return sorted(taken.values(), key=lambda group: order.index(group.name))
 
 
 def as_group(items: Sequence[Any], names: Mapping[Any, str]) -> Group | None:

@@ -25,7 +25,7 @@ class Plan:
 
     def levels(self) -> list[int]:
         """The counts that are tried, all channels first."""
-        counts = range(self.group.width - self.step, 0, -self.step)
+        counts = range((self.group.width - 1) // self.step * self.step, 0, -self.step)
         picked = (
             {counts[round(index * (len(counts) - 1) / max(LEVELS - 1, 1))] for index in range(LEVELS)}
             if counts
