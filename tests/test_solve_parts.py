@@ -15,7 +15,7 @@ from compress.solve.budget import Budget
 from compress.solve.cell import Cell, cells
 from compress.solve.executor import executor
 from compress.solve.front import dominates, with_front
-from compress.solve.space import AXES, axes, foreseen, with_settings
+from compress.solve.space import AXES, axes, foreseen, heals, with_settings
 from compress.solve.study import Study
 from compress.solve.table import Table
 from laconic import registry
@@ -270,6 +270,13 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
     assert [step.config["steps"] for step in made.stages[2:4]] == [60, 180]
     assert made.stages[4].config == {"method": "mse"}
     made.build()
+
+
+def test_healing_is_refused_by_a_recipe_that_says_so_and_names_none_itself():
+    bare = {"source": "model", "stages": ["quantize.static"]}
+    assert heals(Recipe.parse(bare))
+    assert not heals(Recipe.parse(bare | {"heal": False}))
+    assert heals(Recipe.parse({"source": "model", "stages": [{"distill.heal": {"length": 32}}], "heal": False}))
 
 
 # Study

@@ -8,14 +8,12 @@ from compress.solve.attempt import Outcome
 from compress.solve.candidate import Candidate, better, cheap_front, excess, unfaithful, wrong
 from compress.solve.forecast import Forecast, Prediction, slimmer
 from compress.solve.front import with_front
-from compress.solve.space import Settings, axes, foreseen
+from compress.solve.space import Settings, axes, foreseen, heals
 from compress.solve.study import Study, described
 from compress.solve.table import Table
 from compress.solve.workshop import Workshop
-from laconic import registry
 from laconic.errors import RecipeError
 from laconic.measured import Trial
-from laconic.recipe import HEAL
 
 HEALS = (60, 180, 720, 2880)
 """Steps of each healing: each four times as long as all before it together (Jamieson & Talwalkar, Non-stochastic Best
@@ -220,7 +218,7 @@ class Search:
     def healed(self, pool: Sequence[Candidate], steps: int) -> list[Candidate]:
         """Those for which there was time, healed so much longer."""
         done: list[Candidate] = []
-        if HEAL not in registry.STAGES or self.shop.recipe.heal is False:
+        if not heals(self.shop.recipe):
             return done
         workers = self.shop.executor.workers
         with self.shop.steps.step(f"heal {steps} steps", len(pool)) as step:

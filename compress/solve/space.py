@@ -165,9 +165,15 @@ def with_settings(recipe: Recipe, settings: Settings, heals: Sequence[int], amon
         for axis in among
         if axis.name in settings
     ]
-    healing = [Step(name=HEAL, config={**own.get(HEAL, {}), "steps": steps}) for steps in heals]
+    gentle = recipe.heal if isinstance(recipe.heal, dict) else {}
+    healing = [Step(name=HEAL, config={**gentle, **own.get(HEAL, {}), "steps": steps}) for steps in heals]
     searched = {axis.stage for axis in AXES} | {HEAL}
     others = [(step, step.stage().kind) for step in recipe.stages if step.name not in searched]
     before = [step for step, kind in others if kind == "torch"]
     behind = [step for step, kind in others if kind == "plan"]
     return recipe.model_copy(update={"stages": (*before, *cuts, *healing, *behind), "heal": False})
+
+
+def heals(recipe: Recipe) -> bool:
+    """Whether a search for this recipe may heal: the stage is there, and the recipe does not refuse it."""
+    return HEAL in registry.STAGES and (recipe.heal is not False or HEAL in {step.name for step in recipe.stages})

@@ -1,0 +1,168 @@
+"""A search for real: a small network, every step, nothing replaced."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import digits
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from compress.solve import search
+from compress.solve.attempt import Job, attempt
+from compress.solve.executor import executor
+from compress.solve.solver import solve
+from compress.solve.space import with_settings
+from laconic.artifact import MEASURED, REPORT, Artifact
+from laconic.cache import Cache
+from laconic.errors import DataError, UsageError
+from laconic.progress import Steps
+from laconic.recipe import Recipe
+
+STAGES = [{"quantize.static": {"mixed": False, "smooth": False}}]
+TRIALS = 2
+WIDTH = 32
+MOST = 36_000
+"""Bytes: less than the network takes in INT8, more than half of it does."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Little healing, on one thread."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(search, "HEALS", (5,))
+    monkeypatch.setattr(search, "ROUNDS", 1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Weights, which need to have learned nothing to be cut; and samples with labels."""
+    folder = tmp_path_factory.mktemp("trained")
+    torch.manual_seed(0)
+    weights, data = folder / "digits.safetensors", folder / "digits.npz"
+    save_file(digits.DigitsNet(WIDTH).eval().state_dict(), weights)
+    images, labels = digits.samples()
+    np.savez(data, image=images[:200], label=labels[:200])
+    return weights, data
+
+
+def recipe(trained, **goal):
+    weights, data = trained
+    return Recipe.parse(
+        {
+            "source": str(weights),
+            "builder": "digits:DigitsNet",
+            "arguments": {"width": WIDTH},
+            "task": "image-classification",
+            "data": {"calibrate": str(data), "limit": 120},
+            "stages": STAGES,
+            "runtimes": ["onnxruntime"],
+            "goal": goal or {"max_size": MOST, "fidelity": 0.3},
+        }
+    )
+
+
+def run(trained, path, cache, steps=None, **goal):
+    return solve(
+        recipe(trained, **goal), path, budget=1e6, trials=TRIALS, cache=cache, steps=steps or Steps(quiet=True)
+    )
+
+
+def content(path):
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name not in (MEASURED, REPORT)}
+
+
+class Interrupted(Steps):
+    """Ctrl-C while a step is under way."""
+
+    def __init__(self, title):
+        super().__init__(quiet=True)
+        self.title = title
+        self.stopped = False
+
+    @contextlib.contextmanager
+    def step(self, title, total=None):
+        with super().step(title, total) as step:
+            if title.startswith(self.title):
+                self.stopped = True
+                signal.raise_signal(signal.SIGINT)
+            yield step
+
+
+def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_after_a_kill(trained, tmp_path):
+    cache = Cache(tmp_path / "cache")
+    path = tmp_path / "found.laconic"
+    for title in ("build: nothing cut", "try cuts", "build: channels"):
+        steps = Interrupted(title)
+        with contextlib.suppress(KeyboardInterrupt):
+            run(trained, path, cache, steps)
+        # From the first artifact on there is always one.
+        assert path.exists() == (title != "build: nothing cut") or not steps.stopped
+    found = run(trained, path, cache)
+    assert found.missed == ()
+    assert found.artifact.size <= MOST
+    assert "prune.channels" in [record.stage for record in found.artifact.manifest.history]
+    told = found.artifact.measured.search
+    assert any(trial.front for trial in told)
+    assert all(trial.reason for trial in told)
+    assert "What the search tried" in (path / REPORT).read_text(encoding="utf-8")
+    before = {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")}
+    again = run(trained, tmp_path / "again.laconic", cache)
+    assert content(again.artifact.path) == content(path)
+    assert again.artifact.measured.search == told
+    assert again.spent == found.spent
+    assert {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")} == before
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["again.laconic", "cache", "found.laconic"]
+
+
+def test_a_goal_that_cannot_be_met_is_missed_and_the_best_is_kept(trained, tmp_path):
+    found = run(trained, tmp_path / "found.laconic", Cache(tmp_path / "cache"), max_size="1 kB")
+    assert any("the goal is 0.0 MB" in each for each in found.missed)
+    assert Artifact.load(tmp_path / "found.laconic").manifest.verdict.passed
+
+
+def test_what_lies_at_the_destination_and_is_no_artifact_is_left_alone(trained, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="not be overwritten"):
+        run(trained, tmp_path / "file", Cache(tmp_path / "cache"))
+
+
+def test_a_drop_needs_labels(trained, tmp_path):
+    np.savez(tmp_path / "bare.npz", image=digits.samples()[0][1000:1100])
+    with pytest.raises(DataError, match="labels"):
+        run((trained[0], tmp_path / "bare.npz"), tmp_path / "x.laconic", Cache(tmp_path / "cache"), max_drop="1%")
+
+
+CLUSTER = """
+import json, sys
+from compress.solve.attempt import Job, attempt
+from compress.solve.executor import executor
+with executor("ray", 1) as cluster:
+    assert cluster.workers >= 1
+    jobs = [Job(recipe, False, sys.argv[1], 1) for recipe in json.load(sys.stdin)]
+    print(json.dumps(list(cluster.map(attempt, jobs))))
+"""
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_a_cluster_finds_what_one_process_finds(trained, tmp_path):
+    settings = ({"channels": 0.5}, {"channels": 0.5, "rank": 0.5})
+    recipes = [with_settings(recipe(trained), each, (5,)).model_dump_json() for each in settings]
+    with executor("local", 1) as here:
+        alone = list(here.map(attempt, [Job(each, False, str(tmp_path / "one"), 1) for each in recipes]))
+    # In a process of its own: Ray leaves daemons behind for a moment.
+    spread = subprocess.run(
+        [sys.executable, "-c", CLUSTER, str(tmp_path / "other")],
+        input=json.dumps(recipes),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(spread.stdout.splitlines()[-1]) == alone
