@@ -45,7 +45,7 @@ def separate(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def named(layers: Mapping[str, nn.Module], patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The layers that a pattern names. Raises RecipeError for a pattern that names none."""
     for pattern in patterns:
-        if not any(fnmatch(path, pattern) for path in layers):
+        if layers and not any(fnmatch(path, pattern) for path in layers):
             raise RecipeError(
                 f"layers: no layer that can be taken apart is named {pattern!r}. {did_you_mean(pattern, layers)}"
             )
