@@ -3,7 +3,7 @@
 import platform
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from laconic.source import Source, capture, capture_error
 from laconic.stage import PlanContext, PlanStage, TorchStage, describe
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
-from laconic.transform import Job, Transformation, faithfulness, opened
+from laconic.transform import Job, Transformation, faithfulness, opened, standing
 from laconic.trial import PROBE_OPTION, Bench, Option, options
 from laconic.verdict import Verdict
 
@@ -44,17 +44,10 @@ class Result:
 
 
 def compress(
-    recipe: Recipe,
-    destination: Path,
-    *,
-    trust: bool = False,
-    steps: Steps | None = None,
-    cache: Cache | None = None,
-    search: Sequence[Mapping[str, Any]] = (),
+    recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
 ) -> Result:
     """Do what the recipe says, and write the artifact to `destination`, whole or not at all.
 
-    search: what was tried before this recipe was found, for the report: the fields of a Trial, JSON-ready.
     An interrupted run resumes from the cache. Where the goal is missed the best artifact is written all the same, and
     the result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
     """
@@ -62,8 +55,6 @@ def compress(
     check_destination(destination)
     with opened(recipe, destination, steps, cache, trust=trust) as (source, job):
         assemble(Run(source, job).parts(), job.folder / "artifact")
-        if search:
-            registry.load("laconic.report:add_search")(job.folder / "artifact", search)
         publish(job.folder / "artifact", destination)
     artifact = Artifact.load(destination)
     return Result(artifact, tuple(missed(artifact, recipe.goal)))
@@ -124,7 +115,7 @@ class Run:
         ((name, stage),) = stages
         trial = partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe)
         context = self.line.context(name, stage)
-        return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=tuple(self.line.history)))
+        return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=standing(self.line.history)))
 
     def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
         """For each engine the first plan that meets the goal, built and looked into; and where there is a choice, the

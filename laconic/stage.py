@@ -56,7 +56,7 @@ class TorchContext(Context):
 @dataclass(frozen=True)
 class PlanContext(Context):
     """trial: builds a plan for the target, and gives the fidelity of its answers to the original's, per sample of a few
-    of `choose`. history: what was done to the model before it was captured."""
+    of `choose`. history: what was done to the model before it was captured, and still stands."""
 
     trial: Callable[[Plan], Array]
     history: tuple[Record, ...] = ()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from laconic import registry
 from laconic.answers import answers
 from laconic.cache import Cache
 from laconic.checkpoint import BUILD, Checkpoint
@@ -19,13 +20,14 @@ from laconic.errors import UsageError
 from laconic.footprint import footprint
 from laconic.gain import amount, count, nines
 from laconic.hardware import cores
+from laconic.order import MEANINGS
 from laconic.progress import Step, Steps
 from laconic.recipe import Recipe
 from laconic.record import Record, code_version, hash_of
 from laconic.runtimes.torch import TorchSession
 from laconic.samples import Samples, gather
 from laconic.source import Source, open_source
-from laconic.stage import Context, Stage, TorchContext, TorchStage, describe
+from laconic.stage import Context, Property, Stage, TorchContext, TorchStage, describe
 from laconic.tensor import Array, Arrays
 
 KEPT, TIME = "checkpoint", "seconds.json"
@@ -88,6 +90,8 @@ class Transformation:
                 f"interruption. Give its weights with a --builder to have them kept"
             )
         for name, stage in stages:
+            for record, what in broken(stage, self.history):
+                self.job.steps.warn(f"{name} breaks what {record.stage} made of the source before: {MEANINGS[what]}")
             checkpoint = self.kept(name, stage) if self.can_be_kept else self.applied(name, stage)
             self.model, self.history = self.model.with_checkpoint(checkpoint), list(checkpoint.history)
             self.job.steps.say(name, told(self.history[-1]))
@@ -179,6 +183,30 @@ class Transformation:
             "figures": figures,
             "earlier": len(checkpoint.history) if checkpoint else 0,
         }
+
+
+def broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Record, Property]]:
+    """What a stage does not leave in place, and the step that made it."""
+    for record in history:
+        for what in sorted(stage.breaks & makes(record)):
+            yield record, what
+
+
+def makes(record: Record) -> frozenset[Property]:
+    """What a step has given the model that later ones have to leave in place."""
+    found: frozenset[Property] = getattr(registry.resolve("stage", record.stage), "makes", frozenset())
+    return found
+
+
+def standing(history: Sequence[Record]) -> tuple[Record, ...]:
+    """The steps but those of which a later one has broken what they made."""
+    later = [
+        frozenset[Property]().union(
+            *(getattr(registry.resolve("stage", each.stage), "breaks", ()) for each in history[place + 1 :])
+        )
+        for place in range(len(history))
+    ]
+    return tuple(record for record, breaks in zip(history, later, strict=True) if not makes(record) & breaks)
 
 
 def faithfulness(fidelity: Array) -> dict[str, float]:

@@ -85,6 +85,7 @@ class Bench:
             make_runtime(option.runtime).version(),
             this_machine().features,
             dataset.fingerprint,
+            digests(self.reference[dataset.fingerprint]),
             code_version(),
         )
 

@@ -14,6 +14,7 @@ import torch
 from nudging import LOG
 
 import laconic
+from laconic import registry
 from laconic.artifact import REPORT, Artifact
 from laconic.cache import Cache
 from laconic.errors import RecipeError, SourceError, UsageError
@@ -22,7 +23,9 @@ from laconic.ledger import ledger
 from laconic.pipeline import compress
 from laconic.progress import Steps
 from laconic.recipe import Recipe
+from laconic.record import Record
 from laconic.reduce import JSON, reduce
+from laconic.transform import broken, standing
 
 MOMENTS = (
     "load the source and the samples",
@@ -195,3 +198,18 @@ def test_after_finetuning_its_model_is_the_original(tmp_path):
     assert tuned.seconds > 0
     assert start.figures["parameters"] == tuned.figures["parameters"]
     assert Artifact.load(artifact.path).measured.original_size == weights.stat().st_size
+
+
+def record(stage):
+    return Record(stage=stage, config={}, key=stage)
+
+
+def test_what_a_later_stage_has_broken_does_not_stand():
+    history = [record("quantize.qat"), record("prune.heads"), record("prune.two-four"), record("distill.heal")]
+    assert [each.stage for each in standing(history)] == ["prune.heads", "prune.two-four", "distill.heal"]
+
+
+def test_a_stage_that_breaks_what_the_source_came_with_is_found():
+    cut = registry.resolve("stage", "factorize.low-rank")()
+    history = [record("nudging:Nudge"), record("prune.two-four")]
+    assert [(each.stage, what) for each, what in broken(cut, history)] == [("prune.two-four", "zeros")]
