@@ -97,7 +97,7 @@ class Surgery:
         self.dataset = context.calibrate.take(stage.samples, context.seed)
         self.batch = next(forward_batches(checkpoint.task, self.dataset, ROWS))
         self.module = copy.deepcopy(checkpoint.module)
-        self.error = 0.0
+        self.operated, self.error = False, 0.0
         self.rows: dict[str, Tensor] = {}
         self.widths: dict[str, int] = {}
 
@@ -110,8 +110,10 @@ class Surgery:
         free = [group for group in groups if not chosen(group.name, self.stage.whole)]
         goals = {group.name: self.target(group, share) for group in free}
         free = [group for group in free if goals[group.name] < group.width]
-        orders = dict(zip([group.name for group in free], self.orders(free), strict=True))
+        orders = dict(zip([group.name for group in free], self.orders(free), strict=True)) if free else {}
         free = [group for group in free if self.stands(group, orders[group.name][goals[group.name] :])]
+        if not free and (self.operated or share > self.stage.keep + 1e-9):
+            return  # another step, before or after, has more to cut
         if not free:
             raise UsageError(
                 f"prune.channels found nothing to cut: of {len(groups)} groups of channels, of the widths "
@@ -163,7 +165,7 @@ class Surgery:
                 f"model with the same channels silent; expected at most {TOLERANCE:g}. The groups that begin at "
                 f"{[group.name for group, _ in going]} depend on one another by something unseen. Name some in whole"
             )
-        self.error = max(self.error, error)
+        self.operated, self.error = True, max(self.error, error)
         for path, cut in cuts.items():
             layer = find(self.module, path)
             if isinstance(layer, nn.Module) and fits(layer):
