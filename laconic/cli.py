@@ -95,6 +95,8 @@ def compress(
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     chosen = read_recipe(recipe, given | {"data": data and str(data)}, goal)
     seconds = None if budget is None else registry.load("laconic.units:parse_budget")(budget)
+    if seconds is None and engine != "local":
+        raise UsageError("--engine says where a search works, and none is asked for. Give --budget, as 30m")
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return

@@ -115,12 +115,11 @@ def left(entries: Sequence[Entry]) -> str:
         for name, points in shown.items():
             if len(points) > 1:
                 axes.plot(*zip(*points, strict=True), "o-", color=SHADES[name])
-                ends.append((points[-1][1], points[-1][0], name))
+                ends.append((points[-1][1], name))
         axes.set_ylim(0, 1.06 * max(value for points in shown.values() for _, value in points))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-        for y, (value, x, name) in zip(spread([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
-            at = {"xy": (x, value), "xytext": (len(entries) - 1 + 0.04 * len(entries), y)}
-            axes.annotate(NAMES[name], **at, textcoords="data", va="center", color=SHADES[name], annotation_clip=False)
+        for y, (_, name) in zip(spread([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
+            axes.text(1.04 * len(entries) - 1, y, NAMES[name], va="center", color=SHADES[name])
         return svg(figure, "left")
 
 
