@@ -72,6 +72,10 @@ class Normal:
         self.cross = cross + held * self.weight
         self.energy += held * float(self.weight.square().sum())
 
+    def definite(self, kept: Tensor) -> bool:
+        """Whether these columns have a solution: sums in float32 of few samples may have none without damping."""
+        return not int(torch.linalg.cholesky_ex(self.hessian[kept][:, kept]).info)
+
     def solve(self, kept: Tensor) -> tuple[Tensor, Tensor | None]:
         """The weights of these columns, [out, kept], and the bias, [out], that do best without the others; float64."""
         root = torch.linalg.cholesky(self.hessian[kept][:, kept])
@@ -94,6 +98,7 @@ def refit(weight: Tensor, biased: bool, halves: tuple[Sums, Sums], kept: Tensor)
             for half, test in zip(halves, reversed(plain), strict=True)
         )
         for damping in DAMPINGS
+        if damping == max(DAMPINGS) or all(Normal(weight, biased, half, damping).definite(kept) for half in halves)
     }
     best = min(errors, key=lambda damping: errors[damping])
     return Normal(weight, biased, halves[0] + halves[1], best).solve(kept)

@@ -1,0 +1,153 @@
+"""Every registered stage that changes the module: saved, opened in a program that knows nothing of it, trained on,
+compressed again; and in any legal order."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import laconic
+from laconic import registry
+from laconic.cache import Cache
+from laconic.errors import LaconicError, MissingPackage, RecipeError
+from laconic.progress import Steps
+from laconic.recipe import Recipe
+from laconic.reduce import reduce
+from laconic.signature import call
+from laconic.stage import TorchStage
+
+SHORT = {"steps": 2, "batch": 8}
+SETTINGS = {
+    "distill.embedding": SHORT,
+    "distill.features": SHORT,
+    "distill.heal": SHORT,
+    "distill.layerwise": SHORT,
+    "distill.logits": SHORT,
+    "distill.relations": SHORT,
+    "distill.student": {"layers": 1},
+    "factorize.convolution": {"loss": 1.0, "multiple": 1},
+    "factorize.low-rank": {"keep": 0.3, "multiple": 1},
+    "finetune": SHORT,
+    "prune.channels": {"keep": 0.5, "multiple": 4},
+    "prune.ffn": {"multiple": 8},
+    "prune.layers": {"keep": 0.5},
+    "quantize.qat": {**SHORT, "samples": 8},
+}
+"""What makes a stage do something to a model of this size; the defaults do it for the others."""
+CONVOLUTIONS = ("factorize.convolution", "prune.channels")
+EMBEDDINGS = ("distill.embedding",)
+ORDERS = 4
+
+
+def torch_stages():
+    found = []
+    for name in sorted(registry.STAGES):
+        try:
+            found += [name] if issubclass(registry.resolve("stage", name), TorchStage) else []
+        except MissingPackage:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The keys of a recipe about a classifier of texts, an embedder and a convolutional network."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(0)
+    rows = [
+        {"text": " ".join(rng.choice(models.WORDS, rng.integers(3, 9))), "label": ["no", "maybe", "yes"][number % 3]}
+        for number in range(60)
+    ]
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "plain.jsonl").write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows))
+    np.savez(folder / "images.npz", image=rng.normal(size=(60, 3, 16, 16)).astype(np.float32))
+    save_file(models.randomize(models.ResidualNet()).state_dict(), folder / "net.safetensors")
+    return {
+        "texts": {"source": str(models.save_bert(folder / "bert")), "data": str(folder / "texts.jsonl")},
+        "vectors": {"source": str(models.save_embedder(folder / "minilm")), "data": str(folder / "plain.jsonl")},
+        "images": {
+            "source": str(folder / "net.safetensors"),
+            "builder": "models:ResidualNet",
+            "task": "image-classification",
+            "data": str(folder / "images.npz"),
+        },
+    }
+
+
+def source_for(sources, name):
+    return sources["images" if name in CONVOLUTIONS else "vectors" if name in EMBEDDINGS else "texts"]
+
+
+def run(given, stages, path, cache):
+    recipe = Recipe.parse({**given, "to": "checkpoint", "heal": False, "stages": stages})
+    return reduce(recipe, path, trust=True, steps=Steps(quiet=True), cache=Cache(cache))
+
+
+def answer(module, inputs):
+    with torch.inference_mode():
+        return [value.numpy() for value in call(module, inputs).values()]
+
+
+@pytest.mark.parametrize("name", torch_stages())
+def test_what_a_stage_makes_is_saved_opened_trained_on_and_compressed_again(name, sources, tmp_path):
+    given = source_for(sources, name)
+    made = run(given, [{name: SETTINGS.get(name, {})}], tmp_path / "made", tmp_path / "cache")
+    entry = made.report["stages"][-1]
+    assert entry["stage"] == name == made.checkpoint.history[-1].stage
+    assert entry["figures"]["parameters"] > 0
+    opened = laconic.load(tmp_path / "made", trust=True)
+    assert opened.key == made.checkpoint.key
+    inputs = {key: torch.tensor(array) for key, array in opened.task.typical(2, 8).items()}
+    for one, two in zip(answer(opened.module, inputs), answer(made.checkpoint.module, inputs), strict=True):
+        np.testing.assert_array_equal(one, two)
+    onward = {"source": str(tmp_path / "made"), "data": given["data"]}
+    again = run(onward, [{"distill.heal": SHORT}, "prune.two-four"], tmp_path / "again", tmp_path / "cache")
+    assert [record.stage for record in again.checkpoint.history] == [name, "distill.heal", "prune.two-four"]
+    assert laconic.load(tmp_path / "again", trust=True).key == again.checkpoint.key
+
+
+def test_a_program_that_starts_anew_gives_the_same_answers_bit_for_bit(sources, tmp_path):
+    stages = [
+        {"prune.heads": {"keep": 0.5}},
+        {"prune.ffn": SETTINGS["prune.ffn"]},
+        {"factorize.low-rank": SETTINGS["factorize.low-rank"]},
+    ]
+    made = run(sources["texts"], stages, tmp_path / "made", tmp_path / "cache")
+    inputs = {key: torch.tensor(array) for key, array in made.checkpoint.task.typical(2, 8).items()}
+    np.savez(tmp_path / "inputs.npz", **{key: value.numpy() for key, value in inputs.items()})
+    program = (
+        "import sys, numpy, torch, laconic; torch.set_num_threads(1)\n"
+        "opened = laconic.load(sys.argv[1])\n"
+        "inputs = {key: torch.tensor(value) for key, value in numpy.load(sys.argv[2]).items()}\n"
+        "from laconic.signature import call\n"
+        "with torch.inference_mode(): numpy.save(sys.argv[3], next(iter(call(opened.module, inputs).values())).numpy())"
+    )
+    arguments = [str(tmp_path / each) for each in ("made", "inputs.npz", "answer.npy")]
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, cwd=Path(laconic.__file__).parents[1])
+    np.testing.assert_array_equal(np.load(tmp_path / "answer.npy"), answer(made.checkpoint.module, inputs)[0])
+
+
+@pytest.mark.parametrize("number", range(ORDERS))
+def test_any_order_of_stages_is_refused_before_it_runs_or_runs(number, sources, tmp_path):
+    drawn = random.Random(number)
+    names = [name for name in torch_stages() if name not in CONVOLUTIONS + EMBEDDINGS]
+    order = drawn.sample(names, 3)
+    stages = [{name: SETTINGS.get(name, {})} for name in order]
+    try:
+        Recipe.parse({**sources["texts"], "to": "checkpoint", "heal": False, "stages": stages})
+    except RecipeError:
+        return
+    try:
+        made = run(sources["texts"], stages, tmp_path / "made", tmp_path / "cache")
+    except LaconicError as error:
+        pytest.fail(f"{order}: {error}")
+    assert [record.stage for record in made.checkpoint.history] == order
+    assert laconic.load(tmp_path / "made", trust=True).key == made.checkpoint.key
