@@ -25,7 +25,8 @@ class Axis:
 
     stage, setting: as a recipe names them. values: of the setting, from nearly nothing taken to the most; WHOLE, which
     leaves the stage out, is understood. applies: whether a model of these layers has what the stage works on. foresee:
-    the layers that a value leaves of these, about. config: other settings of the stage that a search is best done with.
+    the layers that a value leaves of these, about. config: other settings of the stage that a search is best done
+    with. first: whether a search begins with it; factors make two layers of one, which seldom pays by itself.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Axis:
     applies: Callable[[Cells], bool]
     foresee: Callable[[Cells, float], Cells]
     config: Mapping[str, object] = field(default_factory=dict)
+    first: bool = True
 
 
 def has(*wanted: str) -> Callable[[Cells], bool]:
@@ -136,7 +138,7 @@ AXES = (
     Axis("heads", "prune.heads", "keep", HEADS, has("attended"), narrower("queries", "attended")),
     Axis("ffn", "prune.ffn", "keep", WIDTHS, has("up"), narrower("up", "down")),
     Axis("channels", "prune.channels", "keep", WIDTHS, has("channels"), fewer_channels),
-    Axis("rank", "factorize.low-rank", "keep", RANKS, matrices, factors),
+    Axis("rank", "factorize.low-rank", "keep", RANKS, matrices, factors, first=False),
 )
 """In the order in which their stages run."""
 

@@ -7,6 +7,9 @@ import optuna
 from compress.solve.space import WHOLE, Axis
 from laconic.record import hash_of
 
+SHARES = (1 / 2, 1 / 4, 3 / 4, 1)
+"""How far along their axes the first settings lie, all together."""
+
 STARTUP = 8
 """Trials that are drawn at random before the estimator has something to go by."""
 
@@ -28,8 +31,8 @@ class Study:
         self._study = optuna.create_study(directions=["minimize", "minimize"])
         self._open: dict[int, optuna.trial.Trial] = {}
         self._asked = 0
-        for share in (1 / 3, 2 / 3):
-            self._study.enqueue_trial({axis.name: round(share * len(axis.values)) for axis in self.axes})
+        for share in SHARES:
+            self._study.enqueue_trial({axis.name: axis.first * round(share * len(axis.values)) for axis in self.axes})
 
     def ask(self) -> tuple[int, dict[str, float]]:
         """A number to tell the answer by, and the settings: of each axis that is not left alone."""

@@ -40,12 +40,12 @@ class Table:
     """How many were measured in this run, and not found."""
 
     def seconds(self, cell: Cell, batch: int, precision: Precision = "int8") -> float:
-        """Of one layer like this, for so many samples, on one core."""
+        """Of one layer like this, for so many samples, one of TRIAL_BATCHES, on one core."""
         engine = make_runtime(self.option.runtime)
         key = hash_of(
             "cell",
             cell.signature,
-            batch,
+            TRIAL_BATCHES,
             precision,
             self.option.name,
             engine.version(),
@@ -53,24 +53,32 @@ class Table:
             code_version(),
         )
 
-        def measure() -> float:
+        def measure() -> dict[str, float]:
             self.measured += 1
             with tempfile.TemporaryDirectory() as folder:
                 graph = write(cell, Path(folder))
                 plan = Plan({layer.node: precision for layer in graph.layers}, dict.fromkeys(("x", "y"), Range(-1, 1)))
                 model = Path(folder) / "model.onnx"
                 self.option.build(graph, plan, model)
-                x = np.random.default_rng(0).uniform(-1, 1, (batch * cell.shape[0], *cell.shape[1:]))
+                rng = np.random.default_rng(0)
                 with self.option.open(model, 1) as session:
-                    return timed(session, {"x": x.astype(np.float32)})
+                    return {
+                        str(size): timed(session, {"x": rng.uniform(-1, 1, inputs(cell, size)).astype(np.float32)})
+                        for size in TRIAL_BATCHES
+                    }
 
-        return float(self.cache.json(f"cell-{key}", measure))
+        return float(self.cache.json(f"cell-{key}", measure)[str(batch)])
 
     def total(self, cells: Sequence[Cell], precision: Precision = "int8") -> dict[int, float]:
         """Seconds of all of them, by batch."""
         return {
             batch: sum(each.count * self.seconds(each, batch, precision) for each in cells) for batch in TRIAL_BATCHES
         }
+
+
+def inputs(cell: Cell, batch: int) -> tuple[int, ...]:
+    """The shape of a layer's input for so many samples."""
+    return (batch * cell.shape[0], *cell.shape[1:])
 
 
 def timed(session: Session, inputs: Mapping[str, Array]) -> float:
