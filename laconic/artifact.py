@@ -103,7 +103,8 @@ class Artifact:
         that is not as it was written.
         """
         if not (path / MANIFEST).is_file():
-            raise ArtifactError(f"{path} is not an artifact: it holds no {MANIFEST}. `laconic compress` makes one")
+            what = "a checkpoint" if (path / "model.json").is_file() else "not an artifact"
+            raise ArtifactError(f"{path} is {what}: it holds no {MANIFEST}. `laconic compress` makes one")
         manifest, measured = read_manifest(path), read_measured(path)
         for name, expected in manifest.files.items():
             check_digest(path / name, expected)

@@ -69,6 +69,7 @@ def compress(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
+    train: Annotated[Path | None, typer.Option(help="Samples to heal with; by default a part of --data.")] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file, or one of `laconic recipes`; what is given here stands above it.")
     ] = None,
@@ -93,7 +94,8 @@ def compress(
     """
     given = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
-    chosen = read_recipe(recipe, given | {"data": data and str(data)}, goal)
+    samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
+    chosen = read_recipe(recipe, given | {"data": samples or None}, goal)
     seconds = None if budget is None else registry.load("laconic.units:parse_budget")(budget)
     if seconds is None and engine != "local":
         raise UsageError("--engine says where a search works, and none is asked for. Give --budget, as 30m")

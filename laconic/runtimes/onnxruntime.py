@@ -21,8 +21,8 @@ FLOAT = frozenset({"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", 
 WITHOUT_GEMM = ("optimization.disable_specified_optimizers", "MatMulAddFusion")
 """It makes one Gemm of a MatMul and an Add before it looks for INT8, and then has no INT8 kernel for that."""
 IN_FLOAT = ("session.qdq_matmulnbits_accuracy_level", "0")
-"""Without it, weights kept in 8 bits are multiplied with activations that are quantized to 8 bits as well, unasked: that
-moved a layer's output by 0.5 % of the largest, with it by 5e-7."""
+"""Without it, weights kept in 8 bits are multiplied with activations that are quantized to 8 bits as well, unasked:
+that moved a layer's output by 0.5 % of the largest; with it, by 5e-7."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 """How the names of the operators begin that multiply in INT8."""
 RENAMED = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
