@@ -119,7 +119,7 @@ def test_a_loss_is_zero_for_the_teacher_itself_and_falls_when_learned(originals,
     student = harmed(original)
     taught = objective(student, original, imitation())
     batch = taught.collate(original.task.examples(6, seed=1), None)
-    assert float(taught.loss(copy.deepcopy(original.module), batch)) == pytest.approx(0, abs=2e-5)
+    assert float(taught.loss(copy.deepcopy(original.module), batch).detach()) == pytest.approx(0, abs=2e-5)
 
     module = student.module.requires_grad_(True)
     optimizer = torch.optim.Adam([*module.parameters(), *taught.imitations[0].learned.parameters()], lr=2e-3)
