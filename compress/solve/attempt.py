@@ -80,7 +80,8 @@ def ground(origin: str, trust: bool, cache: str) -> Ground:
 
 def origin(recipe: Recipe) -> str:
     """What of a recipe decides upon the source and the samples, the same for all candidates, as JSON."""
-    return recipe.model_copy(update={"stages": (Step(name="quantize.static"),), "goal": Goal()}).model_dump_json()
+    plain = {"stages": (Step(name="quantize.static"),), "goal": Goal(max_drop=recipe.goal.max_drop)}
+    return recipe.model_copy(update=plain).model_dump_json()
 
 
 def attempt(job: Job) -> dict[str, Any]:
