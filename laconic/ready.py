@@ -26,7 +26,7 @@ def find(recipe: Path) -> Path:
 def ready() -> list[dict[str, Any]]:
     """The ready recipes, JSON-ready: name, what it is for, its stages as they are written."""
     found = []
-    for path in sorted(HOME.glob("*.yaml")):
+    for path in sorted(HOME.glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
         says = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
         found.append({"name": path.stem, "says": says, "stages": read_yaml(path).get("stages", [])})

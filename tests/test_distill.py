@@ -139,11 +139,11 @@ def test_a_batch_in_parts_has_the_sum_of_the_whole(originals, name):
     taught = objective(harmed(originals[source]), originals[source], imitation())
     batch = taught.collate(originals[source].task.examples(5, seed=2), None)
     module = harmed(originals[source]).module
-    whole = float(taught.loss(module, batch))
+    whole = taught.loss(module, batch).item()
     if taught.splits:
         parts = taught.split(batch, 2)
         assert len(parts) == 3
-        assert sum(float(taught.loss(module, part)) for part in parts) == pytest.approx(whole, rel=1e-3)
+        assert sum(taught.loss(module, part).item() for part in parts) == pytest.approx(whole, rel=1e-3)
         assert sum(taught.terms(part) for part in parts) == taught.terms(batch)
     else:
         assert name == "similarities"

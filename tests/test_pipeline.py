@@ -27,6 +27,7 @@ STEPS = (
     "ask the original",
     "calibrate",
     "measure each layer's harm",
+    "round the weights",
     "find what meets the goal",
     "race the candidates",
     "validate",
