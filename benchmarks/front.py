@@ -60,7 +60,8 @@ def main() -> None:
     with ExitStack() as stack:
         ways = [*own(source, made, folder, stack), *others(made["export"], data, task, folder, stack)]
         if arguments.optimum:
-            ways.append(("Optimum, INT8 dynamic", opened(arguments.optimum, stack), arguments.optimum.stat().st_size))
+            path = named(arguments.optimum, made["export"].model, folder / "front-optimum.onnx")
+            ways.append(("Optimum, INT8 dynamic", opened(path, stack), path.stat().st_size))
         sessions = {name: session for name, session, _ in ways}
         rows = list(faithful(sessions, task, unseen))
         sizes = tuple(int(size) for size in arguments.batches.split(","))
@@ -124,6 +125,19 @@ def others(export: Artifact, data: Path, task: Task, folder: Path, stack: ExitSt
         nncf_int8(export.model, few, task, path)
         engine = make_runtime("openvino").open(path, threads=1)
         yield "NNCF, INT8 (OpenVINO)", stack.enter_context(engine), path.stat().st_size
+
+
+def named(path: Path, like: Path, to: Path) -> Path:
+    """The file with one output, that which has the number of dimensions and gets the name of the other file's."""
+    model, (wanted,) = onnx.load(path), onnx.load(like, load_external_data=False).graph.output
+    rank = len(wanted.type.tensor_type.shape.dim)
+    (given,) = [each for each in model.graph.output if len(each.type.tensor_type.shape.dim) == rank]
+    model.graph.node.add(op_type="Identity", input=[given.name], output=[wanted.name])
+    given.name = wanted.name
+    del model.graph.output[:]
+    model.graph.output.append(given)
+    onnx.save(model, to)
+    return to
 
 
 def opened(path: Path, stack: ExitStack) -> Session:

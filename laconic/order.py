@@ -8,6 +8,7 @@ from laconic.stage import Property, Stage, TorchStage
 MEANINGS: dict[Property, str] = {
     "zeros": "weights that are zero",
     "ranges": "ranges that were learned together with the weights",
+    "factors": "layers in factors, between which no block can be cut",
 }
 
 

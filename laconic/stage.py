@@ -62,8 +62,9 @@ class PlanContext(Context):
     history: tuple[Record, ...] = ()
 
 
-Property = Literal["zeros", "ranges"]
-"""zeros: weights that are zero, and stay so. ranges: of activations, learned together with the weights."""
+Property = Literal["zeros", "ranges", "factors"]
+"""zeros: weights that are zero, and stay so. ranges: of activations, learned together with the weights. factors: two
+layers in the place of one of a block, so that the block is no longer known."""
 
 
 class Stage(BaseModel, ABC):
@@ -77,7 +78,7 @@ class Stage(BaseModel, ABC):
     """What it gives a model that later stages have to leave in place."""
 
     breaks: ClassVar[frozenset[Property]] = frozenset()
-    """What a model does not keep through it."""
+    """What a model does not keep through it, or what it cannot work on."""
 
 
 class TorchStage(Stage):

@@ -171,5 +171,12 @@ def test_every_pair_of_registered_stages_is_legal_or_refused_by_a_sentence():
         assert not said or all(name in said for name in pair), pair
 
 
+def test_blocks_are_cut_before_their_layers_are_factorized():
+    Recipe.parse({"source": "m", "stages": ["prune.ffn", "factorize.low-rank", "quantize.static"]})
+    for cut in ("prune.ffn", "prune.heads", "prune.layers", "distill.student", "distill.relations"):
+        with pytest.raises(RecipeError, match=f"Move {cut} before factorize.low-rank"):
+            Recipe.parse({"source": "m", "stages": ["factorize.low-rank", cut]})
+
+
 def test_a_lossy_stage_at_the_end_is_wounded():
     assert wounds([Cut(), Learn(), Cut()], Heal()) == [2]

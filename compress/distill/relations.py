@@ -15,6 +15,7 @@ from compress.distill.pairs import Pair
 from compress.distill.stage import Distil
 from compress.distill.watch import Pass
 from laconic.errors import SourceError, UsageError
+from laconic.stage import Property
 from laconic.tasks.task import Task
 
 WIDTH = 16
@@ -110,6 +111,7 @@ class Relations(Distil):
     """
 
     name: ClassVar[str] = "distill.relations"
+    breaks: ClassVar[frozenset[Property]] = Distil.breaks | {"factors"}
 
     heads: int | None = Field(default=None, ge=1)
     layer: int = -1

@@ -35,7 +35,7 @@ class Student(TorchStage):
 
     name: ClassVar[str] = "distill.student"
     lossy = True
-    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges", "factors"})
 
     layers: int | tuple[int, ...] | None = None
     config: dict[str, Any] = Field(default_factory=dict)

@@ -34,6 +34,7 @@ class LowRank(TorchStage):
     """
 
     lossy: ClassVar[bool] = True
+    makes: ClassVar[frozenset[Property]] = frozenset({"factors"})
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
 
     energy: Share | None = Field(default=None, gt=0, lt=1)

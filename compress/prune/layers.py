@@ -29,7 +29,7 @@ class Layers(TorchStage):
     """
 
     lossy: ClassVar[bool] = True
-    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges", "factors"})
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.75
     drop: tuple[Annotated[int, Field(ge=0)], ...] | None = None

@@ -36,7 +36,7 @@ class Units(TorchStage):
     """
 
     lossy: ClassVar[bool] = True
-    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges", "factors"})
     units: ClassVar[Kind]
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.5
