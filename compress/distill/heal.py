@@ -13,6 +13,7 @@ from compress.distill.imitation import Imitation
 from compress.distill.logits import Probabilities
 from compress.distill.outputs import Outputs
 from compress.distill.stage import Distil
+from laconic.recipe import Named
 from laconic.stage import TorchContext
 from laconic.tasks.task import Task
 
@@ -31,11 +32,13 @@ class Heal(Distil):
     weights are kept. It ends early where `patience` looks have made what is missing to the original less by no more
     than the share `gain`; the schedule is then brought to its end within `look` steps. minutes: no longer than that,
     the schedule brought to its end within them: what is learned then depends on the machine's speed. What is worse
-    than before is thrown away.
+    than before is thrown away. The rate of the optimizer is lower than where a student starts afresh: from weights that
+    a cut was compensated in, 5e-4 took MiniLM from a fidelity of 0.963 to 0.933 in 280 of 2,800 steps.
     """
 
     name: ClassVar[str] = "distill.heal"
 
+    optimizer: Named = Named(name="adamw", config={"lr": 2e-4, "weight_decay": 0.01})
     steps: int | None = Field(default=1000, ge=1)
     look: int | None = Field(default=None, ge=1)
     patience: int = Field(default=3, ge=1)

@@ -93,6 +93,7 @@ class Candidate:
             size=max(made.size, 0.0),
             speedup=made.speedup,
             measured=self.built is not None,
+            foretold=self.prediction.speedup if self.built and self.settings else None,
             reason=reason,
         )
 
