@@ -63,10 +63,15 @@ class Cache:
 
     @contextmanager
     def alone(self, key: str) -> Iterator[None]:
-        """Run the body while no other process does under this key: who comes second finds what the first one made."""
+        """Run the body while no other process does under this key: who comes second finds what the first one made.
+
+        A folder that a killed process left half filled is removed: nobody can be at work on it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{key}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # let go of by the system when the process ends, however it does
+            for half in self.folder.glob(f"{key}.*/"):
+                shutil.rmtree(half, ignore_errors=True)
             yield
 
     def _write(self, path: Path, write: Callable[[Path], Any]) -> None:
