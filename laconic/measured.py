@@ -39,8 +39,8 @@ class Trial(BaseModel):
     name: what was cut, for people; settings: the same for programs; heal: steps of training after it. fidelity: the
     mean over the samples that are chosen by; drop: of the task's metric on them; None where it was not found. latency:
     seconds for one sample. size: bytes. speedup: over the original. measured: of an artifact that was built; else all
-    that is foretold. foretold: the speedup that was expected of what was built then. front: whether nothing that was built is as good in every respect and better in one. reason: why
-    it was taken, or what it lost by.
+    that is foretold. foretold: the speedup that was expected of what was built then. front: whether nothing that was
+    built is as good in every respect and better in one. reason: why it was taken, or what it lost by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
