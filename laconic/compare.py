@@ -1,7 +1,7 @@
 """Two artifacts side by side."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from laconic.errors import UsageError
 from laconic.gain import amount, milliseconds, nines
 from laconic.hardware import cores
 from laconic.measured import ORIGINAL, Timing
+from laconic.record import Record
+
+Step = tuple[str, int]
 
 
 def compare(first: Path, second: Path, data: Path | None = None, runtime: str | None = None) -> dict[str, Any]:
@@ -74,15 +77,27 @@ def own(timings: tuple[Timing, ...], batch: int) -> Timing | None:
 
 
 def differences(first: Artifact, second: Artifact) -> Iterator[dict[str, Any]]:
-    """Settings that are not the same: what it is, the one's value, the other's. Stages are told apart by place."""
-    one, two = (flat(artifact) for artifact in (first, second))
+    """Settings that are not the same: what it is, the one's value, the other's. A stage that only one of them went
+    through is one row, with what its recipe says of it."""
+    shared = steps(first).keys() & steps(second).keys()
+    one, two = flat(first, shared), flat(second, shared)
     for name in dict.fromkeys((*one, *two)):
         if one.get(name) != two.get(name):
             yield {"setting": name, "a": one.get(name), "b": two.get(name)}
 
 
-def flat(artifact: Artifact) -> dict[str, Any]:
-    """Everything that was set, by name."""
+def steps(artifact: Artifact) -> dict[Step, Record]:
+    """The history, by the name of the stage and how often it was there before."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for record in artifact.manifest.history:
+        found[record.stage, seen[record.stage]] = record
+        seen[record.stage] += 1
+    return found
+
+
+def flat(artifact: Artifact, shared: Collection[Step]) -> dict[str, Any]:
+    """Everything that was set, by name. shared: the stages that are looked into."""
     manifest = artifact.manifest
     found: dict[str, Any] = {
         "source": manifest.source.get("kind"),
@@ -92,13 +107,22 @@ def flat(artifact: Artifact) -> dict[str, Any]:
         "inputs": [spec.describe() for spec in manifest.inputs],
         "outputs": [spec.describe() for spec in manifest.outputs],
     }
-    for number, record in enumerate(manifest.history, 1):
-        found[f"stage {number}"] = record.stage
-        found |= {f"stage {number}, {name}": value for name, value in record.config.items()}
+    for step, record in steps(artifact).items():
+        name = f"{step[0]} ({step[1] + 1})" if step[1] else step[0]
+        if step in shared:
+            found |= {f"{name}, {setting}": value for setting, value in record.config.items()}
+        else:
+            found[name] = given(manifest.recipe, step) or "as it is by default"
     found |= {f"goal.{name}": value for name, value in manifest.recipe.get("goal", {}).items()}
     found |= {"seed": manifest.recipe.get("seed")}
     found |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
     return found | {f"version of {name}": version for name, version in manifest.versions.items()}
+
+
+def given(recipe: Mapping[str, Any], step: Step) -> dict[str, Any]:
+    """What a recipe says of a stage; nothing where it leaves it as it is, or where the stage is of an earlier run."""
+    named = [each["config"] for each in recipe.get("stages", []) if each["name"] == step[0]]
+    return dict(named[step[1]]) if step[1] < len(named) else {}
 
 
 def agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None) -> dict[str, Any]:

@@ -53,7 +53,20 @@ def test_what_each_is_stands_side_by_side(pair):
 
 def test_every_setting_that_differs_is_named_and_no_other(pair):
     differ = {each["setting"]: (each["a"], each["b"]) for each in compare(*pair)["differ"]}
-    assert differ == {"stage 1, method": ("mse", "minmax"), "goal.fidelity": (0.99, None), "seed": (0, 1)}
+    assert differ == {"quantize.static, method": ("mse", "minmax"), "goal.fidelity": (0.99, None), "seed": (0, 1)}
+
+
+def test_a_stage_that_only_one_went_through_is_a_row_with_what_was_asked_of_it(pair):
+    record = unseal(pair[0] / MANIFEST)["history"][0]
+    healed = record | {"stage": "distill.heal", "config": {"steps": 5, "batch": 32}}
+    recipe = {"seed": 0, "goal": {}, "stages": [{"name": "distill.heal", "config": {"steps": 5}}]}
+    change(pair[0], history=[healed, healed, record], recipe=recipe)
+    differ = {each["setting"]: (each["a"], each["b"]) for each in compare(*pair)["differ"]}
+    assert differ["distill.heal"] == ({"steps": 5}, None)
+    assert differ["distill.heal (2)"] == ("as it is by default", None)
+    assert differ["quantize.static, method"] == ("mse", "minmax"), (
+        "it is the third stage of the one, the first of the other"
+    )
 
 
 def test_an_artifact_does_not_differ_from_itself(pair, data):
