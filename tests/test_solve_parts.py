@@ -187,7 +187,7 @@ def test_nothing_may_drop_where_no_drop_is_allowed():
 def test_the_layers_of_a_transformer_are_told_apart(bert):
     found = cells(bert)
     roles = [cell.role for cell in found if cell.block == 0]
-    assert sorted(roles) == ["attended", "down", "queries", "queries", "queries", "up"]
+    assert sorted(roles) == ["attended", "attention", "down", "queries", "queries", "queries", "up"]
     assert {cell.block for cell in found} == {0, 1, None}
     up = next(cell for cell in found if cell.role == "up")
     assert (up.weight, up.shape[-1], up.width) == ((64, 32), 32, (32, 64))
@@ -219,7 +219,10 @@ def test_whatever_is_taken_leaves_layers_that_fit_together_and_weigh_less(data):
     after = foreseen(before, settings)
     assert sum(cell.parameters for cell in after) <= sum(cell.parameters for cell in before) * (1 + 1e-9)
     for cell in after:
-        assert cell.width[0] == cell.weight[1] * cell.groups
+        if cell.kind == "attention":
+            assert cell.width[0] == 16 * cell.groups
+        else:
+            assert cell.width[0] == cell.weight[1] * cell.groups
     for a, b in pairwise(after):
         if a.kind == b.kind == "conv":
             assert a.width[1] == b.width[0]
@@ -234,6 +237,7 @@ def transformer():
         for block in range(2)
         for cell in (
             *(linear(64, 64, "queries", block),) * 3,
+            Cell("attention", (1, 16, 64), (), groups=4, role="attention", block=block),
             linear(64, 64, "attended", block),
             linear(64, 256, "up", block),
             linear(256, 64, "down", block),
@@ -328,8 +332,16 @@ def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
 @pytest.mark.parametrize("precision", ["int8", "float32"])
 def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
     table = Table(Option(engine, "float32"), Cache(tmp_path))
-    for cell in (transformer()[0], convolutions()[1], convolutions()[2]):
+    for cell in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
         assert table.seconds(cell, 1, precision) > 0
+
+
+def test_attention_takes_longer_the_more_heads_it_has(tmp_path):
+    table = Table(Option("openvino", "float32"), Cache(tmp_path))
+    whole = Cell("attention", (1, 128, 384), (), groups=12, role="attention", block=0)
+    quarter = whole.with_heads(0.25)
+    assert (quarter.groups, quarter.shape) == (3, (1, 128, 96))
+    assert table.seconds(quarter, 8) < table.seconds(whole, 8)
 
 
 def test_an_engine_that_is_not_known_is_refused():

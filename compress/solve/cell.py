@@ -14,20 +14,20 @@ from laconic.errors import SourceError
 from laconic.race import LENGTH
 from laconic.signature import call
 
-Role = Literal["queries", "attended", "up", "down", "channels", "other"]
-"""What a layer is in its model: makes queries, keys or values; takes what attention gives; makes feed-forward units;
-takes them; works on channels (convolutions and what reads them); anything else."""
+Role = Literal["queries", "attention", "attended", "up", "down", "channels", "other"]
+"""What a layer is in its model: makes queries, keys or values; is the attention of these; takes what attention gives;
+makes feed-forward units; takes them; works on channels (convolutions and what reads them); anything else."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A layer, and what goes into it for one sample.
+    """A layer, and what goes into it for one sample; or the attention of a block, which has no weight.
 
-    shape: of the input, [1, ...]. weight: [out, in / groups, kernel...]. block: the block of a transformer that it is
-    in. count: how many like it there are; a forecast may foresee a part of one.
+    shape: of the input, [1, ...]. weight: [out, in / groups, kernel...]. groups: of attention, its heads. block: the
+    block of a transformer that it is in. count: how many like it there are; a forecast may foresee a part of one.
     """
 
-    kind: Literal["linear", "conv"]
+    kind: Literal["linear", "conv", "attention"]
     shape: tuple[int, ...]
     weight: tuple[int, ...]
     stride: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class Cell:
     @property
     def parameters(self) -> float:
         """Numbers in its weight, and in those of the others like it."""
-        found = self.count
+        found = self.count if self.weight else 0.0
         for size in self.weight:
             found *= size
         return found
@@ -60,21 +60,33 @@ class Cell:
         weight = (outputs, 1 if depthwise else inputs, *self.weight[2:])
         return replace(self, shape=tuple(shape), weight=weight, groups=groups)
 
+    def with_heads(self, keep: float) -> "Cell":
+        """Attention with this share of its heads."""
+        heads = max(round(self.groups * keep), 1)
+        return replace(self, shape=(*self.shape[:-1], self.shape[-1] // self.groups * heads), groups=heads)
+
     @property
     def width(self) -> tuple[int, int]:
         """Channels in and out."""
+        if self.kind == "attention":
+            return self.shape[-1], self.shape[-1]
         return self.shape[1 if self.kind == "conv" else -1], self.weight[0]
 
 
 def cells(checkpoint: Checkpoint) -> tuple[Cell, ...]:
-    """The linear and convolutional layers of a checkpoint, in the order in which they run, at the typical length."""
+    """The linear and convolutional layers of a checkpoint, and attention where its blocks are known, in the order in
+    which they run, at the typical length."""
     module = checkpoint.module
-    known = roles(module)
+    known, widths = roles(module), heads(module)
     found: list[Cell] = []
     names = {layer: path for path, layer in module.named_modules()}
 
     def look(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         role, block = known.get(names[layer], ("other", None))
+        if role == "attended":
+            shape = tuple(args[0].shape)
+            each = shape[-1] // widths[names[layer]]
+            found.append(Cell("attention", shape, (), groups=each, role="attention", block=block))
         found.append(cell(layer, tuple(args[0].shape), role, block))
 
     layers = [layer for layer in names if isinstance(layer, (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
@@ -128,6 +140,12 @@ def roles(module: nn.Module) -> Mapping[str, tuple[Role, int | None]]:
     """What the layers of a transformer are, by path, and in which block."""
     found = known_anatomy(module)
     return dict(named(found)) if found else {}
+
+
+def heads(module: nn.Module) -> dict[str, int]:
+    """How wide a head of queries is, by the path of the layer that takes what attention gives."""
+    found = known_anatomy(module)
+    return {site.consumer: site.sources[1].width for site in found.of("heads")} if found else {}
 
 
 def named(found: Anatomy) -> Iterator[tuple[str, tuple[Role, int | None]]]:

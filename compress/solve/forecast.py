@@ -23,7 +23,7 @@ class Prediction:
 @dataclass
 class Forecast:
     """Time is that of the layers, from the table, and of what stands between them, as much for each layer: the table
-    knows no attention, no normalisation, no residual sum. How much that is, the built candidates tell: the first, in
+    knows no normalisation, no residual sum. How much that is, the built candidates tell: the first, in
     which nothing is cut, and each that comes after.
 
     table: of the engine that the first candidate runs on. cells, size: its layers, and bytes of its weights.

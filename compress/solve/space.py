@@ -51,7 +51,7 @@ def blocks(cells: Cells) -> bool:
 
 def matrices(cells: Cells) -> bool:
     """Whether there are layers with weights that low-rank factors could be smaller than."""
-    return any(min(cell.width) >= 2 * MULTIPLE for cell in cells)
+    return any(cell.weight and min(cell.width) >= 2 * MULTIPLE for cell in cells)
 
 
 def fewer_blocks(cells: Cells, keep: float) -> Cells:
@@ -60,13 +60,15 @@ def fewer_blocks(cells: Cells, keep: float) -> Cells:
 
 
 def narrower(makes: str, takes: str) -> Callable[[Cells, float], Cells]:
-    """Units kept between the layers that make them and those that take them."""
+    """Units kept between the layers that make them and those that take them, and in the attention between them."""
 
     def foresee(cells: Cells, keep: float) -> Cells:
         def change(cell: Cell) -> Cell:
             inputs, outputs = cell.width
             if cell.role == makes:
                 return cell.resized(inputs, rounded(outputs * keep))
+            if cell.role == "attention" and takes == "attended":
+                return cell.with_heads(keep)
             return cell.resized(rounded(inputs * keep), outputs) if cell.role == takes else cell
 
         return tuple(change(cell) for cell in cells)
@@ -92,6 +94,9 @@ def factors(cells: Cells, keep: float) -> Cells:
     """Each layer as two, with so much of its weights together."""
     found: list[Cell] = []
     for cell in cells:
+        if not cell.weight:
+            found.append(cell)
+            continue
         rank = rounded(
             keep * cell.parameters / cell.count / (cell.weight[0] + cell.parameters / cell.count / cell.weight[0])
         )
