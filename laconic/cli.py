@@ -142,7 +142,12 @@ def export(
 
 @app.command(epilog="Example: `laconic inspect minilm.laconic`")
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
-    """What an artifact is: signature, precision, kernels, history, sizes, speed, verdict."""
+    """What an artifact is: signature, precision, kernels, history, sizes, speed, verdict; or what a checkpoint that was
+    compressed has been through."""
+    report = registry.load("laconic.inspection:report_of")(artifact)
+    if report is not None:
+        print_json(report) if as_json else registry.load("laconic.show:reduced")(artifact, report)
+        return
     opened = registry.load("laconic.artifact:Artifact").load(artifact)
     kernels = registry.load("laconic.inspection:kernels")(opened, runtime)
     if as_json:

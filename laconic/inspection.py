@@ -1,5 +1,6 @@
 """Look at artifacts: what one is, whether it still is what was written, how fast several are side by side."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,13 @@ from laconic.artifact import (
 )
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, LaconicError, UsageError
-from laconic.ledger import ledger
+from laconic.ledger import JSON, Entry, ledger
 from laconic.measured import ORIGINAL, Timing
 from laconic.progress import Steps
 from laconic.race import race
 from laconic.recipe import Recipe
 from laconic.runtimes.runtime import Session, kernel_of
+from laconic.verdict import Comparison
 
 
 class Check(BaseModel):
@@ -56,6 +58,23 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         and {"passed": verdict.passed, "failures": verdict.failures, **verdict.model_dump(mode="json")},
         "measured": measured.model_dump(mode="json", exclude={"report"}),
     }
+
+
+def report_of(folder: Path) -> dict[str, Any] | None:
+    """What was written beside a checkpoint that was compressed: what each stage gained and cost, JSON-ready. None for
+    anything else. Raises ArtifactError for a report that cannot be read."""
+    path = folder / JSON
+    if (folder / MANIFEST).exists() or not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        Comparison.model_validate(found["drift"])
+        [Entry(**stage) for stage in found["stages"]]
+        return {"task": str(found["task"]), **found}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} is not a report as Laconic writes them, with a task, stages and drift. Compress the model again"
+        ) from error
 
 
 def kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from typing import Any
 from laconic.gain import amount, count, nines
 from laconic.record import Record
 
+JSON = "report.json"
+"""The same beside a checkpoint, for programs."""
+
 START = "as it came"
 SIZES = ("parameters", "bytes", "multiply-adds")
 """What a stage makes smaller."""

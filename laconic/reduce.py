@@ -14,7 +14,7 @@ from laconic.checkpoint import Checkpoint
 from laconic.evidence import Evidence
 from laconic.goal import wanted
 from laconic.hardware import cores, this_machine
-from laconic.ledger import ledger
+from laconic.ledger import JSON, ledger
 from laconic.progress import Steps
 from laconic.recipe import Goal, Recipe
 from laconic.report import render_checkpoint
@@ -23,8 +23,6 @@ from laconic.stage import TorchStage
 from laconic.training.finetune import check_free
 from laconic.transform import Job, Transformation, opened
 from laconic.verdict import Comparison
-
-JSON = "report.json"
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,15 @@ import laconic
 from laconic import registry
 from laconic.artifact import REPORT, Artifact
 from laconic.cache import Cache
-from laconic.errors import RecipeError, SourceError, UsageError
+from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError
 from laconic.footprint import footprint
-from laconic.ledger import ledger
+from laconic.inspection import report_of
+from laconic.ledger import JSON, ledger
 from laconic.pipeline import compress
 from laconic.progress import Steps
 from laconic.recipe import Recipe
 from laconic.record import Record
-from laconic.reduce import JSON, reduce
+from laconic.reduce import reduce
 from laconic.transform import broken, standing
 
 MOMENTS = (
@@ -159,6 +160,16 @@ def test_a_checkpoint_is_opened_and_compressed_again(source):
     again = reduce(given, source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache"))
     assert [record.stage for record in again.checkpoint.history] == ["nudging:Nudge", "nudging:Nudge"]
     assert [stage["stage"] for stage in again.report["stages"]] == ["as it came", "nudging:Nudge"]
+
+
+def test_what_a_checkpoint_has_been_through_can_be_looked_at_again(source):
+    made = nudges(source, 0.05)
+    assert report_of(made.path) == made.report
+    (made.path / "report.json").write_text('{"task": "tensors", "drift": 3}')
+    with pytest.raises(ArtifactError, match="Compress the model again"):
+        report_of(made.path)
+    (made.path / "report.json").unlink()
+    assert report_of(made.path) is None
 
 
 def test_a_goal_that_a_checkpoint_misses_is_said(source):
