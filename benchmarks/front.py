@@ -1,6 +1,6 @@
 """MiniLM cut, healed and quantized, beside other tools, in one run: fidelity, speed and size.
 
-    python benchmarks/front.py [--rounds N] [--cache FOLDER] [--only NAME ...] [--optimum FILE]
+    python benchmarks/front.py [--rounds N] [--cache FOLDER] [--batches N,...] [--optimum FILE]
 
 The models learn from sentences of the docstrings of installed packages, and are judged by docstrings of the standard
 library and by descriptions of datasets, none of which they were given. Making them takes an hour and a half on one
