@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from corpus import corpus
 from inputs import model_folder, texts
-from minilm import LACONIC, ORIGINAL, faithful, fidelity_rows, speed_rows
+from minilm import LACONIC, ORIGINAL, faithful, fidelity_rows, kind_rows, speed_rows
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from run import table
 
@@ -76,6 +76,8 @@ def main() -> None:
         ["", "MB", *head[1:]],
         [[row[0], f"{size / 1e6:.1f}", *row[1:]] for row, (_, _, size) in zip(found, ways, strict=True)],
     )
+    print("\nBy kind of text:\n")
+    table(*kind_rows(rows))
     print(f"\n{times[0].length} tokens, one thread, {arguments.rounds} rounds, medians and quartiles:\n")
     table(*speed_rows([time.model_dump() for time in times]))
 

@@ -133,7 +133,14 @@ def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, l
                 "mean": cosine.mean(),
                 "worst": cosine.min(),
                 **task.figures(reference, given),
-                "kinds": {kind: [cosine[kinds == n].mean(), cosine[kinds == n].min()] for n, kind in enumerate(unseen)},
+                "kinds": {
+                    kind: [
+                        cosine[kinds == n].mean(),
+                        cosine[kinds == n].min(),
+                        alike(task, reference, given, kinds == n),
+                    ]
+                    for n, kind in enumerate(unseen)
+                },
                 "batch": [company.mean(), company.min()],
             }
 
@@ -148,6 +155,12 @@ def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str
         first = way == times[0].engine
         rows.append([way, *(f"1 ({milliseconds(time.seconds)})" if first else speedup(time) for time in own)])
     return ["", *(f"batch {size}" for size in sizes)], rows
+
+
+def alike(task: Task, reference: Arrays, given: Arrays, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
+    """Spearman's correlation of the similarities among some of the texts."""
+    parts = ({name: array[chosen] for name, array in each.items()} for each in (reference, given))
+    return task.figures(*parts)["similarity_spearman"]
 
 
 def fidelity_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
@@ -170,7 +183,7 @@ def batch_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
 
 
 def kind_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """The cosine by kind of text."""
+    """The cosine, and Spearman's correlation, by kind of text."""
     kinds = list(found[0]["kinds"])
-    head = ["", *(f"{kind}: {figure}" for kind in kinds for figure in ("mean", "worst"))]
+    head = ["", *(f"{kind}: {figure}" for kind in kinds for figure in ("mean", "worst", "Spearman"))]
     return head, [[each["way"], *(f"{value:.5f}" for kind in kinds for value in each["kinds"][kind])] for each in found]
