@@ -79,7 +79,7 @@ def show(found: dict[str, Any]) -> None:
     table(*minilm.fidelity_rows(model["fidelity"]))
     print("\nSize, and independence of the batch:\n")
     table(*minilm.batch_rows(model["fidelity"]))
-    print("\nCosine by kind of text:\n")
+    print("\nBy kind of text:\n")
     table(*minilm.kind_rows(model["fidelity"]))
     print(f"\n### Digits\n\nAccuracy on {network['images']} images that neither training nor `laconic` used.\n")
     head, speed = minilm.speed_rows(network["timings"])
