@@ -16,8 +16,9 @@ from laconic.measured import Trial
 class Candidate:
     """settings: of the cut. heals: steps of each healing that it went through. outcome: of cut and healing so far. cut:
     the figures before any healing.
-    shortfall, earlier: how far off its answers are, in times what is allowed; now, and before the last healing. reason:
-    why it lost; empty while it did not."""
+    shortfall: how far off its answers are, in times what is allowed. left: the share that the last healing has left of
+    that, or of its infidelity, whichever is less: right answers are counted, and come and go by ones. reason: why it
+    lost; empty while it did not."""
 
     settings: Mapping[str, float]
     prediction: Prediction
@@ -25,7 +26,7 @@ class Candidate:
     outcome: Outcome | None = None
     cut: Figures | None = None
     shortfall: float = float("inf")
-    earlier: float = float("inf")
+    left: float = 0.0
     built: Built | None = None
     reason: str = ""
 
@@ -56,12 +57,16 @@ class Candidate:
 
     def take(self, outcome: Outcome, aim: Aim) -> None:
         """What came of the cut, or of one more healing."""
-        self.outcome, self.earlier = outcome, self.shortfall
+        before, self.outcome = self.figures, outcome
         if outcome.figures is None:
             self.reason = self.reason or outcome.error
-        else:
-            self.shortfall = aim.shortfall(outcome.figures)
-            self.cut = self.cut or outcome.figures
+            return
+        shortfall = aim.shortfall(outcome.figures)
+        if before is not None:
+            missing = share(1 - outcome.figures.fidelity, 1 - before.fidelity)
+            self.left = min(share(shortfall, self.shortfall), missing)
+        self.shortfall = shortfall
+        self.cut = self.cut or outcome.figures
 
     @property
     def told(self) -> tuple[float, float] | None:
@@ -96,6 +101,11 @@ class Candidate:
             foretold=self.prediction.speedup if self.built and self.settings else None,
             reason=reason,
         )
+
+
+def share(now: float, before: float) -> float:
+    """What is left of a number."""
+    return now / before if before > 0 else 1.0
 
 
 def excess(aim: Aim, made: Built | Prediction) -> str:

@@ -35,10 +35,10 @@ GAIN = 1.05
 """How much faster a candidate must be foreseen to be than the best one, to be worth more work."""
 
 STUCK = 0.95
-"""The share of a shortfall that healing must leave less than, to go on."""
+"""The share of what is missing that healing must leave less than, to go on."""
 
-ROUNDS = 3
-"""How often the search goes from cuts to artifacts."""
+ROUNDS = 10
+"""How often the search goes from cuts to artifacts, at most."""
 
 UNTRIED = "the time for cuts ended before its turn"
 
@@ -53,13 +53,14 @@ Publish = Callable[[Candidate, Sequence[Trial]], None]
 
 class Search:
     """best: the candidate whose artifact is at the destination, or on its way there. trials: settings that may still be
-    tried. publish: puts an artifact there."""
+    tried. work: how often a candidate was cut, healed or built. publish: puts an artifact there."""
 
     def __init__(self, shop: Workshop, publish: Publish, trials: int | None) -> None:
         self.shop = shop
         self.aim = shop.aim
         self.trials = float("inf") if trials is None else float(trials)
         self.best: Candidate | None = None
+        self.work = 0
         self.candidates: dict[str, Candidate] = {}
         self._publish = publish
 
@@ -68,10 +69,10 @@ class Search:
         self.begin()
         if self.study.axes and (self.aim.speed or not self.met):
             for _ in range(ROUNDS):
-                before = self.best
+                before = self.work
                 self.explore()
                 self.refine()
-                if self.best is before or self.shop.budget.left <= 0:
+                if self.work == before or self.shop.budget.left <= 0:
                     break
         self.conclude()
         return len(self.candidates)
@@ -133,6 +134,7 @@ class Search:
         for candidate in group[len(done) :]:
             candidate.reason = UNTRIED
         self.trials -= len(done)
+        self.work += len(done)
         return done
 
     def generation(self, until: float) -> list[tuple[int, Candidate]]:
@@ -192,15 +194,20 @@ class Search:
         return [each for each in self.candidates.values() if each.cut and each.settings and not each.reason]
 
     def refine(self) -> None:
-        """Build what is good enough; heal the others, fewer and fewer of them, longer and longer."""
+        """Build what is good enough; heal the others, fewer and fewer of them, longer and longer. Where no cut is new,
+        the best of those that were left behind is healed further."""
         pool = self.promising()
-        for steps in (0, *HEALS):
-            if steps:
-                pool = self.healed(pool, steps)
+        self.finish(pool)
+        pool = self.unmet(pool) or self.left_behind()
+        while pool and len(pool[0].heals) < len(HEALS):
+            pool = self.healed(pool, HEALS[len(pool[0].heals)])
             self.finish(pool)
             pool = self.survivors(pool)
-            if not pool:
-                break
+
+    def left_behind(self) -> list[Candidate]:
+        """The nearest to the goal of those that were healed, and not to the end."""
+        found = [each for each in self.open if 0 < len(each.heals) < len(HEALS)]
+        return sorted(self.unmet(found), key=lambda each: each.shortfall)[:1]
 
     def promising(self) -> list[Candidate]:
         """Of the front of the cuts, some that lie evenly on it; those likeliest to meet the goal first."""
@@ -232,21 +239,26 @@ class Search:
                     candidate.take(outcome, self.aim)
                     step.advance()
                 done += group
+            self.work += len(done)
             step.note = "; ".join(f"{each.name}: {each.shortfall:.2f} of what is allowed" for each in done)
         return [each for each in done if not each.reason]
 
+    def unmet(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """Those that may still come to meet the goal, or to be more faithful."""
+        return [
+            each
+            for each in pool
+            if not (each.built or each.reason or (self.aim.speed and each.shortfall <= 1)) and self.faster(each)
+        ]
+
     def survivors(self, pool: Sequence[Candidate]) -> list[Candidate]:
-        """The better half of those that may still come to meet the goal, or to be more faithful."""
-        left = []
-        for each in pool:
-            if each.built or each.reason or not self.faster(each) or (self.aim.speed and each.shortfall <= 1):
-                continue
-            if len(each.heals) > 1 and each.shortfall > STUCK * each.earlier:
+        """The better half of those that were healed, and may still come to meet the goal."""
+        left = self.unmet(pool)
+        for each in left:
+            if len(each.heals) > 1 and each.left > STUCK:
                 assert each.figures is not None
                 each.reason = f"healing no longer helps: {unfaithful(self.aim, each.figures) or 'no more faithful'}"
-                continue
-            left.append(each)
-        left.sort(key=lambda each: each.shortfall)
+        left = sorted((each for each in left if not each.reason), key=lambda each: each.shortfall)
         return left[: -(-len(left) // 2)]
 
     def finish(self, pool: Sequence[Candidate]) -> None:
@@ -263,6 +275,7 @@ class Search:
     def build(self, candidate: Candidate) -> None:
         """Make its artifact, and take it where it is the best."""
         candidate.built = self.shop.build(candidate)
+        self.work += 1
         if candidate.settings:
             assert candidate.outcome is not None
             self.forecast.learn(candidate.outcome.cells, candidate.built)

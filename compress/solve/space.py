@@ -26,7 +26,8 @@ class Axis:
     stage, setting: as a recipe names them. values: of the setting, from nearly nothing taken to the most; WHOLE, which
     leaves the stage out, is understood. applies: whether a model of these layers has what the stage works on. foresee:
     the layers that a value leaves of these, about. config: other settings of the stage that a search is best done
-    with. first: whether a search begins with it; factors make two layers of one, which seldom pays by itself.
+    with. first: whether a search begins with it; blocks are a coarse measure, and factors make two layers of one, which
+    seldom pays by itself.
     """
 
     name: str
@@ -139,7 +140,7 @@ RANKS = (0.75, 0.5, 0.375, 0.25)
 BLOCKS = (0.84, 0.67, 0.5, 0.34)
 
 AXES = (
-    Axis("layers", "prune.layers", "keep", BLOCKS, blocks, fewer_blocks),
+    Axis("layers", "prune.layers", "keep", BLOCKS, blocks, fewer_blocks, first=False),
     Axis("heads", "prune.heads", "keep", HEADS, has("attended"), narrower("queries", "attended")),
     Axis("ffn", "prune.ffn", "keep", WIDTHS, has("up"), narrower("up", "down")),
     Axis("channels", "prune.channels", "keep", WIDTHS, has("channels"), fewer_channels),
