@@ -1,0 +1,39 @@
+"""A ready recipe on a model of its kind: what it gained and cost, on samples that nothing has seen.
+
+python benchmarks/ready.py image-classification
+python benchmarks/ready.py text-classification
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from classifier import classifier
+from solve import digits
+
+from laconic.cache import Cache
+from laconic.document import read_yaml
+from laconic.pipeline import compress
+from laconic.ready import find
+from laconic.recipe import Recipe
+from laconic.show import compressed
+
+MODELS = {"image-classification": digits, "text-classification": classifier}
+
+
+def main() -> None:
+    """Compress, and print the table that `laconic compress` prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=sorted(MODELS))
+    parser.add_argument("--folder", type=Path, default=Path("ready-benchmark"))
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    model: dict[str, Any] = MODELS[given.recipe](given.folder)
+    model.pop("heal", None)  # the recipe says how it heals
+    recipe = Recipe.parse({**read_yaml(find(Path(given.recipe))), **model})
+    made = compress(recipe, given.folder / f"{given.recipe}.laconic", cache=Cache(given.folder / "cache"))
+    compressed(made.artifact)
+
+
+if __name__ == "__main__":
+    main()
