@@ -117,8 +117,9 @@ class Course:
         (self._folder / f"{LOG}.new").rename(self._folder / LOG)
 
     def _stands(self) -> bool:
-        """Whether the last few looks have gained too little."""
-        found = [self.looks[step] for step in sorted(self.looks)]
+        """Whether the last few looks have gained too little over those before them. The start does not count: the first
+        steps, at the full rate, often harm, and what they are worth shows later."""
+        found = [self.looks[step] for step in sorted(self.looks) if step]
         if len(found) <= self._patience:
             return False
         earlier, now = max(found[: -self._patience]), max(found)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LOOKS = 20
 """Into how many parts the looks part a run."""
 
+APART = 25
+"""Steps between two looks at the least: a look at 500 texts costs as much as some ten steps, and fewer say nothing."""
+
 
 class Heal(Distil):
     """Distil what suits the task: of text embedding all hidden states, the vectors and their similarities; of
@@ -60,7 +63,7 @@ class Heal(Distil):
             checkpoint.module,
             context.work,
             ask,
-            every=self.look or max(1, self.count(len(context.train.keys)) // LOOKS),
+            every=self.look or max(APART, self.count(len(context.train.keys)) // LOOKS),
             patience=self.patience,
             gain=self.gain,
             minutes=self.minutes,
