@@ -17,6 +17,7 @@ from laconic.measured import ORIGINAL, Timing
 from laconic.record import Record
 
 Step = tuple[str, int]
+"""A stage of a history: its name, and how often that was there before."""
 
 
 def compare(first: Path, second: Path, data: Path | None = None, runtime: str | None = None) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def differences(first: Artifact, second: Artifact) -> Iterator[dict[str, Any]]:
 
 
 def steps(artifact: Artifact) -> dict[Step, Record]:
-    """The history, by the name of the stage and how often it was there before."""
+    """The history by its steps."""
     seen: Counter[str] = Counter()
     found = {}
     for record in artifact.manifest.history:

@@ -43,6 +43,14 @@ class Check(BaseModel):
     passed: bool
 
 
+class CheckpointReport(BaseModel):
+    """What is shown of the report beside a checkpoint."""
+
+    task: str
+    stages: tuple[Entry, ...]
+    drift: Comparison
+
+
 def summary(artifact: Artifact) -> dict[str, Any]:
     """What an artifact is, JSON-ready: the manifest and what was measured, without digests, with what is counted."""
     manifest, measured = artifact.manifest, artifact.measured
@@ -67,14 +75,13 @@ def report_of(folder: Path) -> dict[str, Any] | None:
     if (folder / MANIFEST).exists() or not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        Comparison.model_validate(found["drift"])
-        [Entry(**stage) for stage in found["stages"]]
-        return {"task": str(found["task"]), **found}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        content = path.read_bytes()
+        CheckpointReport.model_validate_json(content)
+    except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} is not a report as Laconic writes them, with a task, stages and drift. Compress the model again"
         ) from error
+    return dict(json.loads(content))
 
 
 def kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:

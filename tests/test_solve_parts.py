@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import models
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given
@@ -17,13 +18,15 @@ from compress.solve.executor import executor
 from compress.solve.front import dominates, with_front
 from compress.solve.space import AXES, axes, foreseen, heals, with_settings
 from compress.solve.study import Study
-from compress.solve.table import Table
+from compress.solve.table import ATTENDED, Table, write
 from laconic import registry
+from laconic.artifact import make_runtime
 from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint, load_source
 from laconic.data import Dataset
 from laconic.errors import DataError, UsageError
 from laconic.measured import Trial
+from laconic.plan import Plan, Range
 from laconic.processors import plain_task
 from laconic.recipe import Goal, Recipe
 from laconic.signature import probe_module
@@ -187,7 +190,8 @@ def test_nothing_may_drop_where_no_drop_is_allowed():
 def test_the_layers_of_a_transformer_are_told_apart(bert):
     found = cells(bert)
     roles = [cell.role for cell in found if cell.block == 0]
-    assert sorted(roles) == ["attended", "attention", "down", "queries", "queries", "queries", "up"]
+    assert sorted(roles) == ["attended", "down", "other", "queries", "queries", "queries", "up"]
+    assert [(cell.role, cell.groups) for cell in found if cell.kind == "attention"] == 2 * [("other", 4)]
     assert {cell.block for cell in found} == {0, 1, None}
     up = next(cell for cell in found if cell.role == "up")
     assert (up.weight, up.shape[-1], up.width) == ((64, 32), 32, (32, 64))
@@ -219,10 +223,8 @@ def test_whatever_is_taken_leaves_layers_that_fit_together_and_weigh_less(data):
     after = foreseen(before, settings)
     assert sum(cell.parameters for cell in after) <= sum(cell.parameters for cell in before) * (1 + 1e-9)
     for cell in after:
-        if cell.kind == "attention":
-            assert cell.width[0] == 16 * cell.groups
-        else:
-            assert cell.width[0] == cell.weight[1] * cell.groups
+        each = 16 if cell.kind == "attention" else cell.weight[1]
+        assert cell.width[0] == each * cell.groups
     for a, b in pairwise(after):
         if a.kind == b.kind == "conv":
             assert a.width[1] == b.width[0]
@@ -237,7 +239,7 @@ def transformer():
         for block in range(2)
         for cell in (
             *(linear(64, 64, "queries", block),) * 3,
-            Cell("attention", (1, 16, 64), (), groups=4, role="attention", block=block),
+            Cell("attention", (1, 16, 64), (), groups=4, block=block),
             linear(64, 64, "attended", block),
             linear(64, 256, "up", block),
             linear(256, 64, "down", block),
@@ -336,12 +338,27 @@ def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
         assert table.seconds(cell, 1, precision) > 0
 
 
-def test_attention_takes_longer_the_more_heads_it_has(tmp_path):
-    table = Table(Option("openvino", "float32"), Cache(tmp_path))
-    whole = Cell("attention", (1, 128, 384), (), groups=12, role="attention", block=0)
-    quarter = whole.with_heads(0.25)
-    assert (quarter.groups, quarter.shape) == (3, (1, 128, 96))
-    assert table.seconds(quarter, 8) < table.seconds(whole, 8)
+def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):
+    cell = Cell("attention", (1, 16, 64), (), groups=4, block=0).with_heads(0.5)
+    assert (cell.groups, cell.shape, cell.parameters) == (2, (1, 16, 32), 0)
+    graph = write(cell, tmp_path)
+    model = onnx.load(graph.path)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None))
+    rng = np.random.default_rng(0)
+    given = {name: rng.normal(size=(3, 16, 32)).astype(np.float32) for name in "qkv"}
+    onnx.save(model, tmp_path / "seen.onnx")
+    with make_runtime("onnxruntime").open(tmp_path / "seen.onnx") as session:
+        found = session.run(given)["x"]
+    parts = [torch.tensor(given[name]).unflatten(-1, (2, 16)).transpose(1, 2) for name in "qkv"]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*parts, scale=1.0).transpose(1, 2).flatten(2)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+
+    plan = Plan({layer.node: "int8" for layer in graph.layers}, dict.fromkeys(("x", *ATTENDED), Range(-1, 1)))
+    Option("openvino", "float32").build(graph, plan, tmp_path / "model.onnx")
+    makers = {out: node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node for out in node.output}
+    products = [node for node in onnx.load(tmp_path / "model.onnx").graph.node if node.op_type == "MatMul"]
+    assert len(products) == 3
+    assert {makers[tensor] for node in products for tensor in node.input} == {"DequantizeLinear"}
 
 
 def test_an_engine_that_is_not_known_is_refused():

@@ -1,6 +1,6 @@
 """The layers of a model as an engine has to compute them: what a latency is made up of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ from laconic.errors import SourceError
 from laconic.race import LENGTH
 from laconic.signature import call
 
-Role = Literal["queries", "attention", "attended", "up", "down", "channels", "other"]
-"""What a layer is in its model: makes queries, keys or values; is the attention of these; takes what attention gives;
-makes feed-forward units; takes them; works on channels (convolutions and what reads them); anything else."""
+Role = Literal["queries", "attended", "up", "down", "channels", "other"]
+"""What a layer is in its model: makes queries, keys or values; takes what attention gives; makes feed-forward units;
+takes them; works on channels (convolutions and what reads them); anything else."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ def cells(checkpoint: Checkpoint) -> tuple[Cell, ...]:
     """The linear and convolutional layers of a checkpoint, and attention where its blocks are known, in the order in
     which they run, at the typical length."""
     module = checkpoint.module
-    known, widths = roles(module), heads(module)
+    blocks = known_anatomy(module)
+    known = dict(named(blocks)) if blocks else {}
+    widths = {site.consumer: site.sources[1].width for site in blocks.of("heads")} if blocks else {}
     found: list[Cell] = []
     names = {layer: path for path, layer in module.named_modules()}
 
@@ -86,7 +88,7 @@ def cells(checkpoint: Checkpoint) -> tuple[Cell, ...]:
         if role == "attended":
             shape = tuple(args[0].shape)
             each = shape[-1] // widths[names[layer]]
-            found.append(Cell("attention", shape, (), groups=each, role="attention", block=block))
+            found.append(Cell("attention", shape, (), groups=each, block=block))
         found.append(cell(layer, tuple(args[0].shape), role, block))
 
     layers = [layer for layer in names if isinstance(layer, (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
@@ -134,18 +136,6 @@ def known_anatomy(module: nn.Module) -> Anatomy | None:
         return anatomy(module)
     except SourceError:
         return None
-
-
-def roles(module: nn.Module) -> Mapping[str, tuple[Role, int | None]]:
-    """What the layers of a transformer are, by path, and in which block."""
-    found = known_anatomy(module)
-    return dict(named(found)) if found else {}
-
-
-def heads(module: nn.Module) -> dict[str, int]:
-    """How wide a head of queries is, by the path of the layer that takes what attention gives."""
-    found = known_anatomy(module)
-    return {site.consumer: site.sources[1].width for site in found.of("heads")} if found else {}
 
 
 def named(found: Anatomy) -> Iterator[tuple[str, tuple[Role, int | None]]]:

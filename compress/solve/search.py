@@ -53,14 +53,13 @@ Publish = Callable[[Candidate, Sequence[Trial]], None]
 
 class Search:
     """best: the candidate whose artifact is at the destination, or on its way there. trials: settings that may still be
-    tried. work: how often a candidate was cut, healed or built. publish: puts an artifact there."""
+    tried. publish: puts an artifact there."""
 
     def __init__(self, shop: Workshop, publish: Publish, trials: int | None) -> None:
         self.shop = shop
         self.aim = shop.aim
         self.trials = float("inf") if trials is None else float(trials)
         self.best: Candidate | None = None
-        self.work = 0
         self.candidates: dict[str, Candidate] = {}
         self._publish = publish
 
@@ -76,6 +75,12 @@ class Search:
                     break
         self.conclude()
         return len(self.candidates)
+
+    @property
+    def work(self) -> int:
+        """How often a candidate was cut, healed or built so far."""
+        every = self.candidates.values()
+        return sum((each.cut is not None) + len(each.heals) + (each.built is not None) for each in every)
 
     @property
     def met(self) -> bool:
@@ -134,7 +139,6 @@ class Search:
         for candidate in group[len(done) :]:
             candidate.reason = UNTRIED
         self.trials -= len(done)
-        self.work += len(done)
         return done
 
     def generation(self, until: float) -> list[tuple[int, Candidate]]:
@@ -239,7 +243,6 @@ class Search:
                     candidate.take(outcome, self.aim)
                     step.advance()
                 done += group
-            self.work += len(done)
             step.note = "; ".join(f"{each.name}: {each.shortfall:.2f} of what is allowed" for each in done)
         return [each for each in done if not each.reason]
 
@@ -275,7 +278,6 @@ class Search:
     def build(self, candidate: Candidate) -> None:
         """Make its artifact, and take it where it is the best."""
         candidate.built = self.shop.build(candidate)
-        self.work += 1
         if candidate.settings:
             assert candidate.outcome is not None
             self.forecast.learn(candidate.outcome.cells, candidate.built)

@@ -61,20 +61,24 @@ def fewer_blocks(cells: Cells, keep: float) -> Cells:
 
 
 def narrower(makes: str, takes: str) -> Callable[[Cells, float], Cells]:
-    """Units kept between the layers that make them and those that take them, and in the attention between them."""
+    """Units kept between the layers that make them and those that take them."""
 
     def foresee(cells: Cells, keep: float) -> Cells:
         def change(cell: Cell) -> Cell:
             inputs, outputs = cell.width
             if cell.role == makes:
                 return cell.resized(inputs, rounded(outputs * keep))
-            if cell.role == "attention" and takes == "attended":
-                return cell.with_heads(keep)
             return cell.resized(rounded(inputs * keep), outputs) if cell.role == takes else cell
 
         return tuple(change(cell) for cell in cells)
 
     return foresee
+
+
+def fewer_heads(cells: Cells, keep: float) -> Cells:
+    """Heads kept: in what makes and takes them, and in the attention between."""
+    found = narrower("queries", "attended")(cells, keep)
+    return tuple(cell.with_heads(keep) if cell.kind == "attention" else cell for cell in found)
 
 
 def fewer_channels(cells: Cells, keep: float) -> Cells:
@@ -141,7 +145,7 @@ BLOCKS = (0.84, 0.67, 0.5, 0.34)
 
 AXES = (
     Axis("layers", "prune.layers", "keep", BLOCKS, blocks, fewer_blocks, first=False),
-    Axis("heads", "prune.heads", "keep", HEADS, has("attended"), narrower("queries", "attended")),
+    Axis("heads", "prune.heads", "keep", HEADS, has("attended"), fewer_heads),
     Axis("ffn", "prune.ffn", "keep", WIDTHS, has("up"), narrower("up", "down")),
     Axis("channels", "prune.channels", "keep", WIDTHS, has("channels"), fewer_channels),
     Axis("rank", "factorize.low-rank", "keep", RANKS, matrices, factors, first=False),

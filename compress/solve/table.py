@@ -24,7 +24,7 @@ from laconic.tensor import Array, TensorSpec
 from laconic.trial import Option
 
 OPSET = 20
-MULTIPLE = 8
+COLUMNS = 8
 """Columns of the layer that reads what attention gives."""
 ATTENDED = ("queries", "keys", "values")
 """The tensors that the products of attention read."""
@@ -111,7 +111,7 @@ def write(cell: Cell, folder: Path) -> Graph:
     """A graph of this layer alone, with a bias, an activation behind a convolution, and one number as the result, so
     that it is not the writing of answers that is timed. x is its input, y what the layer makes."""
     draw = np.random.default_rng(0)
-    shape = cell.weight or (MULTIPLE, cell.shape[-1])
+    shape = cell.weight or (COLUMNS, cell.shape[-1])
     weight = draw.uniform(-1, 1, shape).astype(np.float32)
     bias = draw.uniform(-1, 1, shape[0]).astype(np.float32)
     inputs = ["x"]
