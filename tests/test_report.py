@@ -323,7 +323,7 @@ def trial(name, speedup, fidelity, **changes):
 
 
 TRIALS = [
-    trial("heads 0.5", 4.0, 0.97),
+    trial("heads 0.5", 4.0, 0.97, foretold=3.5),
     trial("heads 0.25", 5.0, 0.9, reason=HOSTILE),
     trial("heads 0.9", 2.0, None, measured=False, front=False, reason="no faster than heads 0.5"),
 ]
@@ -337,7 +337,10 @@ def test_what_a_search_tried_is_put_into_the_artifact_and_replaced_by_a_later_se
     html = (path / REPORT).read_text(encoding="utf-8")
     assert html.count("What the search tried") == 1
     section = html.split(MARK)[1]
-    assert all(text in section for text in ("heads 0.5", "foretold", "no faster than heads 0.5", "4.00 &#215;"))
+    assert all(
+        text in section
+        for text in ("heads 0.5", "foretold", "no faster than heads 0.5", "4.00 &#215;", "3.50 foretold")
+    )
     assert "<script" not in section
     tree(html)
     assert [check for check in verify(path) if not check.passed] == []
