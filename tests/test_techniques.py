@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
@@ -36,7 +37,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "checkpoint": [{}, {"policy": "selective"}, {"every": 2}],
     "chunked-loss": [{"chunk": 7}, {"chunk": 7, "defer": True}],
     "offload": [{"smallest": 64}, {"smallest": 64, "where": "disk", "ahead": 2}],
-    "sdpa": [{}, {"backend": "math"}],
+    "sdpa": [{}, {"backend": "math"}, {"float32": True}],
 }
 """Settings that mean something for tiny models; other techniques are tried with their own."""
 CASES = [(name, config) for name in sorted(registry.TECHNIQUES) for config in VARIANTS.get(name, [{}])]
@@ -343,6 +344,42 @@ def test_sdpa_with_a_kernel_is_computed_again_with_the_same_kernel():
     module, objective, batch = made("gpt2")
     kit = kit_for(module, objective, find("sdpa", {"backend": "math"}) | find("checkpoint", {}))
     assert losses(kit, batch) == pytest.approx(plain("gpt2"), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [{}, {"checkpoint": {}}, pytest.param({"compile": {}}, marks=pytest.mark.filterwarnings("ignore"))],
+    ids=str,
+)
+def test_sdpa_in_float32_keeps_attention_so_beside_products_in_bf16_in_both_passes(around: dict[str, Any]):
+    module, objective, batch = made("gpt2")
+    techniques = find("sdpa", {"float32": True}) | find("bf16", {})
+    for name, config in around.items():
+        techniques |= find(name, config)
+    kit = kit_for(module, objective, techniques)
+    with Attention() as seen:
+        found = losses(kit, batch)
+    assert found == pytest.approx(plain("gpt2"), abs=0.05)
+    if "compile" not in around:  # a compiled layer calls it where nothing can look
+        assert {dtype for _, dtype in seen.calls} == {torch.float32}
+        assert {"forward", "backward"} <= {way for way, _ in seen.calls}
+    kit.finish()
+
+
+class Attention(TorchDispatchMode):
+    """Notes the precision of attention's queries, in the forward pass and in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, torch.dtype]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if "scaled_dot_product" in str(func):
+            tensors = [each for each in args if isinstance(each, torch.Tensor)]
+            self.calls.append(("backward" if "backward" in str(func) else "forward", tensors[0].dtype))
+        return func(*args, **(kwargs or {}))
 
 
 def test_what_works_alone_works_together():
