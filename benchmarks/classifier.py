@@ -1,48 +1,47 @@
-"""A classifier of docstrings, made of all-MiniLM-L6-v2 by `laconic finetune`: which package is a text from?"""
+"""A classifier of docstrings, made of all-MiniLM-L6-v2 by `laconic finetune`: which package is a text from?
 
-import hashlib
+The docstrings are those of the packages that are installed; the labels, the twenty with the most of them.
+"""
+
 import json
 import subprocess
 import sys
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from corpus import corpus
-from inputs import model_folder, text_of, texts
+from corpus import INSTALLED, digest, docstrings, is_prose
+from inputs import model_folder
 from minilm import LACONIC
 
 LABELS = 20
 """The packages with the most docstrings."""
-UNLABELLED = 12_000
-"""Texts to heal with, beside those that the classifier was trained with."""
+TRAIN, SEARCH, UNLABELLED = 500, 400, 1500
+"""Texts of each, at most: to train the classifier with; to calibrate, choose and judge with; and further ones to heal
+with, whose labels nobody knows."""
 LENGTH = 64
 TRAINING = {
     "task": "text-classification",
     "length": LENGTH,
-    "batch": 16,
-    "epochs": 4,
-    "optimizer": {"adamw": {"lr": 1.0e-4}},
+    "batch": 32,
+    "epochs": 3,
+    "optimizer": {"adamw": {"lr": 2.0e-4}},
     "schedule": {"onecycle": {}},
-    "techniques": ["bf16"],
+    "techniques": ["bf16", {"sdpa": {"float32": True}}],
 }
 
 
 def classifier(folder: Path) -> dict[str, Any]:
     """What a recipe says of it: the checkpoint, and the samples.
 
-    Half of the labelled texts, by the digest of their content, have trained it; the others are those that a search
-    calibrates, chooses and judges with. Those that trained it heal it too, with texts without labels.
+    What it was trained with heals it too, without labels, and so do further texts of the same packages.
     """
     tuned, trained, labelled, unlabelled = (
         folder / name for name in ("tuned", "train.jsonl", "labelled.jsonl", "unlabelled.jsonl")
     )
     if not unlabelled.exists():
-        parted(folder, trained, labelled)
-        lines = corpus_lines(folder)
-        mine = [json.dumps({"text": text_of(line)}) for line in trained.read_text(encoding="utf-8").splitlines()]
-        write(unlabelled, [*mine, *lines])
+        parted(trained, labelled, unlabelled)
     if not tuned.exists():
         recipe = folder / "finetune.yaml"
         recipe.write_text(yaml.safe_dump(TRAINING, sort_keys=False), encoding="utf-8")
@@ -52,34 +51,42 @@ def classifier(folder: Path) -> dict[str, Any]:
     return {
         "source": str(tuned),
         "data": {"train": str(unlabelled), "calibrate": str(labelled)},
-        "heal": {"length": LENGTH, "techniques": ["bf16"]},
+        "heal": {"length": LENGTH, "techniques": ["bf16", {"sdpa": {"float32": True}}]},
     }
 
 
-def parted(folder: Path, trained: Path, labelled: Path) -> None:
-    """Write the rows of the largest packages, half of them to train with."""
-    texts(folder)
-    lines = (folder / "docstrings.jsonl").read_text(encoding="utf-8").splitlines()
-    count = Counter(json.loads(line)["label"] for line in lines)
-    largest = {label for label, _ in sorted(count.items(), key=lambda item: (-item[1], item[0]))[:LABELS]}
-    rows = [line for line in lines if json.loads(line)["label"] in largest]
-    write(trained, [line for line in rows if even(text_of(line))])
-    write(labelled, [line for line in rows if not even(text_of(line))])
+def parted(trained: Path, labelled: Path, unlabelled: Path) -> None:
+    """Write the three files; the texts' digests alone say which is where."""
+    found = labelled_texts()
+    largest = sorted(found, key=lambda label: (-len(found[label]), label))[:LABELS]
+    train, search, heal = [], [], []
+    for label in largest:
+        rows = [{"text": text, "label": label} for text in found[label]]
+        train += rows[:TRAIN]
+        search += rows[TRAIN : TRAIN + SEARCH]
+        heal += rows[TRAIN + SEARCH :][:UNLABELLED]
+    write(trained, train)
+    write(labelled, search)
+    write(unlabelled, [{"text": row["text"]} for row in train + heal])
 
 
-def even(text: str) -> bool:
-    """Half of all texts, by their content alone."""
-    return hashlib.sha256(text.lower().encode()).digest()[0] % 2 == 0
+def labelled_texts() -> dict[str, list[str]]:
+    """By package, the first paragraphs of its docstrings that no other package has, by their digests."""
+    texts: dict[str, str] = {}
+    packages = defaultdict(set)
+    for file in sorted(INSTALLED.rglob("*.py")):
+        package = file.relative_to(INSTALLED).parts[0].removesuffix(".py")
+        for first, *_ in docstrings(file):
+            if is_prose(first):
+                texts.setdefault(digest(first), first)
+                packages[digest(first)].add(package)
+    found = defaultdict(list)
+    for each in sorted(texts):
+        if len(packages[each]) == 1:
+            found[next(iter(packages[each]))].append(texts[each])
+    return found
 
 
-def corpus_lines(folder: Path) -> list[str]:
-    """Texts without labels, none of them from the standard library."""
-    path = folder / "corpus.jsonl"
-    if not path.exists():
-        corpus(path, UNLABELLED)
-    return path.read_text(encoding="utf-8").splitlines()[:UNLABELLED]
-
-
-def write(path: Path, lines: list[str]) -> None:
+def write(path: Path, rows: list[dict[str, str]]) -> None:
     """A row a line."""
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in sorted(rows, key=str)), encoding="utf-8")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from inputs import text_of, texts
 
+INSTALLED = Path(sysconfig.get_paths()["purelib"])
 LEAST, MOST = 25, 600
 """Characters of a text."""
 LETTERS = 0.8
@@ -37,13 +38,18 @@ def corpus(path: Path, rows: int) -> int:
     """Write at most `rows` texts, which their content alone chooses and orders; gives how many."""
     unseen = kept_away()
     found: dict[str, str] = {}
-    for file in sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py")):
+    for file in sorted(INSTALLED.rglob("*.py")):
         for text in texts_of(file):
             if text.lower() not in unseen:
-                found.setdefault(hashlib.sha256(text.lower().encode()).hexdigest(), text)
-    chosen = [found[digest] for digest in sorted(found)[:rows]]
+                found.setdefault(digest(text), text)
+    chosen = [found[each] for each in sorted(found)[:rows]]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen), encoding="utf-8")
     return len(chosen)
+
+
+def digest(text: str) -> str:
+    """Of a text, however it is capitalised."""
+    return hashlib.sha256(text.lower().encode()).hexdigest()
 
 
 def kept_away() -> set[str]:
@@ -56,6 +62,14 @@ def kept_away() -> set[str]:
 
 def texts_of(file: Path) -> Iterator[str]:
     """The first paragraph of each docstring, and each sentence of the others."""
+    for first, *others in docstrings(file):
+        yield from filter(is_prose, [first])
+        for whole in others:
+            yield from filter(is_prose, re.split(r"(?<=[.?!])\s+(?=[A-Z])", whole))
+
+
+def docstrings(file: Path) -> Iterator[list[str]]:
+    """The paragraphs of each docstring in a file, each on one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -65,10 +79,7 @@ def texts_of(file: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
-            for number, paragraph in enumerate(paragraphs):
-                whole = " ".join(paragraph.split())
-                parts = [whole] if number == 0 else re.split(r"(?<=[.?!])\s+(?=[A-Z])", whole)
-                yield from filter(is_prose, parts)
+            yield [" ".join(paragraph.split()) for paragraph in paragraphs]
 
 
 def is_prose(text: str) -> bool:

@@ -15,8 +15,9 @@ PROBE = 32
 JUDGE = 400
 """The most samples used to choose by, to measure one layer's harm, and to judge the result with."""
 
-WHERE_COUNTED = 4
-"""How many times as many, where right answers are counted: one of 400 is a quarter of a point."""
+WHERE_COUNTED = {"choose": 1024, "judge": 4000}
+"""As many, where right answers are counted: one of 400 is a quarter of a point. Where one answer in thirty turns from
+right to wrong or back, the drop is known to 0.6 points with 4,000 samples, to 1.8 with 400."""
 
 MADE_UP = 100
 """Samples that are made up where none are given."""
@@ -61,11 +62,9 @@ def gather(recipe: Recipe, task: Task) -> Samples:
         parts = seen | {"judge": files["evaluate"].without(files["calibrate"])}
     else:
         parts = split(next(iter(files.values())), SHARES, recipe.seed)
-    more = 1 if recipe.goal.max_drop is None else WHERE_COUNTED
-    limit = data.limit or more * JUDGE
-    calibrate = parts["calibrate"].take(limit, recipe.seed) if data.limit else parts["calibrate"]
-    choose = parts["choose"].take(min(more * CHOOSE, limit), recipe.seed)
-    judge = parts["judge"].take(min(more * JUDGE, limit), recipe.seed)
+    most = {"choose": CHOOSE, "judge": JUDGE} if recipe.goal.max_drop is None else WHERE_COUNTED
+    calibrate = parts["calibrate"].take(data.limit, recipe.seed) if data.limit else parts["calibrate"]
+    choose, judge = (parts[role].take(min(count, data.limit or count), recipe.seed) for role, count in most.items())
     if train is not None:
         train = train.without(choose).without(judge)  # what is learned by heart proves nothing
         train = train.take(data.limit, recipe.seed) if data.limit else train
