@@ -26,10 +26,16 @@ LOOKS = 20
 APART = 25
 """Steps between two looks at the least: a look at 500 texts costs as much as some ten steps, and fewer say nothing."""
 
+BESIDE = 0.3
+"""The weight of the probabilities beside the hidden states, which say more about each layer. A MiniLM that tells 20
+packages apart, with half of its heads and feed-forward units, after 600 steps: a divergence from the original of 0.057
+so, and of 0.064 with a weight of 1; after 300 of them 0.089, 0.097, and 0.124 with 3 and no temperature."""
+
 
 class Heal(Distil):
     """Distil what suits the task: of text embedding all hidden states, the vectors and their similarities; of
-    classifiers and language models the probabilities and the last hidden states; of anything else the outputs.
+    classifiers all hidden states, and the probabilities; of language models the probabilities and the last hidden
+    states; of anything else the outputs.
 
     steps: at most. Every `look` steps the fidelity is measured on the samples to choose by, and the best
     weights are kept. It ends early where `patience` looks have made what is missing to the original less by no more
@@ -53,7 +59,9 @@ class Heal(Distil):
             return [*([Hidden()] if layers else []), Vectors(), Similarities(5.0)]
         if task.name == "tensors":
             return [Outputs()]
-        return [Probabilities(), *([Hidden("last")] if layers else [])]
+        if task.name == "causal-lm" or not layers:
+            return [Probabilities(), *([Hidden("last")] if layers else [])]
+        return [Hidden(), Probabilities(weight=BESIDE)]
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         def ask(module: nn.Module) -> float:
