@@ -89,8 +89,8 @@ def test_there_is_nothing_to_heal_in_the_original(original, context):
 
 def test_it_ends_when_it_does_not_pay_with_the_schedule_brought_to_its_end(student, context, monkeypatch):
     rates = watched(monkeypatch)
-    found = Heal(**{**QUICK, "steps": 200}, look=2, patience=2, gain=0.99).apply(student, context())
-    assert found.history[-1].figures["steps"] == len(rates) == 8, "three looks, and two steps to cool"
+    found = Heal(**{**QUICK, "steps": 40}, look=2, patience=2, gain=0.99).apply(student, context())
+    assert found.history[-1].figures["steps"] == len(rates) == 26, "half, two more looks, and two steps to cool"
     assert rates[-1] < 0.1 * max(rates)
 
 

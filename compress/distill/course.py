@@ -3,7 +3,7 @@
 import copy
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -92,7 +92,8 @@ class Course:
                 schedule.hurry(min(left, schedule.steps - done))
             if schedule.ended or done % self._every == 0:
                 self._look(kit, done)
-                if not (schedule.ended or cooling) and self._stands():
+                late = [self.looks[step] for step in sorted(self.looks) if schedule.halved(step) and step <= done]
+                if not (schedule.ended or cooling) and self._stands(late):
                     cooling = True
                     schedule.hurry(self._every)
             return schedule.ended
@@ -116,11 +117,11 @@ class Course:
         (self._folder / f"{LOG}.new").write_text(json.dumps(kept), encoding="utf-8")
         (self._folder / f"{LOG}.new").rename(self._folder / LOG)
 
-    def _stands(self) -> bool:
-        """Whether the last few looks have gained too little over those before them. The start does not count: the first
-        steps, at the full rate, often harm, and what they are worth shows later."""
-        found = [self.looks[step] for step in sorted(self.looks) if step]
-        if len(found) <= self._patience:
+    def _stands(self, late: Sequence[float]) -> bool:
+        """Whether the last few looks have gained too little over those before them. late: those of the second half of
+        the schedule. In the first half the rate is high, and harms more than it heals: a MiniLM that classifies was at
+        0.887 before, 0.839 after 150 of 600 steps, and 0.902 in the end."""
+        if len(late) <= self._patience:
             return False
-        earlier, now = max(found[: -self._patience]), max(found)
+        earlier, now = max(late[: -self._patience]), max(late)
         return 1 - now > (1 - self._gain) * (1 - earlier)

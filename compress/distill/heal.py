@@ -38,11 +38,12 @@ class Heal(Distil):
     states; of anything else the outputs.
 
     steps: at most. Every `look` steps the fidelity is measured on the samples to choose by, and the best
-    weights are kept. It ends early where `patience` looks have made what is missing to the original less by no more
-    than the share `gain`; the schedule is then brought to its end within `look` steps. minutes: no longer than that,
-    the schedule brought to its end within them: what is learned then depends on the machine's speed. What is worse
-    than before is thrown away. The rate of the optimizer is lower than where a student starts afresh: from weights that
-    a cut was compensated in, 5e-4 took MiniLM from a fidelity of 0.963 to 0.933 in 280 of 2,800 steps.
+    weights are kept. In the second half it ends early where `patience` looks have made what is missing to the original
+    less by no more than the share `gain`; the schedule is then brought to its end within `look` steps. minutes: no
+    longer than that, the schedule brought to its end within them: what is learned then depends on the machine's speed.
+    What is worse than before is thrown away. The rate of the optimizer is lower than where a student starts afresh:
+    from weights that a cut was compensated in, 5e-4 took MiniLM from a fidelity of 0.963 to 0.933 in 280 of 2,800
+    steps.
     """
 
     name: ClassVar[str] = "distill.heal"

@@ -54,6 +54,10 @@ class Scheduler(LambdaLR):
         """Whether nothing is left of the schedule."""
         return self.reached(self.last_epoch) > self.steps - 0.5
 
+    def halved(self, step: int) -> bool:
+        """Whether half of the schedule is behind after a step."""
+        return self.reached(step) >= self.steps / 2
+
     def hurry(self, left: float) -> None:
         """From now on, so that the rest of the schedule takes `left` steps."""
         self.place, self.since = self.reached(self.last_epoch), self.last_epoch
