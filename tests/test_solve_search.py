@@ -1,5 +1,7 @@
 """The order of a search, over a world that is made up: what is healed, built, taken, and why the others lose."""
 
+from dataclasses import replace
+
 import pytest
 
 from compress.solve.aim import Aim, Figures
@@ -199,6 +201,20 @@ def test_healing_is_for_fewer_and_fewer(tmp_path):
     by_length = [sum(f"healed {sum(HEALS[: number + 1])} steps" in name for name in healed) for number in range(3)]
     assert by_length[0] > 1
     assert by_length == sorted(by_length, reverse=True)
+
+
+def test_what_fails_on_samples_that_it_was_not_chosen_by_is_healed_and_built_again(tmp_path):
+    class Strict(World):
+        def build(self, candidate):
+            short = candidate.settings and sum(candidate.heals) < 240
+            return replace(super().build(candidate), failures=("refuted",) if short else ())
+
+    search = searched(world := Strict(tmp_path, FAITHFUL, 5000))
+    built = [name for kind, name in world.done if kind == "build"]
+    twice = [name for name in built if any(other.startswith(f"{name}, healed") for other in built)]
+    assert twice
+    assert search.met
+    assert sum(search.best.heals) >= 240
 
 
 def test_a_search_that_is_killed_goes_on_and_does_nothing_twice(tmp_path):

@@ -238,7 +238,7 @@ class Search:
                 if not self.shop.time_for("heal", steps, build=True):
                     break
                 for candidate in group:
-                    candidate.heals = (*candidate.heals, steps)
+                    candidate.heals, candidate.built = (*candidate.heals, steps), None
                 for candidate, outcome in zip(group, self.shop.tried(group, "heal", steps), strict=True):
                     candidate.take(outcome, self.aim)
                     step.advance()
@@ -247,12 +247,21 @@ class Search:
         return [each for each in done if not each.reason]
 
     def unmet(self, pool: Sequence[Candidate]) -> list[Candidate]:
-        """Those that may still come to meet the goal, or to be more faithful."""
+        """Those that may still come to meet the goal, or to be more faithful; among them what was built, and failed on
+        samples that nothing was chosen by."""
         return [
             each
             for each in pool
-            if not (each.built or each.reason or (self.aim.speed and each.shortfall <= 1)) and self.faster(each)
+            if not each.reason
+            and self.faster(each)
+            and (self.refuted(each) if each.built else not (self.aim.speed and each.shortfall <= 1))
         ]
+
+    def refuted(self, candidate: Candidate) -> bool:
+        """Whether its artifact is small and fast enough, and its answers too far off on samples that it was not chosen
+        by."""
+        made = candidate.built
+        return made is not None and not excess(self.aim, made) and bool(wrong(self.aim, made))
 
     def survivors(self, pool: Sequence[Candidate]) -> list[Candidate]:
         """The better half of those that were healed, and may still come to meet the goal."""
