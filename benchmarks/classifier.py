@@ -21,6 +21,7 @@ TRAIN, SEARCH, UNLABELLED = 500, 400, 1500
 """Texts of each, at most: to train the classifier with; to calibrate, choose and judge with; and further ones to heal
 with, whose labels nobody knows."""
 LENGTH = 64
+TECHNIQUES = ["bf16", {"sdpa": {"float32": True}}]
 TRAINING = {
     "task": "text-classification",
     "length": LENGTH,
@@ -28,7 +29,7 @@ TRAINING = {
     "epochs": 3,
     "optimizer": {"adamw": {"lr": 2.0e-4}},
     "schedule": {"onecycle": {}},
-    "techniques": ["bf16", {"sdpa": {"float32": True}}],
+    "techniques": TECHNIQUES,
 }
 
 
@@ -51,7 +52,7 @@ def classifier(folder: Path) -> dict[str, Any]:
     return {
         "source": str(tuned),
         "data": {"train": str(unlabelled), "calibrate": str(labelled)},
-        "heal": {"length": LENGTH, "techniques": ["bf16", {"sdpa": {"float32": True}}]},
+        "heal": {"length": LENGTH, "techniques": TECHNIQUES},
     }
 
 

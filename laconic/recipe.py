@@ -90,6 +90,8 @@ class Named(Strict):
             return model.model_validate(self.config)
         except ValidationError as error:
             raise RecipeError(explain(error, self.name)) from None
+        except RecipeError as error:  # of what its settings name in their turn
+            raise RecipeError(f"{self.name}: {error}") from None
 
     def plain(self) -> Any:
         """As it would be written in YAML."""

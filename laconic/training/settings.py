@@ -58,6 +58,12 @@ class Training(Strict):
             raise ValueError(f"{', '.join(twice)} is given twice; give each technique once, with all its settings")
         return techniques
 
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        # A stage that is wrongly set is found before anything runs, and not after an hour of the stages before it.
+        self.parts()
+        return self
+
     def parts(self) -> Parts:
         """The optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, wrongly set, or
         cannot be combined with another."""
@@ -112,13 +118,11 @@ class TrainingRecipe(Training, Origin):
         if isinstance(data, dict) and isinstance(given.get("data"), dict):
             given = given | {"data": data | given["data"]}
         try:
-            recipe = cls.model_validate(content | given)
-            recipe.parts()
+            return cls.model_validate(content | given)
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
         except RecipeError as error:
             raise RecipeError(f"{where}: {error}") from None
-        return recipe
 
     def to_yaml(self) -> str:
         """As it would be written; reading it gives the same recipe."""
