@@ -26,7 +26,8 @@ MADE_UP = 100
 @dataclass(frozen=True)
 class Samples:
     """train: for learning from. calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for
-    the verdict, and for nothing else. fingerprints: of each file, by role; none where the samples are made up."""
+    the verdict, which a search asks once for each artifact. fingerprints: of each file, by role; none where the samples
+    are made up."""
 
     train: Dataset
     calibrate: Dataset

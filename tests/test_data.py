@@ -14,6 +14,8 @@ from PIL import Image
 
 from laconic.data import Dataset, batches, read, split
 from laconic.errors import DataError
+from laconic.recipe import Recipe
+from laconic.samples import CHOOSE, JUDGE, WHERE_COUNTED, gather
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
@@ -420,3 +422,21 @@ def test_what_another_dataset_holds_can_be_left_out():
 def test_labels_of_another_number_are_refused():
     with pytest.raises(DataError, match="1 labels for 2 samples"):
         Dataset.of(["a", "b"], TEXT, labels=["x"])
+
+
+@pytest.mark.parametrize(
+    ("goal", "limit", "expected"),
+    [
+        ({}, None, (CHOOSE, JUDGE)),
+        ({"max_drop": "1%"}, None, (WHERE_COUNTED["choose"], WHERE_COUNTED["judge"])),
+        ({"max_drop": "1%"}, 300, (300, 300)),
+    ],
+)
+def test_more_samples_choose_and_judge_where_right_answers_are_counted(tmp_path, goal, limit, expected):
+    path = tmp_path / "d.npz"
+    rng = np.random.default_rng(0)
+    np.savez(path, x=rng.normal(size=(10_000, 2)).astype(np.float32), label=np.zeros(10_000, np.int64))
+    task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
+    recipe = Recipe.parse({"source": "m", "data": {"calibrate": str(path), "limit": limit}, "goal": goal})
+    found = gather(recipe, task)
+    assert (len(found.choose.keys), len(found.judge.keys)) == expected

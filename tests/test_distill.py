@@ -25,6 +25,7 @@ from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint, load_source
 from laconic.data import Dataset
 from laconic.errors import DataError, RecipeError, UsageError
+from laconic.recipe import Recipe
 from laconic.record import Record
 from laconic.signature import probe_module
 from laconic.tasks.tensors import Tensors
@@ -370,3 +371,9 @@ def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
     assert torch.equal(found.module(**batch), found.module(**batch))
     with pytest.raises(RecipeError, match="unknown technique"):
         Heal(**QUICK, techniques=["nothing"]).apply(student, context(original, name="other"))
+
+
+def test_the_settings_of_a_technique_are_read_with_the_recipe_before_anything_runs():
+    steps = [{"distill.heal": {"techniques": [{"sdpa": {"float32": "maybe"}}]}}, "quantize.static"]
+    with pytest.raises(RecipeError, match=r"distill\.heal: sdpa: float32: .*'maybe'"):
+        Recipe.parse({"source": "m", "data": "d.jsonl", "stages": steps}).build()
