@@ -217,6 +217,19 @@ def test_what_fails_on_samples_that_it_was_not_chosen_by_is_healed_and_built_aga
     assert sum(search.best.heals) >= 240
 
 
+@pytest.mark.parametrize("seconds", range(40, 400, 20))
+def test_what_is_published_stays_while_it_is_healed_further(tmp_path, seconds):
+    class Hopeless(World):
+        def build(self, candidate):
+            made = super().build(candidate)
+            figures = made.figures if candidate.settings else Figures(0.5, 0.5)
+            return replace(made, figures=figures, failures=("refuted",))
+
+    search = searched(Hopeless(tmp_path, FAITHFUL, seconds, harm=0.3))
+    assert search.best.built is not None
+    assert [trial.reason for trial in search.told].count("taken: the nearest to the goal") == 1
+
+
 def test_a_search_that_is_killed_goes_on_and_does_nothing_twice(tmp_path):
     whole = World(tmp_path / "whole", FAITHFUL, 600)
     expected = searched(whole, trials=10)

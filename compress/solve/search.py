@@ -2,6 +2,7 @@
 half more (successive halving), and build what is good enough."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from compress.solve.aim import Figures
 from compress.solve.attempt import Outcome
@@ -238,6 +239,8 @@ class Search:
                 if not self.shop.time_for("heal", steps, build=True):
                     break
                 for candidate in group:
+                    if candidate is self.best:
+                        self.best = replace(candidate)  # its artifact stays where it is, until a better one is there
                     candidate.heals, candidate.built = (*candidate.heals, steps), None
                 for candidate, outcome in zip(group, self.shop.tried(group, "heal", steps), strict=True):
                     candidate.take(outcome, self.aim)
@@ -312,10 +315,11 @@ class Search:
         """What was tried so far, each with what it lost by."""
         assert self.best is not None
         front = cheap_front(self.open)
+        others = [each for each in self.candidates.values() if each is not self.best]
         taken = "taken" if self.met else "taken: the nearest to the goal"
         return with_front(
             [
                 each.trial(taken if each is self.best else each.reason or each.lost(self.best, front, self.aim))
-                for each in self.candidates.values()
+                for each in (self.best, *others)
             ]
         )
