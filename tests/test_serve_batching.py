@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slow(folder: Path) -> Iterator[Running]:
     """A model of 0.3 s per batch of up to 8 rows, one batch at a time, and a queue of 20 rows; 666 is poison."""
     path = write_artifact(folder / "slow.laconic", seconds=0.3, poison=666.0)
+    with running(change_artifact(path, knee=8), threads=1, queue=20) as server:
+        yield server
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Iterator[Running]:
+    """The same with 3 s per batch: time enough, on a busy machine too, to do something while a batch runs."""
+    path = write_artifact(tmp_path / "slower.laconic", seconds=3.0)
     with running(change_artifact(path, knee=8), threads=1, queue=20) as server:
         yield server
 
@@ -147,24 +156,24 @@ def test_a_timeout_that_is_long_enough_changes_nothing(slow: Running) -> None:
     assert data(answer) == [2, 4, 6]
 
 
-def test_what_a_client_that_hung_up_left_in_the_queue_is_never_run(slow: Running) -> None:
-    before = sum(slow.batches("slow"))
-    model = slow.app.repository.get("slow")
+def test_what_a_client_that_hung_up_left_in_the_queue_is_never_run(slower: Running) -> None:
+    before = sum(slower.batches("slower"))
+    model = slower.app.repository.get("slower")
     body = httpx.Request("POST", "http://x", json=request_of([[1, 2, 3]])).read()
-    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    with ThreadPoolExecutor(1) as pool, slow.client() as http:
-        running_one = pool.submit(http.post, "/v2/models/slow/infer", json=request_of([[1, 2, 3]] * 8))
-        assert eventually(lambda: sum(slow.batches("slow")) == before + 8)
-        sockets = [socket.create_connection(("127.0.0.1", slow.port)) for _ in range(12)]
+    head = f"POST /v2/models/slower/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with ThreadPoolExecutor(1) as pool, slower.client() as http, ExitStack() as stack:
+        running_one = pool.submit(http.post, "/v2/models/slower/infer", json=request_of([[1, 2, 3]] * 8))
+        assert eventually(lambda: sum(slower.batches("slower")) == before + 8)
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", slower.port))) for _ in range(12)]
         for each in sockets:
             each.sendall(head.encode() + body)
-        assert eventually(lambda: model.batcher.pending == 12, 0.29)
+        assert eventually(lambda: model.batcher.pending == 12, 2.5)
         for each in sockets:
             each.close()
         assert running_one.result().status_code == 200
     assert eventually(lambda: model.batcher.pending == 0)
     time.sleep(0.4)
-    assert sum(slow.batches("slow")) == before + 8
+    assert sum(slower.batches("slower")) == before + 8
 
 
 def test_samples_of_one_predict_request_travel_on_their_own(slow: Running) -> None:
