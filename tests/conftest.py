@@ -1,6 +1,10 @@
+import signal
+
 import pytest
 
 from laconic import registry
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 
 
 @pytest.fixture(scope="module")
