@@ -14,7 +14,7 @@ from laconic import __version__, registry
 from laconic.artifact import MODEL, Artifact, check_destination, make_runtime, publish
 from laconic.assemble import Parts, assemble
 from laconic.cache import Cache
-from laconic.candidates import Candidate, climb, fastest, overall
+from laconic.candidates import Candidate, climb, fastest, overall, ways
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.evidence import question
 from laconic.goal import missed, tightened, wanted
@@ -118,29 +118,26 @@ class Run:
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=standing(self.line.history)))
 
     def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
-        """For each engine the first plan that meets the goal, built and looked into; and where there is a choice, the
-        graph as it was: the way back where a model is so small that INT8 costs more than it saves.
+        """For each engine, and each way to go with it, the first plan that meets the goal, built and looked into.
 
         An engine that refuses the graph, or does not run what was asked for, is left out; raises its error where none
         is left.
         """
-        made: list[Candidate] = []
+        made: dict[str, Candidate] = {}
         refused: list[LaconicError] = []
-        ways = [(ladder, option) for option in found]
-        if len(ladder.flights) > 1:
-            ways += [(Ladder.of(ladder.flights[-1][-1]), option) for option in found if option.compute == "float32"]
         with self.steps.step("find what meets the goal") as step:
-            for number, (plans, option) in enumerate(ways):
+            for number, (plans, option) in enumerate(ways(ladder, found)):
                 try:
-                    made.append(self.candidate(plans, bench, option, self.folder / f"candidate-{number}", step))
+                    candidate = self.candidate(plans, bench, option, self.folder / f"candidate-{number}", step)
+                    made.setdefault(candidate.name, candidate)
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
-            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in made[: len(found)])
+            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in made.values())
         if not made:
             raise refused[0]
         for reason in refused:
             self.steps.warn(str(reason))
-        return made
+        return list(made.values())
 
     def candidate(self, ladder: Ladder, bench: Bench, option: Option, folder: Path, step: Step) -> Candidate:
         """The first plan that meets the goal with one engine."""

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.candidates import Candidate, climb, fastest
+from laconic.candidates import Candidate, climb, fastest, ways
 from laconic.goal import tightened, wanted
-from laconic.plan import Ladder, Plan
+from laconic.plan import BITS, Ladder, Plan
 from laconic.recipe import Goal
 from laconic.tasks.task import Tolerance
 from laconic.tasks.text_classification import TextClassification
@@ -94,6 +94,26 @@ def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_origina
     assert fastest([CANDIDATE, plain]) is CANDIDATE
     assert fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).plain
     assert plain.name == "openvino, float32, as it was"
+
+
+def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first():
+    options = [Option("openvino", "float32"), Option("openvino", "bfloat16")]
+    low, lifted, last = (Plan({"layer": precision}) for precision in ("int8", "int8-weight", "float32"))
+    ladder = Ladder(((low, lifted), (last,)))
+    found = list(ways(ladder, options))
+    assert found[1:3] == [(ladder, option) for option in options]
+    assert [(each.flights, option.compute) for each, option in (found[0], found[3])] == [
+        (((lifted,), (last,)), "bfloat16"),
+        (((last,),), "float32"),
+    ]
+    only = Ladder.of(low)
+    assert list(ways(only, options)) == [(only, option) for option in options], "there is no choice"
+
+
+def test_a_candidate_is_named_by_what_its_layers_compute_in():
+    names = {each: replace(CANDIDATE, plan=Plan({"a": each, "b": "int8-weight"})).name for each in BITS}
+    assert {each for each, name in names.items() if name == "openvino, float32"} == {"int8", "int8-dynamic"}
+    assert set(names.values()) == {"openvino, float32", "openvino, float32, weights alone"}
 
 
 def test_where_none_meets_the_goal_the_most_faithful_is_taken():

@@ -331,11 +331,11 @@ def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
-@pytest.mark.parametrize("precision", ["int8", "float32"])
+@pytest.mark.parametrize("precision", ["int8", "int8-weight", "float32"])
 def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
-    table = Table(Option(engine, "float32"), Cache(tmp_path))
+    table = Table(Option(engine, "float32"), Cache(tmp_path), precision)
     for cell in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
-        assert table.seconds(cell, 1, precision) > 0
+        assert table.seconds(cell, 1) > 0
 
 
 def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from compress.solve.aim import Aim, Figures
 from compress.solve.attempt import Outcome
 from compress.solve.budget import Budget
+from compress.solve.candidate import wrong
 from compress.solve.cell import Cell
 from compress.solve.finish import Built
 from compress.solve.front import dominates
@@ -91,6 +92,7 @@ class World:
         return Built(
             folder=candidate.name,
             option=Option("onnxruntime", "float32"),
+            precision="int8",
             figures=Figures(fidelity, fidelity),
             latency=costs[1],
             size=sum(cell.parameters for cell in cells) + 500.0,
@@ -110,7 +112,7 @@ class World:
 def table(monkeypatch):
     """A table by formula, and the stages of the space."""
     seconds = property(lambda cell: cell.parameters / cell.count * 1e-9)
-    monkeypatch.setattr(Table, "seconds", lambda table, cell, batch, precision="int8": batch * seconds.fget(cell))
+    monkeypatch.setattr(Table, "seconds", lambda table, cell, batch: batch * seconds.fget(cell))
     for name in ("prune.channels", "factorize.low-rank", "distill.heal"):
         monkeypatch.setitem(registry.STAGES, name, registry.STAGES.get(name, "anything"))
 
@@ -215,6 +217,42 @@ def test_what_fails_on_samples_that_it_was_not_chosen_by_is_healed_and_built_aga
     assert twice
     assert search.met
     assert sum(search.best.heals) >= 240
+
+
+class Labelled(World):
+    """A drop is half of the infidelity. width: from the drop to the upper end of its interval."""
+
+    width = 0.0
+
+    def dropping(self, found):
+        drop = (1 - found.fidelity) / 2
+        return replace(found, drop=drop, doubtful=drop)
+
+    def tried(self, *args):
+        return [replace(each, figures=self.dropping(each.figures)) for each in super().tried(*args)]
+
+    def build(self, candidate):
+        made = super().build(candidate)
+        figures = self.dropping(made.figures)
+        return replace(made, figures=figures, highest=figures.drop + self.width)
+
+
+def test_a_drop_is_within_its_limit_with_its_interval_where_quantization_alone_keeps_to_it(tmp_path):
+    aim = Aim(None, 0.02, None, None)
+    found = {}
+    for width in (0.0, 0.01, 0.03):
+        world = Labelled(tmp_path / str(width), aim, 2000)
+        world.width = width
+        found[width] = searched(world)
+    assert found[0.01].aim.certain
+    assert found[0.01].met
+    assert found[0.01].best.settings
+    assert found[0.01].best.built.highest <= 0.02 < found[0.01].best.built.highest + 0.01
+    wide = replace(found[0.01].best.built, highest=0.03)
+    assert wrong(found[0.01].aim, wide) == "drop up to 3.00% (95 %), the goal is 2.00%"
+    assert not found[0.03].aim.certain, "nothing could be shown with so few samples"
+    assert found[0.03].best.built.highest > 0.02
+    assert found[0.03].best.settings == found[0.0].best.settings
 
 
 @pytest.mark.parametrize("seconds", range(40, 400, 20))

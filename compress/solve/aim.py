@@ -52,12 +52,14 @@ def figures(task: Task, reference: Arrays, found: Arrays, dataset: Dataset, seed
 @dataclass(frozen=True)
 class Aim:
     """What to reach. tolerance: in fidelity, tightened; None where the drop alone counts. max_drop, max_latency,
-    max_size: as a goal has them, but for a part of the latency that is left for noise."""
+    max_size: as a goal has them, but for a part of the latency that is left for noise. certain: whether a drop must be
+    within its limit with its whole interval, on the samples that are judged by."""
 
     tolerance: Tolerance | None
     max_drop: float | None
     max_latency: float | None
     max_size: float | None
+    certain: bool = False
 
     @classmethod
     def of(cls, goal: Goal, task: Task, choose: Dataset) -> "Aim":
@@ -76,6 +78,10 @@ class Aim:
     def speed(self) -> bool:
         """Whether faster is better once the goal is met; where only latency or size are bounded, more faithful is."""
         return self.max_drop is not None or (self.max_latency is None and self.max_size is None)
+
+    def uncertain(self, highest: float | None) -> bool:
+        """Whether a drop may be larger than allowed, by the upper end of its interval."""
+        return self.max_drop is not None and highest is not None and highest > self.max_drop
 
     def shortfall(self, found: Figures) -> float:
         """How many times as far off as allowed the answers are; at most 1 where they meet the goal."""

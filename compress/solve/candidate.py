@@ -133,6 +133,8 @@ def unfaithful(aim: Aim, found: Figures) -> str:
 def wrong(aim: Aim, made: Built) -> str:
     """What an artifact misses, in words; empty where it misses nothing."""
     missing = [excess(aim, made), unfaithful(aim, made.figures), *made.failures]
+    if not any(missing) and aim.certain and aim.uncertain(made.highest):
+        missing.append(f"drop up to {made.highest:.2%} (95 %), the goal is {aim.max_drop:.2%}")
     return "; ".join(dict.fromkeys(each for each in missing if each))
 
 

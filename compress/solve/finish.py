@@ -1,5 +1,6 @@
 """Make an artifact of a candidate: the pipeline's own way to the verdict; and measure what a forecast foretold."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from laconic.goal import MARGIN, missed
 from laconic.hardware import cores, this_machine
 from laconic.measured import ORIGINAL
 from laconic.pipeline import compress
+from laconic.plan import Precision
 from laconic.progress import Steps
 from laconic.race import LENGTH, TRIAL_BATCHES
 from laconic.recipe import Goal, Recipe
@@ -35,18 +37,21 @@ FOLDER = "artifact"
 
 @dataclass(frozen=True)
 class Built:
-    """An artifact in the cache. figures: on the samples that are chosen by. latency: seconds for one sample, size:
-    bytes, speedup: over the original, at the batch sizes of a trial. costs: seconds of the processor for a run, by
-    batch. failures: what its verdict, on samples that nothing was chosen by, and its goal say against it."""
+    """An artifact in the cache. precision: of most layers. figures: on the samples that are chosen by. latency: seconds
+    for one sample, size: bytes, speedup: over the original, at the batch sizes of a trial. costs: seconds of the
+    processor for a run, by batch. failures: what its verdict, on samples that nothing was chosen by, and its goal say
+    against it. highest: the upper end of the drop's 95 % interval on those samples; None without labels."""
 
     folder: str
     option: Option
+    precision: Precision
     figures: Figures
     latency: float
     size: float
     speedup: float
     costs: Mapping[int, float]
     failures: tuple[str, ...]
+    highest: float | None = None
 
 
 BUILT = TypeAdapter(Built)
@@ -98,17 +103,28 @@ def measured(recipe: Recipe, base: Ground, folder: Path, cache: Cache) -> Built:
     with artifact.open(threads=1) as session:
         found = answers(session, task, choose)
         costs = {batch: timed(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
+    assert artifact.manifest.verdict is not None
+    drift = artifact.manifest.verdict.drift
+    changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
     return Built(
         folder=str(folder),
         option=Option(artifact.manifest.placement, artifact.manifest.compute),
+        precision=most(artifact.manifest.precision),
         figures=figures(task, reference, found, choose, recipe.seed),
         latency=artifact.measured.lone_latency,
         size=float(artifact.size),
         speedup=overall(own),
         costs=costs,
         failures=tuple(missed(artifact, recipe.goal)),
+        highest=max((-low for low, _ in changes), default=None),
     )
+
+
+def most(precision: Mapping[str, str]) -> Precision:
+    """What most layers are kept and computed in."""
+    found: Precision = Counter(precision.values()).most_common(1)[0][0]  # type: ignore[assignment]
+    return found
 
 
 def geometric(ratios: Mapping[int, float]) -> float:

@@ -40,7 +40,7 @@ class Forecast:
 
     def learn(self, cells: Sequence[Cell], built: Built) -> None:
         """Take in what a built candidate really costs."""
-        if built.option == self.first.option:
+        if (built.option, built.precision) == (self.first.option, self.first.precision):
             self.seen.append((self.table.total(cells), count(cells), built.costs))
 
     def costs(self, cells: Sequence[Cell]) -> dict[int, float]:

@@ -4,7 +4,7 @@ half more (successive halving), and build what is good enough."""
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compress.solve.aim import Figures
+from compress.solve.aim import Aim, Figures
 from compress.solve.attempt import Outcome
 from compress.solve.candidate import Candidate, better, cheap_front, excess, unfaithful, wrong
 from compress.solve.forecast import Forecast, Prediction, slimmer
@@ -58,7 +58,6 @@ class Search:
 
     def __init__(self, shop: Workshop, publish: Publish, trials: int | None) -> None:
         self.shop = shop
-        self.aim = shop.aim
         self.trials = float("inf") if trials is None else float(trials)
         self.best: Candidate | None = None
         self.candidates: dict[str, Candidate] = {}
@@ -76,6 +75,11 @@ class Search:
                     break
         self.conclude()
         return len(self.candidates)
+
+    @property
+    def aim(self) -> Aim:
+        """What to reach."""
+        return self.shop.aim
 
     @property
     def work(self) -> int:
@@ -99,10 +103,12 @@ class Search:
         self.candidates[described({})] = plain
         self.build(plain)
         assert plain.built is not None
+        # Few samples have a wide interval, whatever is done: it is asked for where quantization alone keeps to it.
+        self.shop.aim = replace(self.aim, certain=not self.aim.uncertain(plain.built.highest))
         found = axes(outcome.cells)
         self.study = Study(found, self.shop.recipe.seed)
         if found:
-            table = Table(plain.built.option, self.shop.cache)
+            table = Table(plain.built.option, self.shop.cache, plain.built.precision)
             self.forecast = Forecast(table, outcome.cells, outcome.size, plain.built)
 
     def explore(self) -> None:

@@ -42,17 +42,24 @@ PATIENCE = 0.05
 
 @dataclass
 class Table:
-    """Seconds of a layer by itself, with one engine. The entries are measured when they are asked for first."""
+    """Seconds of a layer by itself, with one engine. The entries are measured when they are asked for first.
+
+    precision: of the layers.
+    """
 
     option: Option
     cache: Cache
+    precision: Precision = "int8"
     measured: int = field(default=0)
     """How many were measured in this run, and not found."""
 
-    def seconds(self, cell: Cell, batch: int, precision: Precision = "int8") -> float:
+    def seconds(self, cell: Cell, batch: int) -> float:
         """Of one layer like this, for so many samples, one of TRIAL_BATCHES, on one core; less what a run of the engine
         costs whatever is in it, which ten small layers of a model pay once."""
-        found, nothing = self._run(cell, precision)[str(batch)], self._run(NOTHING, "float32")[str(TRIAL_BATCHES[0])]
+        found, nothing = (
+            self._run(cell, self.precision)[str(batch)],
+            self._run(NOTHING, "float32")[str(TRIAL_BATCHES[0])],
+        )
         return max(found - nothing, LEAST * found)
 
     def _run(self, cell: Cell, precision: Precision) -> dict[str, float]:
@@ -88,11 +95,9 @@ class Table:
 
         return dict(self.cache.json(f"cell-{key}", measure))
 
-    def total(self, cells: Sequence[Cell], precision: Precision = "int8") -> dict[int, float]:
+    def total(self, cells: Sequence[Cell]) -> dict[int, float]:
         """Seconds of all of them, by batch."""
-        return {
-            batch: sum(each.count * self.seconds(each, batch, precision) for each in cells) for batch in TRIAL_BATCHES
-        }
+        return {batch: sum(each.count * self.seconds(each, batch) for each in cells) for batch in TRIAL_BATCHES}
 
 
 def timed(session: Session, inputs: Mapping[str, Array]) -> float:
