@@ -3,6 +3,7 @@
 import numpy as np
 
 from laconic.evidence import Evidence
+from laconic.goal import WORST
 from laconic.metrics import interval
 from laconic.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
@@ -14,10 +15,11 @@ CAPTURE_EXACTNESS = 1 - 1e-4
 by 1e-6."""
 
 ENGINE_FIDELITY = 0.99
-ENGINE_WORST = 0.9
-"""The least fidelity, mean and worst, of an engine to the graph run node by node. The engine rounds at other places,
-and in BF16: 0.9991 and 0.998 for MiniLM's vectors, 0.976 for the worst answer of a classifier that is sure of itself.
-A wrong kernel or a lost scale does far worse."""
+ENGINE_SHARE = 0.2
+"""The least fidelity, mean, of an engine to the graph run node by node; and the share of the infidelity that is allowed
+which may be the engine's, where that is more. It rounds at other places, and in BF16: 0.9991 for MiniLM's vectors,
+0.988 for a classifier whose classes are near a tie, where 0.85 was asked for. A wrong kernel or a lost scale does far
+worse."""
 
 BATCH_FIDELITY = 0.9999
 BATCH_WORST = 0.999
@@ -34,7 +36,7 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
             against="graph run node by node",
             samples=rows(evidence.plain),
             figures=fidelity_of(task, evidence.plain, evidence.alone),
-            required={"fidelity": ENGINE_FIDELITY, "fidelity_worst": ENGINE_WORST},
+            required=engine_fidelity(tolerance),
         ),
         Comparison(
             subject="answer in a batch",
@@ -53,6 +55,12 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
         )
         parity.insert(0, captured)
     return Verdict(parity=tuple(parity), drift=(drift(evidence, task, tolerance, goal, seed),))
+
+
+def engine_fidelity(tolerance: Tolerance) -> dict[str, float]:
+    """What is required of the engine, mean and worst, where so much infidelity is allowed."""
+    mean = min(ENGINE_FIDELITY, 1 - ENGINE_SHARE * (1 - tolerance.mean))
+    return {"fidelity": rounded(mean), "fidelity_worst": rounded(max(1 - WORST * (1 - mean), 0.0))}
 
 
 def independent(verdict: Verdict) -> bool:

@@ -1,0 +1,67 @@
+"""What a verdict is found from: the engine beside the graph run node by node, answers in company, the original."""
+
+import models
+import numpy as np
+import pytest
+
+from export.validate import engine_fidelity, independent, validate
+from laconic.evidence import Evidence
+from laconic.processors import plain_task
+from laconic.recipe import Goal
+from laconic.tasks.task import Tolerance
+
+
+def shares(*rows):
+    """Logits of these probabilities."""
+    return {"logits": np.log(np.array(rows, np.float32))}
+
+
+SURE = shares(*[[0.97, 0.01, 0.01, 0.01]] * 10)
+"""The answers to ten samples, all of the first class."""
+DOUBTING = shares(*[[0.95, 0.03, 0.01, 0.01]] * 10)
+"""The same, where two hundredths went to the second class."""
+
+
+def verdict(tolerance, labels=None, goal=None, **answers):
+    given = dict.fromkeys(("original", "artifact", "plain", "alone", "together"), SURE) | answers
+    task = plain_task("image-classification", (models.IMAGE,), "model")
+    return validate(Evidence(None, labels=labels, **given), task, tolerance, goal or Goal(), seed=0)
+
+
+def test_an_engine_may_take_a_fifth_of_what_is_allowed_and_a_hundredth_in_any_case():
+    assert engine_fidelity(Tolerance(mean=0.9999)) == {"fidelity": 0.99, "fidelity_worst": 0.9}
+    assert engine_fidelity(Tolerance(mean=0.98)) == {"fidelity": 0.99, "fidelity_worst": 0.9}
+    assert engine_fidelity(Tolerance(mean=0.85)) == {"fidelity": 0.97, "fidelity_worst": 0.7}
+    assert engine_fidelity(Tolerance(mean=0.0)) == {"fidelity": 0.8, "fidelity_worst": 0.0}
+
+
+def test_an_engine_that_is_off_fails_where_much_is_asked_and_passes_where_little_is():
+    (failure,) = verdict(Tolerance(mean=0.98), alone=DOUBTING, together=DOUBTING).failures
+    assert failure == "engine against graph run node by node: fidelity is 0.98, required 0.99"
+    assert verdict(Tolerance(mean=0.85), alone=DOUBTING, together=DOUBTING).passed
+
+
+def test_answers_that_change_in_company_are_told_and_not_held_against_it():
+    found = verdict(Tolerance(mean=0.98), together=DOUBTING)
+    assert found.passed
+    assert not independent(found)
+    assert independent(verdict(Tolerance(mean=0.98)))
+
+
+def test_a_drop_is_what_it_is_against_labels_and_its_limit_holds():
+    labels = [0] * 9 + [1]
+    wrong = shares(*[[0.97, 0.01, 0.01, 0.01]] * 8, *[[0.01, 0.01, 0.97, 0.01]] * 2)
+    found = verdict(Tolerance(mean=0.0), labels, Goal(max_drop="5%"), artifact=wrong)
+    (drift,) = found.drift
+    assert drift.figures["metric_original"] == 0.9
+    assert drift.figures["metric_change"] == pytest.approx(-0.1)
+    low, high = drift.intervals["metric_change"]
+    assert low < -0.1 < high <= 0
+    assert found.failures == ["artifact against original: metric_change is -0.1, required -0.05"]
+    assert verdict(Tolerance(mean=0.0), labels, Goal(max_drop="10%"), artifact=wrong).passed
+
+
+def test_without_labels_there_is_no_drop():
+    (drift,) = verdict(Tolerance(mean=0.98)).drift
+    assert "metric_change" not in drift.figures
+    assert "metric_change" not in drift.required
