@@ -21,6 +21,7 @@ HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors.
 LIGHT = (
     "serve",
     "laconic.cli",
+    "laconic.commands",
     "laconic.recipe",
     "laconic.registry",
     "laconic.errors",
