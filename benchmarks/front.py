@@ -9,7 +9,6 @@ Laconic is built on, a model that `optimum-cli onnxruntime quantize --avx512_vnn
 """
 
 import argparse
-import importlib.util
 import math
 import os
 import subprocess
@@ -18,29 +17,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-import onnx
 from corpus import corpus
 from inputs import model_folder, texts
 from minilm import LACONIC, ORIGINAL, faithful, fidelity_rows, kind_rows, speed_rows
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from peers import Way, optimum, peers
 from run import table
 
-from laconic.artifact import Artifact, make_runtime
+from laconic.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
-from laconic.data import Dataset, batches, read
 from laconic.progress import Steps
 from laconic.race import race
 from laconic.recipe import Recipe
-from laconic.runtimes.runtime import Session
-from laconic.source import open_source
-from laconic.tasks.task import Task
-from laconic.tensor import Arrays
+from laconic.source import Source, open_source
 
 RECIPES = ("text-embedding", "text-embedding-small")
-CALIBRATE = 300
-"""Texts that the other tools calibrate with."""
-Way = tuple[str, Session, int]
 
 
 def main() -> None:
@@ -58,10 +48,12 @@ def main() -> None:
     made = artifacts(source, data, folder)
     task = next(iter(made.values())).task()
     with ExitStack() as stack:
-        ways = [*own(source, made, folder, stack), *others(made["export"], data, task, folder, stack)]
+        original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
+        assert original.checkpoint is not None
+        graph = made["export"].model
+        ways = [*own(original, made, stack), *peers(graph, original.checkpoint, data, folder, stack)]
         if arguments.optimum:
-            path = named(arguments.optimum, made["export"].model, folder / "front-optimum.onnx")
-            ways.append(("Optimum, INT8 dynamic", opened(path, stack), path.stat().st_size))
+            ways.append(optimum(arguments.optimum, graph, folder, stack))
         sessions = {name: session for name, session, _ in ways}
         rows = list(faithful(sessions, task, unseen))
         sizes = tuple(int(size) for size in arguments.batches.split(","))
@@ -100,74 +92,13 @@ def artifacts(source: Path, data: Path, folder: Path) -> dict[str, Artifact]:
     return made
 
 
-def own(source: Path, made: dict[str, Artifact], folder: Path, stack: ExitStack) -> Iterator[Way]:
+def own(original: Source, made: dict[str, Artifact], stack: ExitStack) -> Iterator[Way]:
     """The original, and what Laconic made of it."""
-    original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
     yield ORIGINAL, stack.enter_context(original.open(1)), original.size
     for name, artifact in made.items():
         if name != "export":
             shown = f"`--recipe {name}`" if name in RECIPES else "`compress`"
             yield f"{shown} ({artifact.manifest.placement})", stack.enter_context(artifact.open()), artifact.size
-
-
-def others(export: Artifact, data: Path, task: Task, folder: Path, stack: ExitStack) -> Iterator[Way]:
-    """What other tools make of the same graph, with the same texts to calibrate with, as their guides say."""
-    few = read(data, task).take(CALIBRATE)
-    path = folder / "front-dynamic.onnx"
-    quantize_dynamic(export.model, path, per_channel=True, weight_type=QuantType.QInt8)
-    yield "ONNX Runtime, dynamic", opened(path, stack), path.stat().st_size
-    path = folder / "front-static.onnx"
-    quantize_static(
-        export.model, path, Reader(few, task), quant_format=QuantFormat.QDQ, per_channel=True,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"],
-    )  # fmt: skip
-    yield "ONNX Runtime, static", opened(path, stack), path.stat().st_size
-    if importlib.util.find_spec("nncf"):
-        path = folder / "front-nncf.onnx"
-        nncf_int8(export.model, few, task, path)
-        engine = make_runtime("openvino").open(path, threads=1)
-        yield "NNCF, INT8 (OpenVINO)", stack.enter_context(engine), path.stat().st_size
-
-
-def named(path: Path, like: Path, to: Path) -> Path:
-    """The file with one output, that which has the number of dimensions and gets the name of the other file's."""
-    model, (wanted,) = onnx.load(path), onnx.load(like, load_external_data=False).graph.output
-    rank = len(wanted.type.tensor_type.shape.dim)
-    (given,) = [each for each in model.graph.output if len(each.type.tensor_type.shape.dim) == rank]
-    model.graph.node.add(op_type="Identity", input=[given.name], output=[wanted.name])
-    given.name = wanted.name
-    del model.graph.output[:]
-    model.graph.output.append(given)
-    onnx.save(model, to)
-    return to
-
-
-def opened(path: Path, stack: ExitStack) -> Session:
-    """A file in ONNX Runtime, one thread."""
-    return stack.enter_context(make_runtime("onnxruntime").open(path, threads=1))
-
-
-def nncf_int8(model: Path, few: Dataset, task: Task, path: Path) -> None:
-    """NNCF's INT8 for transformers, with its defaults."""
-    import nncf
-
-    batch = [inputs for _, inputs in batches(few, task, 1)]
-    found = nncf.quantize(
-        onnx.load(model), nncf.Dataset(batch), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batch)
-    )
-    onnx.save(found, path)
-
-
-class Reader(CalibrationDataReader):
-    """Samples for ONNX Runtime's calibration, one a batch."""
-
-    def __init__(self, few: Dataset, task: Task) -> None:
-        self.batches = (inputs for _, inputs in batches(few, task, 1))
-
-    def get_next(self) -> Arrays | None:
-        """The next sample's inputs; None behind the last."""
-        found = next(self.batches, None)
-        return None if found is None else {name: np.asarray(array) for name, array in found.items()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""What other tools make of MiniLM, each as its guide says, with the same texts to calibrate with."""
+
+import copy
+import importlib.util
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+import torch_pruning
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from torch import nn
+
+from laconic.artifact import make_runtime
+from laconic.checkpoint import Checkpoint
+from laconic.data import Dataset, batches, read
+from laconic.runtimes.runtime import Session
+from laconic.runtimes.torch import TorchSession
+from laconic.signature import call
+from laconic.tasks.task import Task
+from laconic.tensor import Arrays
+
+CALIBRATE = 300
+"""Texts that the other tools calibrate with."""
+FFN, HEADS = 0.5, 0.67
+"""The shares of feed-forward units and of heads that Torch-Pruning leaves: those of the recipe `text-embedding`."""
+
+Way = tuple[str, Session, int]
+"""A name, what answers, and its size in bytes."""
+
+
+def peers(graph: Path, original: Checkpoint, data: Path, folder: Path, stack: ExitStack) -> Iterator[Way]:
+    """Of the float graph, or of the module, in one thread each."""
+    task = original.task
+    few = read(data, task).take(CALIBRATE)
+    path = folder / "front-dynamic.onnx"
+    quantize_dynamic(graph, path, per_channel=True, weight_type=QuantType.QInt8)
+    yield "ONNX Runtime, dynamic", opened(path, stack), path.stat().st_size
+    path = folder / "front-static.onnx"
+    quantize_static(
+        graph, path, Reader(few, task), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"],
+    )  # fmt: skip
+    yield "ONNX Runtime, static", opened(path, stack), path.stat().st_size
+    if importlib.util.find_spec("nncf"):
+        path = folder / "front-nncf.onnx"
+        nncf_int8(graph, few, task, path)
+        engine = make_runtime("openvino").open(path, threads=1)
+        yield "NNCF, INT8 (OpenVINO)", stack.enter_context(engine), path.stat().st_size
+    module = pruned(original.module, task)
+    size = sum(parameter.nbytes for parameter in module.parameters())
+    session = TorchSession(module, original.inputs, original.outputs, 1)
+    yield "Torch-Pruning alone (torch eager)", stack.enter_context(session), size
+
+
+def optimum(path: Path, like: Path, folder: Path, stack: ExitStack) -> Way:
+    """A file that `optimum-cli onnxruntime quantize` wrote."""
+    path = named(path, like, folder / "front-optimum.onnx")
+    return "Optimum, INT8 dynamic", opened(path, stack), path.stat().st_size
+
+
+def named(path: Path, like: Path, to: Path) -> Path:
+    """The file with one output, that which has the number of dimensions and gets the name of the other file's."""
+    model, (wanted,) = onnx.load(path), onnx.load(like, load_external_data=False).graph.output
+    rank = len(wanted.type.tensor_type.shape.dim)
+    (given,) = [each for each in model.graph.output if len(each.type.tensor_type.shape.dim) == rank]
+    model.graph.node.add(op_type="Identity", input=[given.name], output=[wanted.name])
+    given.name = wanted.name
+    del model.graph.output[:]
+    model.graph.output.append(given)
+    onnx.save(model, to)
+    return to
+
+
+def opened(path: Path, stack: ExitStack) -> Session:
+    """A file in ONNX Runtime, one thread."""
+    return stack.enter_context(make_runtime("onnxruntime").open(path, threads=1))
+
+
+def nncf_int8(model: Path, few: Dataset, task: Task, path: Path) -> None:
+    """NNCF's INT8 for transformers, with its defaults."""
+    import nncf
+
+    batch = [inputs for _, inputs in batches(few, task, 1)]
+    found = nncf.quantize(
+        onnx.load(model), nncf.Dataset(batch), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batch)
+    )
+    onnx.save(found, path)
+
+
+def pruned(module: nn.Module, task: Task) -> nn.Module:
+    """Fewer feed-forward units and heads by Torch-Pruning, after its example for BERT, the width of the vectors kept.
+
+    The example writes the new number of heads into each attention; it has to, since nothing else does.
+    """
+    module = copy.deepcopy(module).requires_grad_(True)
+    attentions = [each for path, each in module.named_modules() if path.endswith("attention.self")]
+    heads = {part: each.num_attention_heads for each in attentions for part in (each.query, each.key, each.value)}
+    inner = [each for path, each in module.named_modules() if path.endswith("intermediate.dense")]
+    outer = [each for each in module.modules() if isinstance(each, nn.Linear) and each not in (*heads, *inner)]
+    tables = [each for each in module.modules() if isinstance(each, nn.Embedding)]
+    pruner = torch_pruning.pruner.BasePruner(
+        module,
+        {name: torch.tensor(array) for name, array in task.typical(1, 16).items()},
+        importance=torch_pruning.importance.GroupMagnitudeImportance(p=2),
+        forward_fn=call,
+        pruning_ratio=1 - FFN,
+        num_heads=dict(heads),
+        prune_num_heads=True,
+        prune_head_dims=False,
+        head_pruning_ratio=1 - HEADS,
+        ignored_layers=[*outer, *tables],
+    )
+    pruner.step()
+    for each in attentions:
+        each.num_attention_heads = pruner.num_heads[each.query]
+        each.attention_head_size = each.query.out_features // each.num_attention_heads
+        each.all_head_size = each.query.out_features
+    return module.eval()
+
+
+class Reader(CalibrationDataReader):
+    """Samples for ONNX Runtime's calibration, one a batch."""
+
+    def __init__(self, few: Dataset, task: Task) -> None:
+        self.batches = (inputs for _, inputs in batches(few, task, 1))
+
+    def get_next(self) -> Arrays | None:
+        """The next sample's inputs; None behind the last."""
+        found = next(self.batches, None)
+        return None if found is None else {name: np.asarray(array) for name, array in found.items()}
