@@ -81,6 +81,14 @@ def test_what_healing_made_worse_is_thrown_away(student, context):
     assert not (given.work / BEST).exists()
 
 
+def test_a_short_healing_is_a_gentle_one_unless_the_recipe_says_otherwise():
+    rates = [Heal(steps=steps).optimizer.config["lr"] for steps in (45, 720, 2880, 10_000)]
+    assert rates == pytest.approx([2.5e-5, 1e-4, 2e-4, 2e-4])
+    assert Heal(steps=45, optimizer={"sgd": {"lr": 1.0}}).optimizer.config["lr"] == 1.0
+    assert Heal().optimizer == Heal(steps=1000).optimizer
+    assert Heal(steps=None, epochs=2).optimizer.config["lr"] == 2e-4
+
+
 def test_there_is_nothing_to_heal_in_the_original(original, context):
     found = Heal(**QUICK).apply(original, context())
     assert found.history[-1].figures["steps"] == 0

@@ -255,6 +255,26 @@ def test_a_drop_is_within_its_limit_with_its_interval_where_quantization_alone_k
     assert found[0.03].best.settings == found[0.0].best.settings
 
 
+def test_what_has_failed_is_not_built_again_before_healing_has_made_it_more_faithful(tmp_path):
+    class Stubborn(World):
+        """Healing helps a little only; whatever was cut fails on samples that nothing was chosen by."""
+
+        def fidelity(self, candidate):
+            taken = sum((1 - value) ** 2 for value in candidate.settings.values()) * self.harm
+            return 1 - taken * 0.96 ** len(candidate.heals)
+
+        def build(self, candidate):
+            return replace(super().build(candidate), failures=("refuted",) if candidate.settings else ())
+
+    search = searched(world := Stubborn(tmp_path, FAITHFUL, 5000, harm=0.2))
+    built = [name for kind, name in world.done if kind == "build" and name != "nothing cut"]
+    healed = [name for kind, name in world.done if kind == "heal"]
+    assert built
+    assert len({name.partition(", healed")[0] for name in built}) == len(built), "each once"
+    assert any(name.startswith(built[0]) for name in healed), "and is healed all the same"
+    assert search.best.name == "nothing cut"
+
+
 @pytest.mark.parametrize("seconds", range(40, 400, 20))
 def test_what_is_published_stays_while_it_is_healed_further(tmp_path, seconds):
     class Hopeless(World):

@@ -17,8 +17,8 @@ class Candidate:
     """settings: of the cut. heals: steps of each healing that it went through. outcome: of cut and healing so far. cut:
     the figures before any healing.
     shortfall: how far off its answers are, in times what is allowed. left: the share that the last healing has left of
-    that, or of its infidelity, whichever is less: right answers are counted, and come and go by ones. reason: why it
-    lost; empty while it did not."""
+    that, or of its infidelity, whichever is less: right answers are counted, and come and go by ones. failed: its
+    infidelity when an artifact of it failed. reason: why it lost; empty while it did not."""
 
     settings: Mapping[str, float]
     prediction: Prediction
@@ -28,6 +28,7 @@ class Candidate:
     shortfall: float = float("inf")
     left: float = 0.0
     built: Built | None = None
+    failed: float = float("inf")
     reason: str = ""
 
     @property
@@ -40,6 +41,11 @@ class Candidate:
     def figures(self) -> Figures | None:
         """The newest that there are: of the artifact, or of the module."""
         return self.built.figures if self.built else self.outcome.figures if self.outcome else None
+
+    @property
+    def infidelity(self) -> float:
+        """Of the module; infinite before it was cut."""
+        return 1 - self.outcome.figures.fidelity if self.outcome and self.outcome.figures else float("inf")
 
     def ahead(self, other: "Candidate") -> bool:
         """Whether it is foreseen to be as fast as another, was as faithful when it was cut, and one of them more so."""

@@ -35,6 +35,9 @@ EXPLORE = 0.25
 GAIN = 1.05
 """How much faster a candidate must be foreseen to be than the best one, to be worth more work."""
 
+LESS = 0.8
+"""The share of its infidelity that healing must leave less than, for one whose artifact failed to be built again."""
+
 STUCK = 0.95
 """The share of what is missing that healing must leave less than, to go on."""
 
@@ -247,6 +250,8 @@ class Search:
                 for candidate in group:
                     if candidate is self.best:
                         self.best = replace(candidate)  # its artifact stays where it is, until a better one is there
+                    if self.refuted(candidate) and candidate.built:
+                        candidate.failed = candidate.infidelity
                     candidate.heals, candidate.built = (*candidate.heals, steps), None
                 for candidate, outcome in zip(group, self.shop.tried(group, "heal", steps), strict=True):
                     candidate.take(outcome, self.aim)
@@ -256,21 +261,22 @@ class Search:
         return [each for each in done if not each.reason]
 
     def unmet(self, pool: Sequence[Candidate]) -> list[Candidate]:
-        """Those that may still come to meet the goal, or to be more faithful; among them what was built, and failed on
-        samples that nothing was chosen by."""
+        """Those that may still come to meet the goal, or to be more faithful."""
         return [
             each
             for each in pool
             if not each.reason
             and self.faster(each)
-            and (self.refuted(each) if each.built else not (self.aim.speed and each.shortfall <= 1))
+            and (self.refuted(each) or not (each.built or (self.aim.speed and each.shortfall <= 1)))
         ]
 
     def refuted(self, candidate: Candidate) -> bool:
-        """Whether its artifact is small and fast enough, and its answers too far off on samples that it was not chosen
-        by."""
+        """Whether its artifact, or the last one before it was healed further, is small and fast enough, and its answers
+        too far off on samples that it was not chosen by."""
         made = candidate.built
-        return made is not None and not excess(self.aim, made) and bool(wrong(self.aim, made))
+        if made is None:
+            return candidate.failed < float("inf")
+        return not excess(self.aim, made) and bool(wrong(self.aim, made))
 
     def survivors(self, pool: Sequence[Candidate]) -> list[Candidate]:
         """The better half of those that were healed, and may still come to meet the goal."""
@@ -284,7 +290,7 @@ class Search:
 
     def finish(self, pool: Sequence[Candidate]) -> None:
         """Build the best of those that meet the goal, and the next should that fail."""
-        ready = [each for each in pool if each.shortfall <= 1 and not (each.built or each.reason) and self.faster(each)]
+        ready = [each for each in pool if self.ready(each)]
         ready.sort(key=lambda each: -each.prediction.speedup if self.aim.speed else each.shortfall)
         for candidate in ready[:TRIES]:
             if not self.shop.time_for("build"):
@@ -292,6 +298,11 @@ class Search:
             self.build(candidate)
             if candidate is self.best:
                 return
+
+    def ready(self, candidate: Candidate) -> bool:
+        """Whether it is worth an artifact."""
+        new = candidate.infidelity < LESS * candidate.failed and not (candidate.built or candidate.reason)
+        return new and candidate.shortfall <= 1 and self.faster(candidate)
 
     def build(self, candidate: Candidate) -> None:
         """Make its artifact, and take it where it is the best."""
