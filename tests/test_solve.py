@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compress.solve import search
+from compress.solve import refine, search
 from compress.solve.attempt import Job, attempt
 from compress.solve.executor import executor
 from compress.solve.solver import solve
@@ -36,7 +36,7 @@ MOST = 36_000
 def small(monkeypatch):
     """Little healing, on one thread."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(search, "HEALS", (5,))
+    monkeypatch.setattr(refine, "HEALS", (5,))
     monkeypatch.setattr(search, "ROUNDS", 1)
 
 

@@ -11,7 +11,8 @@ from compress.solve.candidate import wrong
 from compress.solve.cell import Cell
 from compress.solve.finish import Built
 from compress.solve.front import dominates
-from compress.solve.search import HEALS, Search
+from compress.solve.refine import HEALS
+from compress.solve.search import search
 from compress.solve.space import foreseen
 from compress.solve.table import Table
 from laconic import registry
@@ -121,26 +122,24 @@ FAITHFUL = Aim(Tolerance(mean=0.97), None, None, None)
 
 
 def searched(world, trials=None):
-    search = Search(world, lambda best, trials: world.published.append((best.name, trials)), trials)
-    search.run()
-    return search
+    return search(world, lambda best, trials: world.published.append((best.name, trials)), trials)
 
 
 def test_the_taken_one_meets_the_goal_and_is_faster_than_what_was_only_quantized(tmp_path):
     world = World(tmp_path, FAITHFUL, 600)
-    search = searched(world)
-    best = search.best
+    board = searched(world)
+    best = board.best
     assert best.settings
     assert best.built.figures.fidelity >= 0.97
-    assert best.built.speedup > 1.5 * search.candidates["nothing cut"].built.speedup
+    assert best.built.speedup > 1.5 * board.candidates["nothing cut"].built.speedup
 
 
 def test_something_is_published_from_the_first_artifact_on_and_only_better_ones_after_it(tmp_path):
     world = World(tmp_path, FAITHFUL, 600)
-    search = searched(world)
+    board = searched(world)
     names = [name for name, _ in world.published]
     assert names[0] == "nothing cut"
-    assert names[-1] == search.best.name
+    assert names[-1] == board.best.name
 
 
 def test_a_budget_is_overrun_by_no_more_than_the_last_step(tmp_path):
@@ -152,45 +151,43 @@ def test_a_budget_is_overrun_by_no_more_than_the_last_step(tmp_path):
 
 def test_a_cut_that_is_foreseen_to_miss_the_goal_is_never_touched(tmp_path):
     world = World(tmp_path, Aim(Tolerance(mean=0.5), None, 3e-5, None), 600)
-    search = searched(world)
-    lost = [each for each in search.candidates.values() if "predicted" in each.reason and not each.outcome]
+    board = searched(world)
+    lost = [each for each in board.candidates.values() if "predicted" in each.reason and not each.outcome]
     assert lost
     assert all("the goal is 30 us" in each.reason for each in lost)
-    assert search.best.built.latency <= 3e-5
+    assert board.best.built.latency <= 3e-5
     touched = {name for kind, name in world.done if kind != "foresee"}
     assert not touched & {each.name for each in lost}
 
 
 def test_what_meets_a_goal_of_size_alone_is_the_most_faithful(tmp_path):
     world = World(tmp_path, Aim(Tolerance(mean=0.9), None, None, 40_000), 900)
-    search = searched(world)
-    built = [each for each in search.candidates.values() if each.built and each.built.size <= 40_000]
-    assert search.best in built
-    assert search.best.built.figures.fidelity == max(each.built.figures.fidelity for each in built)
+    board = searched(world)
+    built = [each for each in board.candidates.values() if each.built and each.built.size <= 40_000]
+    assert board.best in built
+    assert board.best.built.figures.fidelity == max(each.built.figures.fidelity for each in built)
 
 
 def test_where_what_is_only_quantized_meets_such_a_goal_nothing_is_cut(tmp_path):
     world = World(tmp_path, Aim(Tolerance(mean=0.9), None, None, 1e9), 900)
-    search = searched(world)
-    assert set(search.candidates) == {"nothing cut"}
+    board = searched(world)
+    assert set(board.candidates) == {"nothing cut"}
     assert world.budget.spent == COSTS["load"] + COSTS["build"]
 
 
 def test_a_goal_that_nothing_meets_is_missed_with_the_nearest(tmp_path):
     world = World(tmp_path, Aim(Tolerance(mean=0.999), None, 3e-5, None), 400, harm=3.0)
-    search = searched(world)
-    assert not search.met
-    assert {trial.reason for trial in search.told if trial.name == search.best.name} == {
-        "taken: the nearest to the goal"
-    }
+    board = searched(world)
+    assert not board.met
+    assert {trial.reason for trial in board.told if trial.name == board.best.name} == {"taken: the nearest to the goal"}
 
 
 def test_everything_that_was_tried_says_why_it_lost(tmp_path):
-    search = searched(World(tmp_path, FAITHFUL, 600))
-    told = search.told
-    assert len(told) == len(search.candidates) > 5
+    board = searched(World(tmp_path, FAITHFUL, 600))
+    told = board.told
+    assert len(told) == len(board.candidates) > 5
     assert all(trial.reason and "\n" not in trial.reason for trial in told)
-    assert [trial.name for trial in told if trial.reason == "taken"] == [search.best.name]
+    assert [trial.name for trial in told if trial.reason == "taken"] == [board.best.name]
     front = [trial for trial in told if trial.front]
     assert front
     assert not any(dominates(one, other) for one in front for other in front)
@@ -211,12 +208,12 @@ def test_what_fails_on_samples_that_it_was_not_chosen_by_is_healed_and_built_aga
             short = candidate.settings and sum(candidate.heals) < 240
             return replace(super().build(candidate), failures=("refuted",) if short else ())
 
-    search = searched(world := Strict(tmp_path, FAITHFUL, 5000))
+    board = searched(world := Strict(tmp_path, FAITHFUL, 5000))
     built = [name for kind, name in world.done if kind == "build"]
     twice = [name for name in built if any(other.startswith(f"{name}, healed") for other in built)]
     assert twice
-    assert search.met
-    assert sum(search.best.heals) >= 240
+    assert board.met
+    assert sum(board.best.heals) >= 240
 
 
 class Labelled(World):
@@ -266,13 +263,13 @@ def test_what_has_failed_is_not_built_again_before_healing_has_made_it_more_fait
         def build(self, candidate):
             return replace(super().build(candidate), failures=("refuted",) if candidate.settings else ())
 
-    search = searched(world := Stubborn(tmp_path, FAITHFUL, 5000, harm=0.2))
+    board = searched(world := Stubborn(tmp_path, FAITHFUL, 5000, harm=0.2))
     built = [name for kind, name in world.done if kind == "build" and name != "nothing cut"]
     healed = [name for kind, name in world.done if kind == "heal"]
     assert built
     assert len({name.partition(", healed")[0] for name in built}) == len(built), "each once"
     assert any(name.startswith(built[0]) for name in healed), "and is healed all the same"
-    assert search.best.name == "nothing cut"
+    assert board.best.name == "nothing cut"
 
 
 @pytest.mark.parametrize("seconds", range(40, 400, 20))
@@ -283,9 +280,9 @@ def test_what_is_published_stays_while_it_is_healed_further(tmp_path, seconds):
             figures = made.figures if candidate.settings else Figures(0.5, 0.5)
             return replace(made, figures=figures, failures=("refuted",))
 
-    search = searched(Hopeless(tmp_path, FAITHFUL, seconds, harm=0.3))
-    assert search.best.built is not None
-    assert [trial.reason for trial in search.told].count("taken: the nearest to the goal") == 1
+    board = searched(Hopeless(tmp_path, FAITHFUL, seconds, harm=0.3))
+    assert board.best.built is not None
+    assert [trial.reason for trial in board.told].count("taken: the nearest to the goal") == 1
 
 
 def test_a_search_that_is_killed_goes_on_and_does_nothing_twice(tmp_path):
@@ -296,9 +293,9 @@ def test_a_search_that_is_killed_goes_on_and_does_nothing_twice(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             searched(first, trials=10)
         second = World(tmp_path / str(stop), FAITHFUL, 600)
-        search = searched(second, trials=10)
+        board = searched(second, trials=10)
         assert first.done + second.done == whole.done
-        assert search.told == expected.told
+        assert board.told == expected.told
         assert second.budget.spent == pytest.approx(whole.budget.spent)
 
 

@@ -10,7 +10,7 @@ from compress.solve.attempt import ground, origin
 from compress.solve.budget import Budget
 from compress.solve.candidate import Candidate
 from compress.solve.executor import executor
-from compress.solve.search import Search
+from compress.solve.search import search
 from compress.solve.workshop import Workshop
 from laconic.artifact import Artifact, check_destination, publish
 from laconic.cache import Cache
@@ -72,7 +72,7 @@ def solve(
     clock = Budget(budget, cache)
     with executor(engine, cores()) as workers:
         shop = Workshop(recipe, base, aim, clock, workers, trust, steps, cache)
-        count = Search(shop, publish_best, trials).run()
+        count = len(search(shop, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
     steps.say("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
