@@ -11,14 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.solve import yardstick
 from compress.solve.aim import Aim, Figures, figures
 from compress.solve.budget import Budget
 from compress.solve.cell import Cell, cells
 from compress.solve.executor import executor
 from compress.solve.front import dominates, with_front
+from compress.solve.single import ATTENDED, write
 from compress.solve.space import AXES, axes, foreseen, heals, with_settings
 from compress.solve.study import Study
-from compress.solve.table import ATTENDED, Table, write
+from compress.solve.table import Table
 from laconic import registry
 from laconic.artifact import make_runtime
 from laconic.cache import Cache
@@ -336,6 +338,16 @@ def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
     table = Table(Option(engine, "float32"), Cache(tmp_path), precision)
     for cell in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
         assert table.seconds(cell, 1) > 0
+
+
+def test_what_slows_the_machine_slows_the_yardstick_too(tmp_path, monkeypatch):
+    pace = {"seconds": 0.001}
+    monkeypatch.setattr(yardstick, "once", lambda session, inputs: pace["seconds"])
+    measure = yardstick.Yardstick(Option("onnxruntime", "float32"), Cache(tmp_path))
+    with measure.opened() as (session, inputs):
+        quiet = measure.timed(session, inputs)
+        pace["seconds"] = 0.003
+        assert measure.timed(session, inputs) == quiet == pytest.approx(0.001)
 
 
 def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from compress.solve.aim import Aim, Figures, figures
 from compress.solve.attempt import Ground
-from compress.solve.table import timed
+from compress.solve.yardstick import Yardstick
 from laconic.answers import answers
 from laconic.artifact import Artifact
 from laconic.cache import Cache
@@ -100,16 +100,18 @@ def measured(recipe: Recipe, base: Ground, folder: Path, cache: Cache) -> Built:
 
     key = hash_of("original", base.source.key, choose.fingerprint, code_version())
     reference = cache.arrays(f"answers-{key}", original)
+    option = Option(artifact.manifest.placement, artifact.manifest.compute)
+    yardstick = Yardstick(option, cache)
     with artifact.open(threads=1) as session:
         found = answers(session, task, choose)
-        costs = {batch: timed(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
+        costs = {batch: yardstick.timed(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
     assert artifact.manifest.verdict is not None
     drift = artifact.manifest.verdict.drift
     changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
     return Built(
         folder=str(folder),
-        option=Option(artifact.manifest.placement, artifact.manifest.compute),
+        option=option,
         precision=most(artifact.manifest.precision),
         figures=figures(task, reference, found, choose, recipe.seed),
         latency=artifact.measured.lone_latency,
