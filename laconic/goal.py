@@ -25,8 +25,9 @@ def wanted(task: Task, goal: Goal) -> Tolerance:
 
 
 def tightened(goal: Tolerance, margin: float = MARGIN) -> Tolerance:
-    """The goal to choose by, so that samples which no choice has seen meet the real one."""
-    worst = None if goal.worst is None else 1 - margin * (1 - goal.worst)
+    """The goal to choose by, so that samples which no choice has seen meet the real one. A worst of 0 asks for nothing,
+    and nothing is asked for then."""
+    worst = 1 - margin * (1 - goal.worst) if goal.worst else goal.worst
     return Tolerance(mean=1 - margin * (1 - goal.mean), worst=worst)
 
 

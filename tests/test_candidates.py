@@ -134,3 +134,4 @@ def test_what_is_chosen_by_is_stricter_than_what_is_judged_by():
     assert tightened(Tolerance(mean=0.99, worst=0.95)).mean > 0.99
     assert tightened(Tolerance(mean=0.99, worst=0.95)).worst > 0.95
     assert tightened(Tolerance(mean=1.0)).mean == 1.0
+    assert tightened(Tolerance(mean=0.9, worst=0.0)).worst == 0.0, "nothing was asked of the worst"

@@ -14,7 +14,7 @@ Arm Identification and Hyperparameter Optimization, 2016, halve the candidates a
 WIDTH = 6
 """Candidates that are healed at first."""
 
-LESS = 0.8
+LESS = 0.9
 """The share of its infidelity that healing must leave less than, for one whose artifact failed to be built again."""
 
 STUCK = 0.95
