@@ -364,7 +364,7 @@ def test_what_makes_the_batches_takes_no_model_along(originals):
 def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
     original = originals["net"]
     student = harmed(original)
-    found = Heal(**QUICK).apply(student, context(original))
+    found = Heal(**QUICK, optimizer={"adamw": {"lr": 2e-4}}).apply(student, context(original))
     assert found.history[-1].figures["best step"], "it was worth it"
     assert not torch.equal(found.module.stem_norm.running_mean, student.module.stem_norm.running_mean)
     batch = tensors(original.task.typical(2, 8))
