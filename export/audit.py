@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 from laconic.errors import UnsupportedPrecision
 from laconic.graph import Graph
-from laconic.plan import Plan
+from laconic.plan import INTEGER, Plan
 from laconic.runtimes.runtime import Kernel, kernel_of
-
-INTEGER = frozenset({"int8", "int8-dynamic"})
 
 
 def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from laconic.measured import Timing
-from laconic.plan import Ladder, Plan
+from laconic.plan import INTEGER, Ladder, Plan
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.trial import Option
@@ -42,7 +42,7 @@ class Candidate:
     @property
     def integer(self) -> bool:
         """Whether some layer computes in INT8."""
-        return bool({"int8", "int8-dynamic"} & set(self.plan.precision.values()))
+        return bool(INTEGER & set(self.plan.precision.values()))
 
     @property
     def plain(self) -> bool:

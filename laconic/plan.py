@@ -24,6 +24,9 @@ BITS: dict[Precision, int] = {
 }
 """Bits per weight."""
 
+INTEGER: frozenset[Precision] = frozenset({"int8", "int8-dynamic"})
+"""What is computed in integers."""
+
 
 @dataclass(frozen=True)
 class Range:

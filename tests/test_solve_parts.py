@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.solve import yardstick
+from compress.solve import single, yardstick
 from compress.solve.aim import Aim, Figures, figures
 from compress.solve.budget import Budget
 from compress.solve.cell import Cell, cells
@@ -344,7 +344,8 @@ def test_what_slows_the_machine_slows_the_yardstick_too(tmp_path, monkeypatch):
     pace = {"seconds": 0.001}
     monkeypatch.setattr(yardstick, "once", lambda session, inputs: pace["seconds"])
     measure = yardstick.Yardstick(Option("onnxruntime", "float32"), Cache(tmp_path))
-    with measure.opened() as (session, inputs):
+    with single.alone(yardstick.LAYER, measure.option, "float32") as (session, drawn):
+        inputs = drawn(1)
         quiet = measure.timed(session, inputs)
         pace["seconds"] = 0.003
         assert measure.timed(session, inputs) == quiet == pytest.approx(0.001)

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from compress.distill.course import WHOLE, Course
@@ -14,6 +14,7 @@ from compress.distill.imitation import Imitation
 from compress.distill.logits import Probabilities
 from compress.distill.outputs import Outputs
 from compress.distill.stage import Distil
+from laconic.recipe import Named
 from laconic.stage import TorchContext
 from laconic.tasks.task import Task
 
@@ -31,12 +32,17 @@ BESIDE = 0.3
 packages apart, with half of its heads and feed-forward units, after 600 steps: a divergence from the original of 0.057
 so, and of 0.064 with a weight of 1; after 300 of them 0.089, 0.097, and 0.124 with 3 and no temperature."""
 
-
 RATE, LONG = 2e-4, 2880
 """The rate of a long healing, and the steps from which on it is long. From weights that a cut was compensated in, a
 high rate harms first, and a short run has no time to make that good. MiniLM that classifies, a quarter of its heads
 and a third of its feed-forward units cut, fidelity 0.9184: after 180 steps 0.9265 at 5e-5, 0.9216 at 1e-4, and nothing
 gained at 2e-4; embedding, 5e-4 took 0.963 to 0.933 in 280 of 2,800 steps."""
+
+
+def gentle(steps: int | None) -> Named:
+    """The optimizer for so many steps; for a long healing where their number is not given."""
+    share = 1.0 if steps is None else min(steps / LONG, 1.0)
+    return Named(name="adamw", config={"lr": RATE * math.sqrt(share), "weight_decay": 0.01})
 
 
 class Heal(Distil):
@@ -59,14 +65,7 @@ class Heal(Distil):
     patience: int = Field(default=3, ge=1)
     gain: float = Field(default=0.02, ge=0, lt=1)
     minutes: float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rated(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "optimizer" in given:
-            return given
-        steps = given.get("steps", cls.model_fields["steps"].default)
-        return {**given, "optimizer": {"adamw": {"lr": rate(steps), "weight_decay": 0.01}}}
+    optimizer: Named = Field(default_factory=lambda given: gentle(given.get("steps")))
 
     def imitations(self, task: Task, layers: int) -> list[Imitation]:
         if task.name == "text-embedding":
@@ -100,9 +99,3 @@ class Heal(Distil):
             "best step": float(course.best),
         }
         return checkpoint.after(self.record(checkpoint, context, figures), course.result())
-
-
-def rate(steps: Any) -> float:
-    """Of the optimizer, for so many steps; of a long healing where their number is not given."""
-    known = isinstance(steps, int) and steps > 0
-    return RATE * math.sqrt(min(steps / LONG, 1.0)) if known else RATE

@@ -19,12 +19,11 @@ class Board:
     """best: the candidate whose artifact is at the destination, or on its way there. publish: puts an artifact there.
     forecast: there from the first artifact on, where anything can be cut."""
 
-    forecast: Forecast | None = None
-
     def __init__(self, shop: Workshop, publish: Publish) -> None:
         self.shop = shop
         self.best: Candidate | None = None
         self.candidates: dict[str, Candidate] = {}
+        self.forecast: Forecast | None = None
         self._publish = publish
 
     @property

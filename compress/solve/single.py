@@ -1,5 +1,8 @@
-"""A layer alone, as a graph that an engine can run: what a table times."""
+"""A layer alone in an engine: what a table times."""
 
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,34 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.solve.cell import Cell
 from laconic.graph import Graph, Layer
-from laconic.tensor import TensorSpec
+from laconic.plan import Plan, Precision, Range
+from laconic.runtimes.runtime import Session
+from laconic.tensor import Arrays, TensorSpec
+from laconic.trial import Option
 
 OPSET = 20
 COLUMNS = 8
 """Columns of the layer that reads what attention gives."""
 ATTENDED = ("queries", "keys", "values")
 """The tensors that the products of attention read."""
+
+
+@contextmanager
+def alone(cell: Cell, option: Option, precision: Precision) -> Iterator[tuple[Session, Callable[[int], Arrays]]]:
+    """The layer in an engine, in one thread; and what makes inputs for so many samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = write(cell, Path(folder))
+        seen = dict.fromkeys(("x", "y", *ATTENDED), Range(-1, 1))
+        model = Path(folder) / "model.onnx"
+        option.build(graph, Plan({layer.node: precision for layer in graph.layers}, seen), model)
+        rng = np.random.default_rng(0)
+
+        def drawn(batch: int) -> Arrays:
+            shape = (batch * cell.shape[0], *cell.shape[1:])
+            return {spec.name: rng.uniform(-1, 1, shape).astype(np.float32) for spec in graph.inputs}
+
+        with option.open(model, 1) as session:
+            yield session, drawn
 
 
 def write(cell: Cell, folder: Path) -> Graph:

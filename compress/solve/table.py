@@ -1,22 +1,17 @@
 """How long a layer takes on this machine, by its shape and its precision: measured once for each, and kept."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
 
 from compress.solve.cell import Cell
-from compress.solve.single import ATTENDED, write
+from compress.solve.single import alone
 from compress.solve.yardstick import Yardstick
 from laconic.artifact import make_runtime
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.plan import Plan, Precision, Range
+from laconic.plan import Precision
 from laconic.race import TRIAL_BATCHES
 from laconic.record import code_version, hash_of
-from laconic.tensor import Array
 from laconic.trial import Option
 
 NOTHING = Cell("linear", (1, 8), (8, 8))
@@ -65,20 +60,8 @@ class Table:
         def measure() -> dict[str, float]:
             self.measured += 1
             yardstick = Yardstick(self.option, self.cache)
-            with tempfile.TemporaryDirectory() as folder:
-                graph = write(cell, Path(folder))
-                seen = dict.fromkeys(("x", "y", *ATTENDED), Range(-1, 1))
-                plan = Plan({layer.node: precision for layer in graph.layers}, seen)
-                model = Path(folder) / "model.onnx"
-                self.option.build(graph, plan, model)
-                rng = np.random.default_rng(0)
-                with self.option.open(model, 1) as session:
-
-                    def drawn(batch: int) -> dict[str, Array]:
-                        shape = (batch * cell.shape[0], *cell.shape[1:])
-                        return {spec.name: rng.uniform(-1, 1, shape).astype(np.float32) for spec in graph.inputs}
-
-                    return {str(size): yardstick.timed(session, drawn(size)) for size in TRIAL_BATCHES}
+            with alone(cell, self.option, precision) as (session, drawn):
+                return {str(size): yardstick.timed(session, drawn(size)) for size in TRIAL_BATCHES}
 
         return dict(self.cache.json(f"cell-{key}", measure))
 
