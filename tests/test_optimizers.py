@@ -1,6 +1,7 @@
 import copy
 import importlib
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers.optimization import Adafactor as Reference
 from laconic import registry
 from laconic.errors import MissingPackage, UsageError
 from laconic.training.optimizers import low_bit
-from laconic.training.optimizers.codebook import Codebook
+from laconic.training.optimizers.codebook import Codebook, Lookup
 from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
 from laconic.training.optimizers.rounding import round_stochastically
 
@@ -300,6 +301,18 @@ def test_the_codes_are_those_of_torchao(bits, signed):
     assert torch.equal(scale, largest)
     near = {8: 0.02, 4: 0.2}[bits]
     assert (book.decode(codes, scale) - values).abs().view(-1, book.block).amax(1).le(near * largest).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_code_begins_half_way_from_the_one_before(bits, signed):
+    config(f"adamw-{bits}bit")
+    values = Codebook(bits, signed=signed).values
+    lookup = Lookup.of(values, torch.device("cpu"))
+    halves = torch.tensor([(low + high) / 2 for low, high in pairwise(values)])
+    below = torch.nextafter(halves, torch.tensor(-2.0))
+    assert torch.equal(lookup.codes(halves), torch.arange(1, len(values), dtype=torch.uint8))
+    assert torch.equal(lookup.codes(below), torch.arange(len(values) - 1, dtype=torch.uint8))
 
 
 def test_low_bits_are_those_of_torchao_however_they_are_cut(monkeypatch):

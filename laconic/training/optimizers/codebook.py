@@ -2,14 +2,45 @@
 
 import importlib
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from laconic import registry
+
+UPPER = 1 << 16
+"""Patterns of the upper 16 bits of a float32, by which codes are looked up."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """values: of the codes, [codes] float32. By the upper 16 bits of a number: least, [65536] uint8, the code of the
+    least that has them; border, [65536] float32, from where on it is the code after that. There is one border at most,
+    since codes lie further apart than numbers of 16 bits."""
+
+    values: Tensor
+    least: Tensor
+    border: Tensor
+
+    @classmethod
+    def of(cls, values: Sequence[float], device: torch.device) -> Self:
+        """values: of the codes, from the least to the greatest, in -1 to 1."""
+        middles = [(low + high) / 2 for low, high in pairwise(values)]
+        borders = torch.tensor([*middles, float("inf")], device=device)
+        first = torch.arange(UPPER, dtype=torch.int32, device=device) << 16
+        ends = [torch.bucketize(bits.view(torch.float32), borders[:-1], right=True) for bits in (first, first | 0xFFFF)]
+        least = torch.minimum(*ends)
+        return cls(torch.tensor(values, device=device), least.to(torch.uint8), borders[least])
+
+    def codes(self, values: Tensor) -> Tensor:
+        """The nearest code, uint8, of each value float32; the higher one of two that are as near."""
+        upper = (values.view(torch.int32) >> 16).bitwise_and_(UPPER - 1)
+        return self.least.index_select(0, upper).add_(values >= self.border.index_select(0, upper))
 
 
 class Codebook:
@@ -24,25 +55,32 @@ class Codebook:
         self.bits = bits
         self.block = {8: 256, 4: 128}[bits]
         self.values = values(bits, signed=signed)
-        self.middles = tuple((low + high) / 2 for low, high in pairwise(self.values))
+        self._lookups: dict[torch.device, Lookup] = {}
 
     def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
         """Values [n] float32 from codes uint8, [n] or in 4 bits [n / 2], and scales [n / block] float32."""
         if self.bits == 4:
             codes = torch.stack([codes >> 4, codes & 0b1111], dim=-1).view(-1)
-        values: Tensor = self.ops.dequant_with_qmap(codes, torch.tensor(self.values, device=scale.device), scale)
+        # Indexing takes 6 to 8 times as long on a processor as index_select.
+        values = self._lookup(scale.device).values.index_select(0, codes.int())
+        values.view(-1, self.block).mul_(scale[:, None])
         return values
 
     def encode(self, values: Tensor, codes: Tensor, scale: Tensor) -> None:
         """Write the codes and the scales of values [n] float32.
 
-        torchao's own search gives the same codes, in twice the time and with three times the scratch.
+        torchao's own search gives the same codes. A million values take 5 ms on one core of a Xeon by looking them up,
+        and 74 ms by torch.bucketize.
         """
         scaled, largest = self.ops.scale_tensor(values, self.block)
-        middles = torch.tensor(self.middles, device=values.device)
-        found = torch.bucketize(scaled, middles, right=True, out_int32=True)
+        found = self._lookup(values.device).codes(scaled)
         codes.copy_((found[::2] << 4) | found[1::2] if self.bits == 4 else found)
         scale.copy_(largest)
+
+    def _lookup(self, device: torch.device) -> Lookup:
+        if device not in self._lookups:
+            self._lookups[device] = Lookup.of(self.values, device)
+        return self._lookups[device]
 
 
 @cache
