@@ -1,8 +1,9 @@
 """A model's blocks, one after another, over all calibration samples: so that what is decided for a block is seen by
 the next, at the cost of one pass over the model."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,22 +45,26 @@ class Passage:
             self._begin(batch)
 
     def _begin(self, batch: Mapping[str, Tensor]) -> None:
+        """Note what each block is called with. Only the first one works; the others hand on what it gave, since all
+        that counts of them here does not depend on it."""
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        answers: list[Any] = []
+        blocks = [self._module.get_submodule(self._found.block(index)) for index in range(len(self._found.sites))]
 
-        def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def noted(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if not calls:
                 self._states.append(args[0] if args else kwargs[HIDDEN])
+                answers.append(forward(*args, **kwargs))
             calls.append((args[1:], {name: value for name, value in kwargs.items() if name != HIDDEN}))
+            return answers[0]
 
-        handles = [
-            self._module.get_submodule(self._found.block(index)).register_forward_pre_hook(hook, with_kwargs=True)
-            for index in range(len(self._found.sites))
-        ]
+        for block in blocks:
+            block.forward = partial(noted, block.forward)
         try:
             call(self._module, batch)
         finally:
-            for handle in handles:
-                handle.remove()
+            for block in blocks:
+                del block.forward
         self._calls.append(calls)
         self._masks.append(batch.get("attention_mask"))
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.anatomy import anatomy
+from compress.passage import Passage
 from compress.proof import distance, prove, silenced, skipped
 from compress.prune.ffn import Ffn
 from compress.prune.heads import Heads
@@ -123,6 +124,24 @@ def apart(larger, silence, smaller, inputs):
         with silence:
             expected = larger(**inputs).last_hidden_state
         return distance(expected, smaller(**inputs).last_hidden_state)
+
+
+@pytest.mark.parametrize("family", SAVE)
+def test_a_passage_sees_block_by_block_what_the_model_sees(family):
+    model, inputs = build(family, layers=3, heads=2, width=4, ffn=8, groups=1, attention="sdpa")
+    found, seen = anatomy(model), []
+    consumers = [model.get_submodule(site.consumer) for site in found.of("ffn")]
+    handles = [each.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for each in consumers]
+    with torch.no_grad():
+        call(model, inputs)
+        for handle in handles:
+            handle.remove()
+        passage = Passage(model, found, [inputs], changes=False)
+        for site, expected in zip(found.of("ffn"), seen, strict=True):
+            (view,) = passage.see(site)
+            mask = inputs.get("attention_mask", torch.ones(expected.shape[:-1]))
+            assert torch.equal(view.x, expected[mask.bool()])
+            passage.advance(site.block)
 
 
 @pytest.mark.parametrize("family", SAVE)
