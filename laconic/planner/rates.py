@@ -143,7 +143,7 @@ def per_parameter(optimizer: Any, kind: str, cache: Cache | None = None) -> floa
     """
     settings = optimizer.model_dump(mode="json", exclude={"lr", "weight_decay", "betas", "eps"})
     machine = this_machine().model_dump()
-    key = hash_of("optimizer", 1, type(optimizer).__name__, settings, machine, kind, torch.get_num_threads())
+    key = hash_of("optimizer", 2, type(optimizer).__name__, settings, machine, kind, torch.get_num_threads())
     return float((cache or Cache()).json(f"optimizer-{key}", lambda: _step(optimizer, torch.device(kind))))
 
 
