@@ -139,7 +139,7 @@ def per_parameter(optimizer: Any, kind: str, cache: Cache | None = None) -> floa
     """Seconds that an optimizer, as a recipe configures it, takes for each parameter of a step; from the cache where
     this machine was measured before.
 
-    Measured and not worked out: searching the codes of an 8-bit moment took 60 times what reading it does.
+    Measured and not worked out: how long the codes of an 8-bit moment take is not to be told from their bytes.
     """
     settings = optimizer.model_dump(mode="json", exclude={"lr", "weight_decay", "betas", "eps"})
     machine = this_machine().model_dump()
