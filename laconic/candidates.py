@@ -12,9 +12,10 @@ from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.trial import Option
 
-ADVANTAGE = 1.1
+ADVANTAGE = 1.05
 """How much faster a less preferred engine must be to be taken: smaller differences change from run to run, and the
-artifact should not."""
+artifact should not. At 1.1 MiniLM with a third of its feed-forward units was left at 5.94 x, where 6.33 x was to be had
+at the same fidelity."""
 
 
 @dataclass(frozen=True)
