@@ -3,8 +3,8 @@
     python benchmarks/front.py [--rounds N] [--cache FOLDER] [--batches N,...] [--optimum FILE]
 
 The models learn from sentences of the docstrings of installed packages, and are judged by docstrings of the standard
-library and by descriptions of datasets, none of which they were given. Making them takes an hour and a half on one
-quiet core; what is made is kept. NNCF has a row where it is installed; of Optimum, which needs other versions of what
+library and by descriptions of datasets, none of which they were given. Making them takes an hour and a half on two
+quiet cores; what is made is kept. NNCF has a row where it is installed; of Optimum, which needs other versions of what
 Laconic is built on, a model that `optimum-cli onnxruntime quantize --avx512_vnni` wrote can be given.
 """
 
