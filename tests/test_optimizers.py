@@ -15,7 +15,7 @@ from transformers.optimization import Adafactor as Reference
 from laconic import registry
 from laconic.errors import MissingPackage, UsageError
 from laconic.training.optimizers import low_bit
-from laconic.training.optimizers.codebook import Codebook, Lookup
+from laconic.training.optimizers.codebook import Codebook
 from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
 from laconic.training.optimizers.rounding import round_stochastically
 
@@ -295,7 +295,7 @@ def test_the_codes_are_those_of_torchao(bits, signed):
     codes, scale = torch.zeros(len(values) * bits // 8, dtype=torch.uint8), torch.zeros(len(values) // book.block)
     book.encode(values, codes, scale)
     scaled, largest = ops.scale_tensor(values, book.block)
-    expected = getattr(ops, f"quantize_{bits}bit_with_qmap")(scaled, torch.tensor(book.values))
+    expected = getattr(ops, f"quantize_{bits}bit_with_qmap")(scaled, book.lookup(scaled.device).values)
     found = codes if bits == 8 else torch.stack([codes >> 4, codes & 15], dim=1).view(-1)
     assert torch.equal(found, expected)
     assert torch.equal(scale, largest)
@@ -307,12 +307,11 @@ def test_the_codes_are_those_of_torchao(bits, signed):
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_code_begins_half_way_from_the_one_before(bits, signed):
     config(f"adamw-{bits}bit")
-    values = Codebook(bits, signed=signed).values
-    lookup = Lookup.of(values, torch.device("cpu"))
-    halves = torch.tensor([(low + high) / 2 for low, high in pairwise(values)])
+    lookup = Codebook(bits, signed=signed).lookup(torch.device("cpu"))
+    halves = torch.tensor([(low + high) / 2 for low, high in pairwise(lookup.values.tolist())])
     below = torch.nextafter(halves, torch.tensor(-2.0))
-    assert torch.equal(lookup.codes(halves), torch.arange(1, len(values), dtype=torch.uint8))
-    assert torch.equal(lookup.codes(below), torch.arange(len(values) - 1, dtype=torch.uint8))
+    assert torch.equal(lookup.codes(halves), torch.arange(1, 2**bits, dtype=torch.uint8))
+    assert torch.equal(lookup.codes(below), torch.arange(2**bits - 1, dtype=torch.uint8))
 
 
 def test_low_bits_are_those_of_torchao_however_they_are_cut(monkeypatch):

@@ -2,16 +2,17 @@
 
 import importlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from laconic import registry
+from laconic.tensor import Array
 
 UPPER = 1 << 16
 """Patterns of the upper 16 bits of a float32, by which codes are looked up."""
@@ -19,28 +20,24 @@ UPPER = 1 << 16
 
 @dataclass(frozen=True)
 class Lookup:
-    """values: of the codes, [codes] float32. By the upper 16 bits of a number: least, [65536] uint8, the code of the
-    least that has them; border, [65536] float32, from where on it is the code after that. There is one border at most,
-    since codes lie further apart than numbers of 16 bits."""
+    """values: of the codes, [codes] float32. borders: from where on it is the next code, [codes] float32, the last one
+    infinite. least: [65536] uint8, the code of the least number that has these upper 16 bits: between it and the
+    greatest there is one border at most, since codes lie further apart than numbers of 16 bits."""
 
     values: Tensor
+    borders: Tensor
     least: Tensor
-    border: Tensor
 
     @classmethod
-    def of(cls, values: Sequence[float], device: torch.device) -> Self:
-        """values: of the codes, from the least to the greatest, in -1 to 1."""
-        middles = [(low + high) / 2 for low, high in pairwise(values)]
-        borders = torch.tensor([*middles, float("inf")], device=device)
-        first = torch.arange(UPPER, dtype=torch.int32, device=device) << 16
-        ends = [torch.bucketize(bits.view(torch.float32), borders[:-1], right=True) for bits in (first, first | 0xFFFF)]
-        least = torch.minimum(*ends)
-        return cls(torch.tensor(values, device=device), least.to(torch.uint8), borders[least])
+    def of(cls, bits: int, device: torch.device, *, signed: bool) -> Self:
+        """Of the codes of so many bits."""
+        parts = (values(bits, signed=signed), borders(bits, signed=signed), least(bits, signed=signed))
+        return cls(*(torch.tensor(part, device=device) for part in parts))
 
-    def codes(self, values: Tensor) -> Tensor:
+    def codes(self, scaled: Tensor) -> Tensor:
         """The nearest code, uint8, of each value float32; the higher one of two that are as near."""
-        upper = (values.view(torch.int32) >> 16).bitwise_and_(UPPER - 1)
-        return self.least.index_select(0, upper).add_(values >= self.border.index_select(0, upper))
+        found = self.least.index_select(0, (scaled.view(torch.int32) >> 16).bitwise_and_(UPPER - 1))
+        return found.add_(scaled >= self.borders.index_select(0, found.int()))
 
 
 class Codebook:
@@ -54,7 +51,7 @@ class Codebook:
         self.ops = library("torchao.optim.quant_utils")
         self.bits = bits
         self.block = {8: 256, 4: 128}[bits]
-        self.values = values(bits, signed=signed)
+        self.signed = signed
         self._lookups: dict[torch.device, Lookup] = {}
 
     def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
@@ -62,9 +59,9 @@ class Codebook:
         if self.bits == 4:
             codes = torch.stack([codes >> 4, codes & 0b1111], dim=-1).view(-1)
         # Indexing takes 6 to 8 times as long on a processor as index_select.
-        values = self._lookup(scale.device).values.index_select(0, codes.int())
-        values.view(-1, self.block).mul_(scale[:, None])
-        return values
+        decoded = self.lookup(scale.device).values.index_select(0, codes.int())
+        decoded.view(-1, self.block).mul_(scale[:, None])
+        return decoded
 
     def encode(self, values: Tensor, codes: Tensor, scale: Tensor) -> None:
         """Write the codes and the scales of values [n] float32.
@@ -73,13 +70,14 @@ class Codebook:
         and 74 ms by torch.bucketize.
         """
         scaled, largest = self.ops.scale_tensor(values, self.block)
-        found = self._lookup(values.device).codes(scaled)
+        found = self.lookup(values.device).codes(scaled)
         codes.copy_((found[::2] << 4) | found[1::2] if self.bits == 4 else found)
         scale.copy_(largest)
 
-    def _lookup(self, device: torch.device) -> Lookup:
+    def lookup(self, device: torch.device) -> Lookup:
+        """Its tables on a device, 68 kB at most."""
         if device not in self._lookups:
-            self._lookups[device] = Lookup.of(self.values, device)
+            self._lookups[device] = Lookup.of(self.bits, device, signed=self.signed)
         return self._lookups[device]
 
 
@@ -92,6 +90,23 @@ def values(bits: int, *, signed: bool) -> tuple[float, ...]:
     states = library(f"torchao.optim.subclass_{bits}bit")
     found: tuple[float, ...] = states.get_qmap_signed() if signed else states.get_qmap_unsigned()
     return found
+
+
+@cache
+def borders(bits: int, *, signed: bool) -> Array:
+    """Where the next code begins: half way to its value."""
+    middles = [(low + high) / 2 for low, high in pairwise(values(bits, signed=signed))]
+    return np.array([*middles, np.inf], np.float32)
+
+
+@cache
+def least(bits: int, *, signed: bool) -> Array:
+    """By the upper 16 bits of a number, the code of the least that has them."""
+    first = np.arange(UPPER, dtype=np.uint32) << 16
+    ends = [pattern.view(np.float32) for pattern in (first, first | 0xFFFF)]
+    return np.minimum(*(np.searchsorted(borders(bits, signed=signed)[:-1], end, "right") for end in ends)).astype(
+        np.uint8
+    )
 
 
 def library(name: str) -> Any:

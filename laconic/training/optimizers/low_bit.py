@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from laconic.memory.account import alike
 from laconic.training.optimizers.adamw import adamw
-from laconic.training.optimizers.codebook import Codebook, values
+from laconic.training.optimizers.codebook import Codebook, least
 from laconic.training.optimizers.optimizer import Beta, Groups, Optimizer
 from laconic.training.optimizers.parameterwise import ParameterWise, State, local, zeros
 
@@ -34,7 +34,7 @@ class AdamW8bit(Optimizer):
     def model_post_init(self, context: Any) -> None:
         """The codes are worked out now: in a simulation it would be too late."""
         for signed in (True, False):
-            values(self.bits, signed=signed)
+            least(self.bits, signed=signed)
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
         settings = {"lr": self.lr, "weight_decay": self.weight_decay, "betas": self.betas, "eps": self.eps}
