@@ -82,10 +82,10 @@ CANDIDATE = Candidate(
 )
 
 
-def test_a_less_preferred_engine_must_be_a_tenth_faster():
+def test_a_less_preferred_engine_must_be_faster_by_more_than_noise():
     other = replace(CANDIDATE, option=Option("onnxruntime", "float32"))
     assert fastest([CANDIDATE, replace(other, speedup=3.1)]) is CANDIDATE
-    assert fastest([CANDIDATE, replace(other, speedup=3.4)]).option.runtime == "onnxruntime"
+    assert fastest([CANDIDATE, replace(other, speedup=3.2)]).option.runtime == "onnxruntime"
     assert fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
 
 
