@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from compress.anatomy import Anatomy, Site
-from laconic.signature import call
+from laconic.signature import call, replace_forward
 
 HIDDEN = "hidden_states"
 
@@ -58,13 +58,12 @@ class Passage:
             calls.append((args[1:], {name: value for name, value in kwargs.items() if name != HIDDEN}))
             return answers[0]
 
-        for block in blocks:
-            block.forward = partial(noted, block.forward)
+        undone = [replace_forward(block, partial(noted, block.forward)) for block in blocks]
         try:
             call(self._module, batch)
         finally:
-            for block in blocks:
-                del block.forward
+            for undo in undone:
+                undo()
         self._calls.append(calls)
         self._masks.append(batch.get("attention_mask"))
 

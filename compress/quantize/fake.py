@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from laconic.grid import LARGEST
 from laconic.plan import Range
+from laconic.signature import replace_forward
 
 LEVELS = 255
 PACE = 10.0
@@ -91,12 +92,4 @@ def attach(layer: nn.Module, learned: LearnedRange) -> Callable[[], None]:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         return multiply(learned(values), rounded_weight(weight, axis))
 
-    own = vars(layer).get("forward")  # a technique's
-    layer.forward = forward
-
-    def undo() -> None:
-        del layer.forward
-        if own is not None:
-            layer.forward = own
-
-    return undo
+    return replace_forward(layer, forward)

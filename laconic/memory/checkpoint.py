@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique, replace_forward
+from laconic.memory.technique import Slot, Technique
+from laconic.signature import replace_forward
 from laconic.training.kit import Kit, blocks
 
 DEAR = (
@@ -59,7 +60,7 @@ class Checkpointing(Technique):
         for layer in layers[:: self.every]:
             again = partial(contexts, normalisations(layer), dear)
             kept: dict[str, Any] = {"context_fn": again} if dear or normalisations(layer) else {}
-            replace_forward(kit, layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept))
+            kit.undo.append(replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept)))
 
 
 Context = AbstractContextManager[Any]

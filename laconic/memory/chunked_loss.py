@@ -8,7 +8,8 @@ from torch import nn
 from laconic.errors import RecipeError
 from laconic.memory.late_gradient import Late
 from laconic.memory.linear_cross_entropy import Chunked
-from laconic.memory.technique import Slot, Technique, replace_forward
+from laconic.memory.technique import Slot, Technique
+from laconic.signature import replace_forward
 from laconic.training.kit import Kit
 
 
@@ -41,7 +42,7 @@ class ChunkedLoss(Technique):
         if self.defer:
             late = Late(self.chunk)
             for table in tied(kit.module):
-                replace_forward(kit, table, late.forward(table))
+                kit.undo.append(replace_forward(table, late.forward(table)))
         objective.cross_entropy = late if self.defer else Chunked(self.chunk)
         kit.undo.append(lambda: setattr(objective, "cross_entropy", plain))
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 import torch
 
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique, replace_forward
+from laconic.memory.technique import Slot, Technique
+from laconic.signature import replace_forward
 from laconic.training.kit import Kit, blocks
 
 
@@ -38,7 +39,7 @@ class Compile(Technique):
                 "Set scope: step"
             )
         for layer in layers:
-            replace_forward(kit, layer, torch.compile(layer.forward, mode=self.mode))
+            kit.undo.append(replace_forward(layer, torch.compile(layer.forward, mode=self.mode)))
 
 
 def check_compiler(device: torch.device) -> None:

@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique, replace_forward
+from laconic.memory.technique import Slot, Technique
+from laconic.signature import replace_forward
 from laconic.training.kit import Kit, blocks
 
 BACKENDS = {
@@ -56,7 +57,7 @@ class Sdpa(Technique):
         # Round the layers, not round the step: a layer that is computed again in the backward pass needs it too.
         for part in blocks(kit.module) or (kit.module,):
             for context in contexts:
-                replace_forward(kit, part, within(context, part.forward))
+                kit.undo.append(replace_forward(part, within(context, part.forward)))
 
 
 class InFloat32(TorchFunctionMode):

@@ -1,11 +1,10 @@
 """The interface of a technique, and which may be combined."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
-from torch import nn
 
 from laconic.training.kit import Kit
 
@@ -54,17 +53,3 @@ class Technique(BaseModel, ABC):
     @abstractmethod
     def apply(self, kit: Kit) -> None:
         """Put its part into the kit. Raises RecipeError where the model gives it nothing to work on."""
-
-
-def replace_forward(kit: Kit, module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Let a module compute otherwise, on the instance, until the kit is finished: its class, its structure and the
-    names of its parameters stay."""
-    before = vars(module).get("forward")
-
-    def restore() -> None:
-        del module.forward
-        if before is not None:
-            module.forward = before
-
-    module.forward = forward
-    kit.undo.append(restore)
