@@ -34,6 +34,7 @@ test: $(STAMP)  ## style, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 	$(PYTEST) $(addprefix --ignore=,$(TRAINING))
 	$(PYTEST) $(TRAINING)
 

@@ -46,7 +46,8 @@ def classifier(folder: Path) -> dict[str, Any]:
     if not tuned.exists():
         recipe = folder / "finetune.yaml"
         recipe.write_text(yaml.safe_dump(TRAINING, sort_keys=False), encoding="utf-8")
-        command = [LACONIC, "finetune", model_folder(folder), "--data", trained, "--recipe", recipe, "-o", tuned]
+        command: list[str | Path] = [LACONIC, "finetune", model_folder(folder), "--data", trained, "--recipe", recipe]
+        command += ["-o", tuned]
         if subprocess.run(command).returncode:
             sys.exit("bench: the classifier was not trained")
     return {

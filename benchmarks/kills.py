@@ -15,14 +15,16 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from laconic.training.card import HALF_NAME, PACKS, card_path, read_card, steps
 from laconic.training.snapshot import Snapshots
 
 SIZE = 250_000
+State = dict[str, dict[str, Any]]
+"""Of a run: its tensors, and its plain values under `loop`."""
 LONGEST = 0.3
 """Seconds that a process lives at most after its first snapshot: some ten more of them."""
 
@@ -78,14 +80,14 @@ def write(folder: Path, pipe: Connection) -> None:
             step += 1
 
 
-def state_of(step: int) -> dict[str, dict[str, Tensor] | dict[str, int]]:
+def state_of(step: int) -> State:
     """A state that tells which step it is of."""
     empty = {name: torch.zeros(SIZE) for name in ("a", "b")}
     frozen = {"base": torch.arange(2 * SIZE, dtype=torch.float32)}
     return set_to({"model": empty | frozen, "optimizer": {"a": torch.zeros(4 * SIZE)}, "loop": {"step": 0}}, step)
 
 
-def set_to(state: dict, step: int) -> dict:
+def set_to(state: State, step: int) -> State:
     """Change the state in place to that of a step."""
     for number, tensor in enumerate((state["model"]["a"], state["model"]["b"], state["optimizer"]["a"])):
         tensor.fill_(step + number / 8)

@@ -106,7 +106,7 @@ def allocator_peak(prepare: Prepare, clip: float | None) -> int:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     mark = next(event for event in events if event.get("name") == MARK)
     memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    before = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
+    before: int = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
     end = mark["ts"] + mark["dur"]
     return int(max(event["args"]["Total Allocated"] for event in memory if mark["ts"] <= event["ts"] <= end)) - before
 

@@ -12,8 +12,9 @@ done again: a run that was interrupted goes on. Dropout is off, since it is draw
 import argparse
 import copy
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -131,7 +132,7 @@ def found(study: Study, trial: Trial, cache: Cache) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = []
     for seed in range(trial.seeds):
         key = hash_of("parity", study.name, trial.training.model_dump(mode="json"), seed, study.learn.fingerprint)
-        runs.append(cache.json(f"parity-{key}", lambda seed=seed: run(study, trial, seed)))
+        runs.append(cache.json(f"parity-{key}", partial(run, study, trial, seed)))
         if "refused" in runs[-1]:
             break
     return runs
@@ -141,7 +142,9 @@ def apart(runs: list[dict[str, Any]], plain: list[dict[str, Any]], steps: int | 
     """How far the loss of a step is from plain training's with the same seed, at most."""
     pairs = zip(runs, plain, strict=False)
     return max(
-        abs(a - b) for one, other in pairs for a, b in zip(one["losses"][:steps], other["losses"][:steps], strict=False)
+        abs(float(a) - float(b))
+        for one, other in pairs
+        for a, b in zip(one["losses"][:steps], other["losses"][:steps], strict=False)
     )
 
 
@@ -182,7 +185,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     cache = Cache(arguments.cache / "parity")
-    makers = {
+    makers: dict[str, Callable[[], Study]] = {
         "digits": studies.digits,
         "language": lambda: studies.language(arguments.cache),
         "minilm": lambda: studies.minilm(arguments.cache),

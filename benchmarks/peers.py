@@ -121,7 +121,7 @@ def pruned(module: nn.Module, task: Task) -> nn.Module:
     return module.eval()
 
 
-class Reader(CalibrationDataReader):
+class Reader(CalibrationDataReader):  # type: ignore[misc]  # ONNX Runtime has no types
     """Samples for ONNX Runtime's calibration, one a batch."""
 
     def __init__(self, few: Dataset, task: Task) -> None:

@@ -28,6 +28,13 @@ from laconic.stage import PlanContext
 from laconic.trial import Option
 
 STATIC: dict[str, Any] = {"mixed": False, "bias_correction": False}
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "nearest": ("quantize.weights", {}),
+    "AdaRound": ("quantize.weights", {"rounding": "adaround"}),
+    "GPTQ": ("quantize.gptq", {"mixed": False}),
+    "GPTQ in order": ("quantize.gptq", {"mixed": False, "order": False}),
+}
+"""Ways to round to four bits."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "INT8 as it is": ("quantize.static", STATIC),
     "INT8, bias correction": ("quantize.static", {**STATIC, "bias_correction": True}),
@@ -39,12 +46,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"weights INT4, groups of {group}, {name}": (stage, {"bits": 4, "group": group, **settings})
         for group in (128, 32)
-        for name, (stage, settings) in {
-            "nearest": ("quantize.weights", {}),
-            "AdaRound": ("quantize.weights", {"rounding": "adaround"}),
-            "GPTQ": ("quantize.gptq", {"mixed": False}),
-            "GPTQ in order": ("quantize.gptq", {"mixed": False, "order": False}),
-        }.items()
+        for name, (stage, settings) in SMALL.items()
     },
 }
 ENGINES = ("onnxruntime", "openvino")

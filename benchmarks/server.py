@@ -135,7 +135,7 @@ class Served:
     def cpu_seconds(self) -> float:
         """User and system, since it started."""
         times = self.usage.cpu_times()
-        return times.user + times.system
+        return float(times.user + times.system)
 
     def memory(self) -> int:
         """Resident bytes."""

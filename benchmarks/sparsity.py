@@ -22,6 +22,7 @@ import torch
 import transformers
 from inputs import texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 
 from laconic.cache import Cache
 from laconic.checkpoint import Checkpoint, prepare
@@ -35,6 +36,7 @@ from laconic.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec
 from laconic.training.evaluate import evaluate
+from laconic.training.feed import FeedSettings
 from laconic.training.objectives.causal_lm import NextToken
 from laconic.training.settings import Training
 from laconic.training.teach import Watching, teach
@@ -76,14 +78,14 @@ def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpo
         vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=LENGTH, bos_token_id=0,
         eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    module = LanguageModel(transformers.GPT2LMHeadModel(config))
+    module: nn.Module = LanguageModel(transformers.GPT2LMHeadModel(config))
     start = Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
     training = Training(
         steps=steps,
         batch=16,
         optimizer=Named(name="adamw", config={"lr": 3e-3, "weight_decay": 0.01}),
         schedule=Named(name="cosine"),
-        feed={"workers": 0},
+        feed=FeedSettings(workers=0),
         every=10**6,
     )
     kept = folder / f"sparsity-{hash_of(start.key, learn.fingerprint, training.model_dump(mode='json'))}.safetensors"
@@ -97,9 +99,9 @@ def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpo
     return Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
 
 
-def perplexity(checkpoint: Checkpoint, held: Dataset) -> float:
+def perplexity(checkpoint: Checkpoint, task: CausalLm, held: Dataset) -> float:
     """On texts that nothing has learned from."""
-    return evaluate(checkpoint.module, NextToken(checkpoint.task), held, CPU)["perplexity"]
+    return evaluate(checkpoint.module, NextToken(task), held, CPU)["perplexity"]
 
 
 def pruned(checkpoint: Checkpoint, learn: Dataset, name: str, config: dict[str, Any], seed: int) -> Checkpoint:
@@ -129,7 +131,7 @@ def main() -> None:
     tokens = sum(learn.take(arguments.samples).lengths)
     print(
         f"{len(learn)} texts to learn from, {len(held)} held back; calibrated with {arguments.samples} texts, about "
-        f"{tokens} tokens\nperplexity as it was: {perplexity(checkpoint, held):.2f}\n\n"
+        f"{tokens} tokens\nperplexity as it was: {perplexity(checkpoint, task, held):.2f}\n\n"
         f"| perplexity | {' | '.join(SHAPES)} |\n| --- |{' --- |' * len(SHAPES)}"
     )
     for criterion in CRITERIA:
@@ -137,7 +139,7 @@ def main() -> None:
         for name, config in SHAPES.values():
             settings = config | {"criterion": criterion, "samples": arguments.samples}
             found = [
-                perplexity(pruned(checkpoint, learn, name, settings, seed), held)
+                perplexity(pruned(checkpoint, learn, name, settings, seed), task, held)
                 for seed in range(arguments.seeds if criterion != "magnitude" else 1)
             ]
             spread = f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else ""

@@ -21,9 +21,11 @@ from training import eager
 from laconic.checkpoint import Checkpoint
 from laconic.data import Dataset, split
 from laconic.language_model import LanguageModel
+from laconic.recipe import Named
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tensor import TensorSpec
+from laconic.training.feed import FeedSettings
 from laconic.training.head import with_labels
 from laconic.training.settings import Training
 
@@ -63,9 +65,9 @@ def training(steps: int, batch: int, lr: float) -> Training:
         steps=steps,
         batch=batch,
         clip=None,
-        optimizer={"adamw": {"lr": lr, "weight_decay": 0.01}},
-        schedule="constant",
-        feed={"workers": 0},
+        optimizer=Named(name="adamw", config={"lr": lr, "weight_decay": 0.01}),
+        schedule=Named(name="constant"),
+        feed=FeedSettings(workers=0),
         every=10**6,
     )
 
