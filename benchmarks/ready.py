@@ -19,8 +19,8 @@ from laconic.recipe import Recipe
 from laconic.show import compressed
 
 DROP = "1%"
-"""The drop of the metric that the verdict asks about: with it a result is judged by up to ten times as many samples, since
-it takes thousands to know accuracy to a point."""
+"""The drop of the metric that the verdict asks about: with it a result is judged by up to ten times as many samples,
+since it takes thousands to know accuracy to a point."""
 MODELS = {"image-classification": digits, "text-classification": classifier}
 
 
