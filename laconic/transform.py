@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from laconic.answers import answers
 from laconic.cache import Cache
 from laconic.checkpoint import BUILD, Checkpoint
 from laconic.data import Dataset
-from laconic.errors import UsageError
 from laconic.footprint import footprint
 from laconic.gain import amount, count, nines
 from laconic.hardware import cores
@@ -26,6 +24,7 @@ from laconic.recipe import Recipe
 from laconic.record import Record, code_version, hash_of
 from laconic.runtimes.torch import TorchSession
 from laconic.samples import Samples, gather
+from laconic.scratch import scratch
 from laconic.source import Source, open_source
 from laconic.stage import Context, Property, Stage, TorchContext, TorchStage, describe
 from laconic.tensor import Array, Arrays
@@ -55,20 +54,6 @@ def opened(
             samples = gather(recipe, source.task)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
         yield source, Job(recipe, samples, folder, steps, cache)
-
-
-@contextmanager
-def scratch(destination: Path) -> Iterator[Path]:
-    """A folder beside the destination that is gone afterwards, whatever happens."""
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    except OSError as error:
-        raise UsageError(f"cannot write to {destination.parent}: {error.strerror}. Choose another --output") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Transformation:

@@ -21,7 +21,7 @@ from laconic.pipeline import Result
 from laconic.progress import Steps
 from laconic.recipe import Recipe
 from laconic.report import add_search
-from laconic.transform import scratch
+from laconic.scratch import scratch
 
 
 @dataclass(frozen=True)
