@@ -299,6 +299,18 @@ def test_a_small_model_is_told_of_in_small_units(laconic, perceptron):
     assert "into 1.00 GiB" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(("optimizer", "warned"), [("adamw-4bit", True), ("adamw-8bit", False)])
+def test_what_an_optimizer_was_measured_to_lose_is_said(laconic, perceptron, optimizer, warned):
+    recipe = perceptron[-1]
+    recipe.write_text(f"{recipe.read_text()}optimizer: {optimizer}\n")
+    _, out, _ = laconic(*perceptron, "--memory", "1GiB")
+    assert ("was 0.10 behind AdamW" in " ".join(out.split())) == warned
+    _, out, _ = laconic(*perceptron, "--memory", "1GiB", "--json")
+    found = json.loads(out)
+    row = next(each for each in found["rows"] if each["name"] == found["chosen"])
+    assert ("behind AdamW" in (row["caution"] or "")) == warned
+
+
 def test_pictures_are_the_same_each_time(roomy, tmp_path):
     for draw, name in ((bars, "bars"), (timeline, "line")):
         for count in (1, 2):

@@ -42,6 +42,8 @@ def show(plan: Plan, *, everything: bool = False) -> None:
             soft_wrap=True,
         )
     OUT.print(verdict(plan), soft_wrap=True)
+    if said := caution(plan.chosen or plan.plain):
+        OUT.print(f"\n{said}.", soft_wrap=True)
     if plan.chosen:
         OUT.print()
         OUT.print(phase_table(plan, plan.chosen))
@@ -110,6 +112,11 @@ def verdict(plan: Plan) -> str:
     return f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {instead}{host}; {size}."
 
 
+def caution(row: Row) -> str | None:
+    """What its optimizer was measured to lose."""
+    return row.candidate.training.parts().optimizer.caution
+
+
 def told(size: int) -> str:
     """Bytes, for people."""
     unit, scale = unit_of(size)
@@ -164,6 +171,7 @@ def described(row: Row, plan: Plan) -> dict[str, Any]:
         "clip": training.clip,
         "exact": row.candidate.exact,
         "whole": row.candidate.whole,
+        "caution": caution(row),
         "fits": row.fits(plan.memory),
         "need": row.need,
         "peak": found.peak,

@@ -45,6 +45,10 @@ class AdamW4bit(AdamW8bit):
     """AdamW with moments in 4 bits, a scale for every 128 values: 1.06 bytes of state per parameter."""
 
     bits: ClassVar[int] = 4
+    caution: ClassVar[str | None] = (
+        "adamw-4bit learns more slowly: after 60 steps of fine-tuning MiniLM its loss was 0.10 behind AdamW's, "
+        "which five seeds move by 0.05; adamw-8bit was not behind"
+    )
 
 
 class LowBitAdamW(ParameterWise):
