@@ -14,10 +14,11 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from laconic import huggingface
+from laconic.cache import Cache
 from laconic.embedder import read_json
 from laconic.planner.ledger import Ledger
 from laconic.planner.predict import predict
-from laconic.planner.rates import Curve, Rates
+from laconic.planner.rates import Curve, Rates, measure, per_parameter
 from laconic.planner.simulate import STEPS, Prepare, Watch, imagining, trace
 from laconic.planner.subject import Subject, open_subject
 from laconic.recipe import Named
@@ -230,3 +231,14 @@ def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer
     assert lengthened.host == pytest.approx(whole.host, rel=0.001)
     assert sum(lengthened.at_peak.values()) == pytest.approx(whole.peak, rel=0.001)
     assert lengthened.seconds == pytest.approx(whole.seconds, rel=0.05)
+
+
+def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):
+    cache = Cache(tmp_path)
+    rates = measure(CPU, cache)
+    slow = rates.passes.model_copy(update={"seconds": tuple(2 * each for each in rates.passes.seconds)})
+    light, heavy = (Named(name=name).configure("optimizer") for name in ("sgd", "adamw-8bit"))
+    first = per_parameter(heavy, rates, cache)
+    assert per_parameter(heavy, rates, cache) == first, "it is kept"
+    assert per_parameter(heavy, rates.model_copy(update={"passes": slow}), cache) == pytest.approx(2 * first)
+    assert 0 < per_parameter(light, rates, cache) < first

@@ -107,8 +107,8 @@ def stepping(kit: Kit, parts: Parts, work: Work, rates: Rates) -> Work:
     """The optimizer's own work, from what it was measured to take for a parameter on the side where it is done."""
     count = sum(parameter.numel() for group in kit.optimizer.param_groups for parameter in group["params"])
     if work.host > work.device:
-        return Work(host=count * per_parameter(parts.optimizer, (rates.host or rates).kind))
-    return Work(device=count * per_parameter(parts.optimizer, rates.kind))
+        return Work(host=count * per_parameter(parts.optimizer, rates.host or rates))
+    return Work(device=count * per_parameter(parts.optimizer, rates))
 
 
 def measured(course: Course, work: Work) -> Prediction:
