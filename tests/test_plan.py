@@ -130,6 +130,25 @@ def test_the_fastest_that_fits_is_chosen_for_any_memory(roomy):
         )
 
 
+def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
+    rows = [replace(row, shared=False) for row in roomy.rows]
+    for memory in sorted({round(row.need * factor) for row in rows for factor in (0.99, 1.06)}):
+        fitting = [row for row in rows if row.fits(memory)]
+        whole = [row for row in fitting if row.candidate.whole] or fitting
+        chosen = choose(rows, memory, timed=False)
+        assert (chosen is None) == (not fitting)
+        if chosen and chosen.prediction.host:
+            assert all(row.prediction.host for row in whole), "nothing else fits"
+
+
+def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder):
+    training = Training.model_validate({"batch": BATCH})
+    found = plan(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
+    assert any(row.prediction.host for row in found.rows)
+    assert found.chosen is not None
+    assert found.chosen.prediction.host == 0
+
+
 def test_the_front_holds_what_nothing_beats(roomy):
     front = roomy.front()
     for one, other in itertools.permutations(front, 2):

@@ -112,7 +112,7 @@ def plan(
             rows.append(Row(candidate, foretold(subject, candidate.training, length, rates, devices), shared=not apart))
             step.advance()
         step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
-    chosen = choose(rows, memory)
+    chosen = choose(rows, memory, timed=rates.kind != "cpu" or not apart)
     largest = None
     if chosen:
         with steps.step("find the largest batch"):
@@ -129,12 +129,17 @@ def foretold(
     return predict_fleet(subject, training, length, rates, devices, whole=whole)
 
 
-def choose(rows: Sequence[Row], memory: int) -> Row | None:
-    """The fastest that fits and trains all weights; where none does, the fastest that fits."""
+def choose(rows: Sequence[Row], memory: int, *, timed: bool = True) -> Row | None:
+    """The fastest that fits and trains all weights; where none does, the fastest that fits.
+
+    timed: whether copies between device and host could be. Where not, what needs none of them goes before what does.
+    """
     fitting = [row for row in rows if row.fits(memory)]
     whole = [row for row in fitting if row.candidate.whole] or fitting
     if not whole:
         return None
+    if not timed:
+        whole = [row for row in whole if not row.prediction.host] or whole
     best = min(row.prediction.seconds for row in whole)
     near = [row for row in whole if row.prediction.seconds <= ALIKE * best]
     return min(near, key=lambda row: (not row.candidate.exact, row.need))
