@@ -28,7 +28,7 @@ from laconic.stage import PlanContext
 from laconic.trial import Option
 
 STATIC: dict[str, Any] = {"mixed": False, "bias_correction": False}
-SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+INT4: dict[str, tuple[str, dict[str, Any]]] = {
     "nearest": ("quantize.weights", {}),
     "AdaRound": ("quantize.weights", {"rounding": "adaround"}),
     "GPTQ": ("quantize.gptq", {"mixed": False}),
@@ -46,7 +46,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"weights INT4, groups of {group}, {name}": (stage, {"bits": 4, "group": group, **settings})
         for group in (128, 32)
-        for name, (stage, settings) in SMALL.items()
+        for name, (stage, settings) in INT4.items()
     },
 }
 ENGINES = ("onnxruntime", "openvino")

@@ -1,6 +1,5 @@
 """Results by the key of what they were made from: an interrupted run resumes, an unchanged step is not done twice."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import platformdirs
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from laconic.lock import locked
 from laconic.tensor import Arrays
 
 VARIABLE = "LACONIC_CACHE"
@@ -68,8 +68,7 @@ class Cache:
         A folder that a killed process left half filled is removed: nobody can be at work on it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{key}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go of by the system when the process ends, however it does
+        with locked(self.folder / f"{key}.lock"):
             for half in self.folder.glob(f"{key}.*/"):
                 shutil.rmtree(half, ignore_errors=True)
             yield

@@ -1,6 +1,5 @@
 """A folder to work in beside what is to be written, on the same disk, so that the result is renamed and not copied."""
 
-import fcntl
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from glob import escape
 from pathlib import Path
 
 from laconic.errors import UsageError
+from laconic.lock import locked
 
 MARK, LOCK = "unfinished-", "lock"
 """What is in the name of each, so that somebody who finds one knows what it is; and the file in it that is locked while
@@ -23,7 +23,7 @@ def scratch(destination: Path) -> Iterator[Path]:
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         for left in destination.parent.glob(f"{escape(prefix)}*/"):
-            with suppress(OSError), _locked(left):
+            with suppress(OSError), locked(left / LOCK, wait=False):
                 shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
     except OSError as error:
@@ -31,16 +31,7 @@ def scratch(destination: Path) -> Iterator[Path]:
     try:
         with ExitStack() as stack:
             with suppress(OSError):  # a disk that knows no locks gives none to who would remove the folder either
-                stack.enter_context(_locked(folder))
+                stack.enter_context(locked(folder / LOCK, wait=False))
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system lets go of when the process ends, however it does. Raises OSError where
-    another process holds it."""
-    with (folder / LOCK).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield

@@ -237,8 +237,8 @@ def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):
     cache = Cache(tmp_path)
     rates = measure(CPU, cache)
     slow = rates.passes.model_copy(update={"seconds": tuple(2 * each for each in rates.passes.seconds)})
-    light, heavy = (Named(name=name).configure("optimizer") for name in ("sgd", "adamw-8bit"))
-    first = per_parameter(heavy, rates, cache)
-    assert per_parameter(heavy, rates, cache) == first, "it is kept"
-    assert per_parameter(heavy, rates.model_copy(update={"passes": slow}), cache) == pytest.approx(2 * first)
-    assert 0 < per_parameter(light, rates, cache) < first
+    optimizer = Named(name="adamw-8bit").configure("optimizer")
+    first = per_parameter(optimizer, rates, cache)
+    assert first > 0
+    assert per_parameter(optimizer, rates, cache) == first, "it is kept"
+    assert per_parameter(optimizer, rates.model_copy(update={"passes": slow}), cache) == pytest.approx(2 * first)

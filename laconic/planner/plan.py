@@ -112,7 +112,7 @@ def plan(
             rows.append(Row(candidate, foretold(subject, candidate.training, length, rates, devices), shared=not apart))
             step.advance()
         step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
-    chosen = choose(rows, memory, timed=rates.kind != "cpu" or not apart)
+    chosen = choose(rows, memory, timed=timed(rows[0], rates))
     largest = None
     if chosen:
         with steps.step("find the largest batch"):
@@ -129,10 +129,15 @@ def foretold(
     return predict_fleet(subject, training, length, rates, devices, whole=whole)
 
 
+def timed(row: Row, rates: Rates) -> bool:
+    """Whether copies between device and host were: not where the memory is a GPU's and only a processor is here."""
+    return row.shared or rates.kind != "cpu"
+
+
 def choose(rows: Sequence[Row], memory: int, *, timed: bool = True) -> Row | None:
     """The fastest that fits and trains all weights; where none does, the fastest that fits.
 
-    timed: whether copies between device and host could be. Where not, what needs none of them goes before what does.
+    timed: whether copies between device and host were. Where not, what needs none of them goes before what does.
     """
     fitting = [row for row in rows if row.fits(memory)]
     whole = [row for row in fitting if row.candidate.whole] or fitting

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from laconic.memory.account import CATEGORIES
 from laconic.parallel.mesh import Mesh
-from laconic.planner.plan import HEADROOM, Plan, Row
+from laconic.planner.plan import HEADROOM, Plan, Row, timed
 from laconic.planner.predict import total
 from laconic.show import OUT, grid
 from laconic.units import unit_of
@@ -35,7 +35,7 @@ def show(plan: Plan, *, everything: bool = False) -> None:
         f"worked out from what this was measured to do: {plan.rates.name}.",
         soft_wrap=True,
     )
-    if plan.rates.kind == "cpu" and not plan.plain.shared:
+    if not timed(plan.plain, plan.rates):
         OUT.print(
             "\nThe memory is a GPU's, and no GPU is here: the times are this processor's, for which copies to the host "
             "cost little. On a GPU, host-weights and offload cost more than is said here. Plan there for its times.",
