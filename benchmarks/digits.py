@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from compress.pipeline import compress
 from laconic.cache import Cache
-from laconic.measured import ORIGINAL
-from laconic.pipeline import compress
+from laconic.models.source import open_source
 from laconic.progress import Steps
-from laconic.race import race
-from laconic.recipe import Recipe
-from laconic.source import open_source
+from laconic.recipes.recipe import Recipe
 from laconic.tensor import TensorSpec
+from laconic.timing.measurements import ORIGINAL
+from laconic.timing.race import race
 
 SEEN, GIVEN = 900, 400
 """Images to train with, and images that `compress` gets; the others judge."""

@@ -25,14 +25,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from laconic.cache import Cache
-from laconic.data import Dataset, read
+from laconic.data.dataset import Dataset, read
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tasks.task import Task
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
-from laconic.training.feed import Feed, FeedSettings
-from laconic.training.order import Order, row_lengths
-from laconic.training.store import identity
+from laconic.training.data.batch_loader import Feed, FeedSettings
+from laconic.training.data.batch_sampler import Order, row_lengths
+from laconic.training.data.sample_store import identity
 
 SIDE = 224
 STEP = 0.02

@@ -23,12 +23,12 @@ from minilm import LACONIC, ORIGINAL, faithful, fidelity_rows, kind_rows, speed_
 from peers import Way, optimum, peers
 from run import table
 
-from laconic.artifact import Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
+from laconic.models.source import Source, open_source
 from laconic.progress import Steps
-from laconic.race import race
-from laconic.recipe import Recipe
-from laconic.source import Source, open_source
+from laconic.recipes.recipe import Recipe
+from laconic.timing.race import race
 
 RECIPES = ("text-embedding", "text-embedding-small")
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from laconic.training.card import HALF_NAME, PACKS, card_path, read_card, steps
-from laconic.training.snapshot import Snapshots
+from laconic.training.snapshots.card import HALF_NAME, PACKS, card_path, read_card, steps
+from laconic.training.snapshots.snapshot import Snapshots
 
 SIZE = 250_000
 State = dict[str, dict[str, Any]]

@@ -18,11 +18,11 @@ import torch
 import training as shared
 from training import Model, settings, spoken
 
-from laconic.parallel.fleet import predict_fleet
-from laconic.parallel.mesh import Mesh
-from laconic.planner.candidates import candidates
-from laconic.planner.predict import Prediction, predict
+from laconic.planner.combinations import candidates
+from laconic.planner.fleet import predict_fleet
+from laconic.planner.prediction import Prediction, predict
 from laconic.planner.rates import Rates, measure
+from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import Training
 
 GIB = 2**30

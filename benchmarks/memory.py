@@ -28,14 +28,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from training import Model, spoken
 
 from laconic.errors import MissingPackage, RecipeError
-from laconic.planner.predict import predict
+from laconic.planner.prediction import predict
 from laconic.planner.rates import Rates, measure
 from laconic.planner.simulate import STEPS, Prepare, trace
 from laconic.training.assembly import make_kit
-from laconic.training.kit import Kit
-from laconic.training.objective import Batch
 from laconic.training.settings import Training
-from laconic.training.step import step
+from laconic.training.step.objective import Batch
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
 
 CPU = torch.device("cpu")
 MIB = 2**20

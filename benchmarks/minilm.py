@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from laconic.answers import answers
-from laconic.artifact import Artifact, make_runtime
+from laconic.artifacts.artifact import Artifact, make_runtime
+from laconic.artifacts.gain import milliseconds, speedup
 from laconic.cache import VARIABLE, Cache
-from laconic.data import Dataset
-from laconic.gain import milliseconds, speedup
-from laconic.measured import Timing
+from laconic.data.dataset import Dataset
+from laconic.models.source import open_source
 from laconic.progress import Steps
-from laconic.race import race
-from laconic.recipe import Recipe
+from laconic.recipes.recipe import Recipe
+from laconic.runtimes.predict import answers
 from laconic.runtimes.runtime import Session
-from laconic.source import open_source
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
+from laconic.timing.measurements import Timing
+from laconic.timing.race import race
 
 FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
 LACONIC = Path(sys.executable).parent / "laconic"

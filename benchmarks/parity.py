@@ -24,14 +24,14 @@ import torch
 from studies import Study
 
 from laconic import registry
+from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
 from laconic.errors import RecipeError
-from laconic.parallel.ranks import Ranks
-from laconic.recipe import Named
-from laconic.record import hash_of
-from laconic.training.evaluate import evaluate
+from laconic.finetune.evaluate import evaluate
+from laconic.recipes.recipe import Named
+from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.teach import Watching, teach
+from laconic.training.train import Watching, teach
 
 PLAIN = "plain"
 SEEDS, FEWER = 5, 3

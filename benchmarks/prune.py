@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from compress.anatomy import anatomy
 from compress.prune.ffn import Ffn
 from compress.prune.heads import Heads
 from compress.prune.layers import Layers
-from laconic.answers import answers
+from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
-from laconic.data import Dataset, read, split
+from laconic.data.dataset import Dataset, read, split
 from laconic.metrics import cosine, similarities, spearman
+from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
-from laconic.recipe import Named
+from laconic.recipes.recipe import Named
+from laconic.recipes.stage import TorchContext, TorchStage
+from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession
-from laconic.stage import TorchContext, TorchStage
 from laconic.tensor import Array
 
 PLAIN: dict[str, Any] = {"compensate": False}

@@ -17,15 +17,15 @@ import numpy as np
 from inputs import model_folder, texts
 from run import table
 
-from laconic.answers import answers
+from export.build import Option
 from laconic.cache import Cache
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
+from laconic.models.source import Source, capture, open_source
 from laconic.progress import Steps
-from laconic.recipe import Recipe, Step
-from laconic.samples import gather
-from laconic.source import Source, capture, open_source
-from laconic.stage import PlanContext
-from laconic.trial import Option
+from laconic.recipes.recipe import Recipe, Step
+from laconic.recipes.splits import gather
+from laconic.recipes.stage import PlanContext
+from laconic.runtimes.predict import answers
 
 STATIC: dict[str, Any] = {"mixed": False, "bias_correction": False}
 INT4: dict[str, tuple[str, dict[str, Any]]] = {

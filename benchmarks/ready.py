@@ -11,12 +11,12 @@ from typing import Any
 from classifier import classifier
 from solve import digits
 
+from compress.pipeline import compress
 from laconic.cache import Cache
-from laconic.document import read_yaml
-from laconic.pipeline import compress
-from laconic.ready import find
-from laconic.recipe import Recipe
-from laconic.show import compressed
+from laconic.commands.tables import compressed
+from laconic.recipes.document import read_yaml
+from laconic.recipes.ready import find
+from laconic.recipes.recipe import Recipe
 
 DROP = "1%"
 """The drop of the metric that the verdict asks about: with it a result is judged by up to ten times as many samples,

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from laconic.artifact import Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.tensor import Arrays
 from serve.kserve import DATATYPES
 from serve.model import cap_of
-from serve.settings import Settings
+from serve.server_settings import Settings
 
 SERVE = """
 import json, sys

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from inputs import model_folder, texts
 
+from compress.pipeline import compress
 from laconic.cache import Cache
-from laconic.pipeline import compress
 from laconic.progress import Steps
-from laconic.recipe import Recipe
+from laconic.recipes.recipe import Recipe
 
 SETTINGS: tuple[dict[str, object], ...] = (
     {},

@@ -20,18 +20,18 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from compress.factorize.convolution import Convolution
-from compress.factorize.lowrank import LowRank
+from compress.factorize.low_rank import LowRank
+from compress.prune.channel_allocation import positions
 from compress.prune.channels import Channels
-from compress.prune.share import positions
-from laconic.answers import answers
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.signature import probe_module
 from laconic.progress import Steps
+from laconic.recipes.stage import TorchContext, TorchStage
+from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession
-from laconic.signature import probe_module
-from laconic.stage import TorchContext, TorchStage
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tensor import Array, Arrays
 

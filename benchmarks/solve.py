@@ -15,10 +15,10 @@ from digits import GIVEN, SEEN, trained
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from compress.solve.solver import solve
+from compress.search.search import solve
 from laconic.cache import Cache
-from laconic.measured import ORIGINAL
-from laconic.recipe import Recipe
+from laconic.recipes.recipe import Recipe
+from laconic.timing.measurements import ORIGINAL
 from laconic.units import parse_budget
 
 

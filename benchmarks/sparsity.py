@@ -24,23 +24,23 @@ from inputs import texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
+from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, prepare
-from laconic.data import Dataset, split
-from laconic.language_model import LanguageModel
-from laconic.parallel.ranks import Ranks
+from laconic.data.dataset import Dataset, split
+from laconic.finetune.evaluate import evaluate
+from laconic.models.checkpoint import Checkpoint, prepare
+from laconic.models.language_model import LanguageModel
+from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.progress import Steps
-from laconic.recipe import Named, Step
-from laconic.record import hash_of
-from laconic.stage import TorchContext, TorchStage
+from laconic.recipes.recipe import Named, Step
+from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec
-from laconic.training.evaluate import evaluate
-from laconic.training.feed import FeedSettings
-from laconic.training.objectives.causal_lm import NextToken
+from laconic.training.data.batch_loader import FeedSettings
+from laconic.training.objectives.next_token import NextToken
+from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.teach import Watching, teach
-from laconic.weights import fill, read_safetensors, write_weights
+from laconic.training.train import Watching, teach
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 512, 96, 3, 48
 HELD = 0.1

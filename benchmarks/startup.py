@@ -20,9 +20,9 @@ from pathlib import Path
 from inputs import model_folder, texts
 from server import Served
 
-from laconic.artifact import Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE
-from serve.settings import Settings
+from serve.server_settings import Settings
 
 LACONIC = str(Path(sys.executable).with_name("laconic"))
 REQUESTS = 100

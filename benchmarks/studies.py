@@ -18,15 +18,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from training import eager
 
-from laconic.checkpoint import Checkpoint
-from laconic.data import Dataset, split
-from laconic.language_model import LanguageModel
-from laconic.recipe import Named
+from laconic.data.dataset import Dataset, split
+from laconic.finetune.head import with_labels
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.language_model import LanguageModel
+from laconic.recipes.recipe import Named
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tensor import TensorSpec
-from laconic.training.feed import FeedSettings
-from laconic.training.head import with_labels
+from laconic.training.data.batch_loader import FeedSettings
 from laconic.training.settings import Training
 
 HELD = 0.2

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from laconic.errors import UnsupportedPrecision
-from laconic.graph import Graph
-from laconic.plan import INTEGER, Plan
+from laconic.quantization.graph import Graph
+from laconic.quantization.plan import INTEGER, Plan
 from laconic.runtimes.runtime import Kernel, kernel_of
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import onnx
 
-from export import four_bits
-from export.rewrite import Rewrite
+from export.passes import int4_weights as four_bits
+from export.passes.rewrite import Rewrite
 from export.rules import Rules
 from laconic.errors import CaptureError
-from laconic.graph import Graph, Layer
-from laconic.grid import GROUP, quantize_groups
-from laconic.plan import Plan, Range, Rounded, Smoothing
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan, Range, Rounded, Smoothing
+from laconic.quantization.qparams import GROUP, quantize_groups
 
 DATA = "model.data"
 LARGEST = 1_800_000_000

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from laconic.evidence import Evidence
-from laconic.goal import WORST
+from export.evidence import Evidence
+from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import interval
-from laconic.recipe import Goal
+from laconic.recipes.goal import WORST
+from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
 from laconic.tensor import Array, Arrays
-from laconic.verdict import ENGINE, Comparison, Verdict
 
 CAPTURE_EXACTNESS = 1 - 1e-4
 """1 minus the largest error of the captured graph, relative to the largest output. FP32 sums in another order differ

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from laconic.chatter import hush
+from laconic.quiet_imports import hush
 
 hush()
 
 from laconic import registry  # noqa: E402 - after the hush, which comes before all imports
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 __version__ = "0.1.0"
 
@@ -24,5 +24,5 @@ def load(path: str | Path, **given: Any) -> "Checkpoint":
     given: `task`, `builder`, `arguments`, `inputs`, for weights of a model of your own; `trust=True` lets a source
     execute code that it carries. Raises SourceError, UntrustedSource. Torch is imported here, and not before.
     """
-    checkpoint: Checkpoint = registry.load("laconic.checkpoint:load_source")(Path(path), **given)
+    checkpoint: Checkpoint = registry.load("laconic.models.checkpoint:load_source")(Path(path), **given)
     return checkpoint

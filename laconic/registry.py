@@ -21,11 +21,11 @@ TASKS = {
 }
 
 OBJECTIVES = {
-    "text-embedding": "laconic.training.objectives.text_embedding:TextEmbedding",
-    "text-classification": "laconic.training.objectives.classification:CrossEntropy",
-    "image-classification": "laconic.training.objectives.classification:CrossEntropy",
-    "tensors": "laconic.training.objectives.tensors:Targets",
-    "causal-lm": "laconic.training.objectives.causal_lm:NextToken",
+    "text-embedding": "laconic.training.objectives.embedding_choice:TextEmbedding",
+    "text-classification": "laconic.training.objectives.cross_entropy:CrossEntropy",
+    "image-classification": "laconic.training.objectives.cross_entropy:CrossEntropy",
+    "tensors": "laconic.training.objectives.array_targets:Targets",
+    "causal-lm": "laconic.training.objectives.next_token:NextToken",
 }
 """What each task is taught by; `of(task, dataset)` makes it."""
 
@@ -37,44 +37,44 @@ RUNTIMES = {
 }
 
 STAGES = {
-    "distill.embedding": "compress.distill.embedding:Embedding",
+    "distill.embedding": "compress.distill.embeddings:Embedding",
     "distill.features": "compress.distill.features:Features",
     "distill.heal": "compress.distill.heal:Heal",
-    "distill.layerwise": "compress.distill.layerwise:Layerwise",
+    "distill.layerwise": "compress.distill.local_layers:Layerwise",
     "distill.logits": "compress.distill.logits:Logits",
     "distill.relations": "compress.distill.relations:Relations",
     "distill.student": "compress.distill.student:Student",
-    "finetune": "laconic.training.stage:Finetune",
+    "finetune": "compress.finetune:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",
     "prune.heads": "compress.prune.heads:Heads",
     "prune.layers": "compress.prune.layers:Layers",
     "prune.two-four": "compress.prune.two_four:TwoFour",
     "prune.unstructured": "compress.prune.unstructured:Unstructured",
     "prune.channels": "compress.prune.channels:Channels",
-    "factorize.low-rank": "compress.factorize.lowrank:LowRank",
+    "factorize.low-rank": "compress.factorize.low_rank:LowRank",
     "factorize.convolution": "compress.factorize.convolution:Convolution",
     "quantize.static": "compress.quantize.static:Static",
     "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
     "quantize.gptq": "compress.quantize.gptq:Gptq",
     "quantize.qat": "compress.quantize.qat:Qat",
-    "quantize.weights": "compress.quantize.weights:Weights",
+    "quantize.weights": "compress.quantize.weight_only:Weights",
 }
 
 TECHNIQUES = {
-    "accumulate": "laconic.memory.accumulate:Accumulate",
+    "accumulate": "laconic.memory.gradient_accumulation:Accumulate",
     "allocator": "laconic.memory.allocator:Allocator",
-    "bf16": "laconic.memory.autocast:Bf16",
-    "checkpoint": "laconic.memory.checkpoint:Checkpointing",
-    "chunked-loss": "laconic.memory.chunked_loss:ChunkedLoss",
+    "bf16": "laconic.memory.mixed_precision:Bf16",
+    "checkpoint": "laconic.memory.gradient_checkpointing:Checkpointing",
+    "chunked-loss": "laconic.memory.chunked_cross_entropy:ChunkedLoss",
     "compile": "laconic.memory.compile:Compile",
-    "fp16": "laconic.memory.autocast:Fp16",
+    "fp16": "laconic.memory.mixed_precision:Fp16",
     "host-weights": "laconic.memory.host_weights:HostWeights",
-    "in-backward": "laconic.memory.in_backward:InBackward",
-    "in-place": "laconic.memory.in_place:InPlace",
+    "in-backward": "laconic.memory.optimizer_in_backward:InBackward",
+    "in-place": "laconic.memory.inplace_activations:InPlace",
     "layerwise": "laconic.memory.layerwise:Layerwise",
     "lora": "laconic.memory.lora:Lora",
-    "offload": "laconic.memory.offload:Offload",
-    "packing": "laconic.memory.packing:Packing",
+    "offload": "laconic.memory.activation_offload:Offload",
+    "packing": "laconic.memory.sequence_packing:Packing",
     "pure-bf16": "laconic.memory.pure_bf16:PureBf16",
     "qlora": "laconic.memory.qlora:Qlora",
     "sdpa": "laconic.memory.sdpa:Sdpa",
@@ -91,17 +91,17 @@ CRITERIA = {
 """How pruning tells what matters."""
 
 PLACEMENTS = {
-    "openvino": "export.placements.openvino:RULES",
-    "onnxruntime": "export.placements.onnxruntime:RULES",
+    "openvino": "export.placements.openvino_cpu:RULES",
+    "onnxruntime": "export.placements.onnxruntime_cpu:RULES",
 }
 
 FORMATS = {
-    ".jsonl": "laconic.formats:jsonl",
-    ".csv": "laconic.formats:csv",
-    ".txt": "laconic.formats:txt",
-    ".npz": "laconic.formats:npz",
-    ".parquet": "laconic.parquet:rows",
-    "folder": "laconic.formats:folder",
+    ".jsonl": "laconic.data.formats:jsonl",
+    ".csv": "laconic.data.formats:csv",
+    ".txt": "laconic.data.formats:txt",
+    ".npz": "laconic.data.formats:npz",
+    ".parquet": "laconic.data.parquet:rows",
+    "folder": "laconic.data.formats:folder",
 }
 
 OPTIMIZERS = {
@@ -116,10 +116,10 @@ OPTIMIZERS = {
 }
 
 SCHEDULES = {
-    "constant": "laconic.training.schedule:Constant",
-    "linear": "laconic.training.schedule:Linear",
-    "cosine": "laconic.training.schedule:Cosine",
-    "onecycle": "laconic.training.schedule:OneCycle",
+    "constant": "laconic.training.optimizers.schedule:Constant",
+    "linear": "laconic.training.optimizers.schedule:Linear",
+    "cosine": "laconic.training.optimizers.schedule:Cosine",
+    "onecycle": "laconic.training.optimizers.schedule:OneCycle",
 }
 
 # The engines of each target. A target without an engine is known by name, and not built yet.

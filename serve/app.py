@@ -6,7 +6,7 @@ from pathlib import Path
 from serve.control import create_control
 from serve.infer import Infer
 from serve.repository import Repository
-from serve.settings import Settings
+from serve.server_settings import Settings
 from serve.wire import Receive, Scope, Send
 
 

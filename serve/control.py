@@ -12,11 +12,11 @@ from starlette.responses import HTMLResponse
 from laconic import __version__
 from laconic.errors import LaconicError, NotReady
 from serve import kserve, openapi, page
-from serve.metrics import CONTENT_TYPE, Metrics
 from serve.model import VERSION, Model
-from serve.predict import predict
+from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
-from serve.settings import Settings
+from serve.server_settings import Settings
+from serve.task_endpoint import predict
 from serve.wire import Answer, to_answer, to_json
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]

@@ -9,7 +9,7 @@ import time
 from serve import kserve
 from serve.model import VERSION, Model
 from serve.repository import Repository
-from serve.settings import Settings
+from serve.server_settings import Settings
 from serve.wire import Answer, ClientGone, Headers, Receive, Scope, Send, pack, read_body, to_answer, while_connected
 
 PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")

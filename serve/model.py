@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from laconic.artifact import Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays, check_inputs
 from serve.batcher import Batcher, Item
 from serve.layout import STEP, Cap, Layout
-from serve.settings import Settings
+from serve.server_settings import Settings
 from serve.statistics import Statistics
 
 VERSION = "1"

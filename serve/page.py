@@ -4,7 +4,7 @@ from html import escape
 from string import Template
 
 from laconic import __version__
-from laconic.verdict import Verdict
+from laconic.artifacts.verdict import Verdict
 from serve.kserve import describe_tensor
 from serve.model import Model
 from serve.repository import Repository

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from laconic.artifact import Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.errors import UnknownModel, UsageError
 from laconic.registry import did_you_mean
 from serve.model import VERSION, Model
-from serve.settings import Settings
+from serve.server_settings import Settings
 
 
 class Repository:

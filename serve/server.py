@@ -18,7 +18,7 @@ import uvicorn
 from laconic.errors import UsageError
 from serve.app import App, create_app
 from serve.model import Model
-from serve.settings import Settings
+from serve.server_settings import Settings
 from serve.wire import to_json
 
 BACKLOG = 2048

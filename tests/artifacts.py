@@ -8,12 +8,12 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from laconic.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest, digest, seal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest, digest, seal
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import this_machine
-from laconic.measured import Measured
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
-from laconic.verdict import Comparison, Verdict
+from laconic.timing.measurements import Measured
 
 X = TensorSpec(name="x", dtype="float32", shape=("batch", 3))
 Y = TensorSpec(name="y", dtype="float32", shape=("batch", 3))

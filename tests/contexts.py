@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from laconic.answers import answers
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
+from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
+from laconic.recipes.stage import TorchContext
+from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession
-from laconic.stage import TorchContext
 from laconic.tensor import Array
 
 

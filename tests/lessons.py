@@ -8,12 +8,12 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from laconic.language_model import one_text_a_row
-from laconic.memory.host import Host
-from laconic.memory.technique import Technique
-from laconic.training.kit import Kit
-from laconic.training.objective import TARGETS, Batch, Objective
-from laconic.training.step import step
+from laconic.models.language_model import one_text_a_row
+from laconic.offload.host import Host
+from laconic.training.step.objective import TARGETS, Batch, Objective
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
+from laconic.training.step.technique import Technique
 
 WORDS, LENGTH, ROWS = 61, 12, 4
 SHAPE = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}

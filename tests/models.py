@@ -10,7 +10,7 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
-from laconic.record import Record
+from laconic.artifacts.record import Record
 from laconic.tasks.text import WORDS
 from laconic.tensor import TensorSpec
 

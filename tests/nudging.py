@@ -16,12 +16,12 @@ import torch
 from models import Perceptron, randomize
 from safetensors.torch import save_file
 
+from compress.reduce import reduce
+from laconic.artifacts.record import Record, hash_of
 from laconic.cache import Cache
 from laconic.progress import Steps
-from laconic.recipe import Recipe
-from laconic.record import Record, hash_of
-from laconic.reduce import reduce
-from laconic.stage import TorchStage
+from laconic.recipes.recipe import Recipe
+from laconic.recipes.stage import TorchStage
 
 LOG = "NUDGES"
 """The variable that names the file where each run of a stage leaves a line."""

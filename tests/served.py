@@ -13,7 +13,7 @@ import numpy as np
 from artifacts import write_artifact
 from safetensors.numpy import save_file
 
-from laconic.artifact import GOLDEN, MANIFEST, MEASURED, digest, seal, unseal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, digest, seal, unseal
 from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
 from laconic.tasks.image_classification import ImageClassification
@@ -22,7 +22,7 @@ from laconic.tasks.tensors import Tensors
 from laconic.tensor import Array, Arrays, TensorSpec
 from serve.app import App, create_app
 from serve.server import Server, bind, listen
-from serve.settings import Settings
+from serve.server_settings import Settings
 
 SEQ = "seq"
 

@@ -6,9 +6,9 @@ import torch
 import transformers
 from torch import nn
 
-from compress.anatomy import FAMILIES, anatomy, configs
-from laconic.checkpoint import load_source
+from compress.transformer.anatomy import FAMILIES, anatomy, configs
 from laconic.errors import SourceError
+from laconic.models.checkpoint import load_source
 
 FOLDERS = {
     "BERT, embedder": (models.save_embedder, "BERT and RoBERTa"),

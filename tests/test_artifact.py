@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from laconic.artifact import (
+from laconic.artifacts.artifact import (
     GOLDEN,
     MANIFEST,
     MEASURED,
@@ -151,7 +151,7 @@ def test_without_any_engine_the_way_to_one_is_named(folder, monkeypatch):
     def absent(name):
         raise MissingPackage(name)
 
-    monkeypatch.setattr("laconic.artifact.make_runtime", absent)
+    monkeypatch.setattr("laconic.artifacts.artifact.make_runtime", absent)
     with pytest.raises(MissingPackage, match=r"pip install 'laconic\[cpu\]'"):
         Artifact.load(folder).runtime()
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.recipe import Named
+from laconic.recipes.recipe import Named
 from laconic.training.assembly import make_kit
-from laconic.training.objective import TARGETS
-from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.settings import Parts
-from laconic.training.step import step
+from laconic.training.step.objective import TARGETS
+from laconic.training.step.step import step
 
 
 class Block(nn.Module):

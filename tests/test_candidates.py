@@ -7,14 +7,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.candidates import Candidate, climb, fastest, ways
-from laconic.goal import tightened, wanted
-from laconic.plan import BITS, Ladder, Plan
-from laconic.recipe import Goal
+from export.build import Option
+from export.candidates import Candidate, climb, fastest, ways
+from laconic.quantization.plan import BITS, Ladder, Plan
+from laconic.recipes.goal import tightened, wanted
+from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Tolerance
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
-from laconic.trial import Option
 
 
 def ladder_of(*flights):

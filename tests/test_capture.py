@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
-from export import graph_file
-from export.capture import capture, capture_parity
-from laconic.checkpoint import Checkpoint, load_source
+from export.capture import graph_file
+from export.capture.capture import capture, capture_parity
 from laconic.errors import CaptureError
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.signature import order, probe_module
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.torch import TorchSession
-from laconic.signature import order, probe_module
 from laconic.tasks.tensors import Tensors
 
 SAVED = {
@@ -167,8 +167,8 @@ def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captu
     source = tmp_path / "source"
     checkpoint.save(source)
     code = (
-        "import sys; from pathlib import Path; from laconic.checkpoint import load_source\n"
-        "from export.capture import capture\n"
+        "import sys; from pathlib import Path; from laconic.models.checkpoint import load_source\n"
+        "from export.capture.capture import capture\n"
         "print(capture(load_source(Path(sys.argv[1])), Path(sys.argv[2])).key)\n"
     )
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "graph")]

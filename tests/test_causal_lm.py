@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from laconic.checkpoint import load_source
 from laconic.errors import DataError, InputError, SourceError
-from laconic.language_model import one_text_a_row
+from laconic.models.checkpoint import load_source
+from laconic.models.language_model import one_text_a_row
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}

@@ -13,12 +13,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from laconic.artifact import seal, unseal
-from laconic.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
+from laconic.artifacts.artifact import seal, unseal
+from laconic.artifacts.record import Record
 from laconic.errors import SourceError, UntrustedSource, UsageError
-from laconic.record import Record
+from laconic.models.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
+from laconic.models.signature import specs_from_arrays
 from laconic.runtimes.torch import Torch, TorchSession
-from laconic.signature import specs_from_arrays
 from laconic.tensor import TensorSpec
 
 TEXTS = ["hello world", "a model answers every question", "the"]
@@ -181,7 +181,7 @@ def test_an_image_classifier_brings_its_preprocessing(tmp_path):
     ],
 )
 def test_settings_of_image_processors_are_understood(tmp_path, settings, expected):
-    from laconic.processors import read_preprocess
+    from laconic.models.processors import read_preprocess
 
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     made = read_preprocess(tmp_path, channels=3).model_dump()
@@ -424,7 +424,7 @@ def test_the_working_folder_holds_builders_and_hides_no_room(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     code = (
         "import sys; sys.path.append(sys.argv[2])\n"
-        "from pathlib import Path; from laconic.checkpoint import load_source\n"
+        "from pathlib import Path; from laconic.models.checkpoint import load_source\n"
         "before = list(sys.path)\n"
         "print(load_source(Path(sys.argv[1]), builder='mine:Perceptron', arguments={'widths': [4, 8, 3]}).key)\n"
         "assert sys.path == before\n"

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from laconic.errors import RecipeError, TrainingFailure
-from laconic.memory.chunked_loss import tied
-from laconic.memory.late_gradient import Late
-from laconic.memory.linear_cross_entropy import Chunked
-from laconic.planner.ledger import Ledger
+from laconic.memory.chunked_cross_entropy import tied
+from laconic.planner.memory_timeline import Ledger
 from laconic.planner.simulate import Watch, imagining
-from laconic.training.objectives.causal_lm import IGNORED, whole_logits
+from laconic.training.objectives.deferred_gradient import Late
+from laconic.training.objectives.linear_cross_entropy import Chunked
+from laconic.training.objectives.next_token import IGNORED, whole_logits
 
 TOKENS, WIDTH, WORDS = 23, 8, 50
 

@@ -16,7 +16,7 @@ import torch
 import typer
 from artifacts import FAILED, write_artifact
 
-from laconic.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact, seal, unseal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact, seal, unseal
 from laconic.cache import VARIABLE
 from laconic.cli import app, main
 from laconic.progress import Steps

@@ -7,10 +7,10 @@ import pytest
 from artifacts import FAILED, write_artifact
 from test_report import measured
 
-from laconic.artifact import MANIFEST, MEASURED, seal, unseal
-from laconic.compare import compare, table
+from laconic.artifacts.artifact import MANIFEST, MEASURED, seal, unseal
+from laconic.artifacts.compare import compare, table
+from laconic.artifacts.record import Record
 from laconic.errors import ArtifactError, DataError, UsageError
-from laconic.record import Record
 
 
 def change(path, **changes):

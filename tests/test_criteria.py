@@ -8,15 +8,15 @@ from tokenizers import processors
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from compress.criterion import Criterion, Evidence, gather
-from compress.gradient import gradients
-from compress.gram import Moments, matrix
+from compress.criteria.criterion import Criterion, Evidence, gather
+from compress.statistics.gradients import gradients
+from compress.statistics.gram import Moments, matrix
 from laconic import registry
-from laconic.checkpoint import Checkpoint, load_source
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError
-from laconic.processors import plain_task
-from laconic.signature import call
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.processors import plain_task
+from laconic.models.signature import call
 
 NAMES = sorted(registry.CRITERIA)
 

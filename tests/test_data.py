@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from laconic.data import Dataset, batches, read, split
+from laconic.data.dataset import Dataset, batches, read, split
 from laconic.errors import DataError
-from laconic.recipe import Recipe
-from laconic.samples import CHOOSE, JUDGE, WHERE_COUNTED, gather
+from laconic.recipes.recipe import Recipe
+from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, gather
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec

@@ -9,27 +9,27 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_embedder, save_gpt2, save_llama, save_vit
 from torch import nn
 
-from compress.distill.embedding import Embedding, Similarities, Vectors
+from compress.distill.distill_stage import matching
+from compress.distill.distillation import Distillation
+from compress.distill.distillation_loss import Terms
+from compress.distill.embeddings import Embedding, Similarities, Vectors
 from compress.distill.features import Features, Hidden
 from compress.distill.heal import Heal
-from compress.distill.imitation import Terms
-from compress.distill.layerwise import Layerwise, Local
+from compress.distill.layer_mapping import last, pairs
+from compress.distill.local_layers import Layerwise, Local
 from compress.distill.logits import Logits, Probabilities
-from compress.distill.objective import Distillation
 from compress.distill.outputs import Outputs
-from compress.distill.pairs import last, pairs
 from compress.distill.relations import Attention, Relations
-from compress.distill.stage import matching
 from laconic import registry
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError, RecipeError, UsageError
-from laconic.recipe import Recipe
-from laconic.record import Record
-from laconic.signature import probe_module
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.signature import probe_module
+from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
-from laconic.training.objective import tensors
+from laconic.training.step.objective import tensors
 
 QUICK = {"batch": 8, "steps": 6, "feed": {"workers": 0}}
 MAKERS = {

@@ -9,12 +9,12 @@ from contexts import torch_context
 from models import save_embedder
 from torch import nn
 
-from compress.distill import course as courses
-from compress.distill.course import BEST, LOG
+from compress.distill import healing_monitor as courses
 from compress.distill.heal import Heal
+from compress.distill.healing_monitor import BEST, LOG
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
-from laconic.training.schedule import Cosine, Linear
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.training.optimizers.schedule import Cosine, Linear
 
 QUICK = {"batch": 8, "steps": 12, "feed": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
 

@@ -8,17 +8,17 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_distilbert, save_embedder, save_gpt2, save_llama, save_vit
 from pydantic import ValidationError
 
-from compress.anatomy import anatomy
 from compress.distill.features import Features
 from compress.distill.heal import Heal
-from compress.distill.inherit import inherit, largest, spaced
-from compress.distill.layerwise import Layerwise
+from compress.distill.local_layers import Layerwise
 from compress.distill.relations import Relations
 from compress.distill.student import Student
+from compress.distill.student_init import inherit, largest, spaced
+from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
 from laconic.errors import RecipeError, SourceError, UsageError
-from laconic.signature import probe_module
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.signature import probe_module
 from laconic.tasks.tensors import Tensors
 
 QUICK = {"batch": 8, "steps": 8, "feed": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
@@ -90,7 +90,7 @@ def test_what_a_student_has_learned_opens_in_a_fresh_process(originals, context,
     assert [record.stage for record in healed.history] == ["distill.student", "distill.heal"]
     healed.save(tmp_path / "healed")
     code = (
-        "import sys; from pathlib import Path; from laconic.checkpoint import Checkpoint; "
+        "import sys; from pathlib import Path; from laconic.models.checkpoint import Checkpoint; "
         "print(Checkpoint.load(Path(sys.argv[1])).key)"
     )
     run = subprocess.run(

@@ -9,13 +9,13 @@ from models import save_bert
 from compress.distill.features import Features
 from compress.distill.heal import Heal
 from compress.distill.logits import Logits
+from compress.finetune import Finetune
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.checkpoint import load_source
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
-from laconic.record import Record
-from laconic.training.stage import Finetune
-from laconic.training.zeros import kept
+from laconic.models.checkpoint import load_source
+from laconic.training.step.zero_masks import kept
 
 QUICK = {"batch": 8, "steps": 4, "feed": {"workers": 0}}
 ROUNDED = {"name": "adamw", "config": {"lr": 2e-3, "stochastic_rounding": True}}

@@ -10,15 +10,15 @@ import typer
 import yaml
 
 from laconic import registry
-from laconic.artifact import Manifest
+from laconic.artifacts.artifact import Manifest
 from laconic.cli import app
 from laconic.errors import MissingPackage
-from laconic.memory.legality import NEEDS, ONE
-from laconic.parallel.mesh import Mesh
-from laconic.planner.plan import HEADROOM
-from laconic.recipe import Data, Goal, Named, Recipe
-from laconic.training.feed import FeedSettings
+from laconic.planner.memory_plan import HEADROOM
+from laconic.recipes.recipe import Data, Goal, Named, Recipe
+from laconic.training.data.batch_loader import FeedSettings
+from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingData, TrainingRecipe
+from laconic.training.step.legality import NEEDS, ONE
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"

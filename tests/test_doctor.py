@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from laconic.doctor import conflict, engine, examine, processor
+from laconic.commands.doctor import conflict, engine, examine, processor
 from laconic.hardware import Machine
 
 
@@ -73,7 +73,7 @@ def test_the_processor_is_read_for_what_it_means():
 
 def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
     code = (
-        "import sys, json; sys.modules['openvino'] = None; from laconic.doctor import engine;"
+        "import sys, json; sys.modules['openvino'] = None; from laconic.commands.doctor import engine;"
         "print(engine('openvino').model_dump_json(by_alias=True))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -102,5 +102,8 @@ def test_two_wheels_that_own_one_module_are_a_conflict(tmp_path, monkeypatch):
 
 
 def test_torch_is_looked_for_and_not_loaded():
-    code = "import sys; from laconic.doctor import examine; examine(); assert not {'torch', 'onnx'} & set(sys.modules)"
+    code = (
+        "import sys; from laconic.commands.doctor import examine; examine();"
+        "assert not {'torch', 'onnx'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True)

@@ -17,18 +17,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.factorize.convolution import Convolution
-from compress.factorize.imitate import imitate, spread
-from compress.factorize.layers import separate
-from compress.factorize.lowrank import LowRank
+from compress.factorize.fit import imitate, spread
+from compress.factorize.low_rank import LowRank
 from compress.factorize.parts import Shape, features, split, together, work
-from compress.factorize.ranks import Candidate, by_budget, by_energy, losses
-from compress.gram import Moments, add, as_rows, matrix
+from compress.factorize.rank_selection import Candidate, by_budget, by_energy, losses
+from compress.factorize.replace import separate
 from compress.prune.channels import Channels
-from export.capture import capture
-from laconic.checkpoint import Checkpoint, load_source
+from compress.statistics.gram import Moments, add, as_rows, matrix
+from export.capture.capture import capture
 from laconic.errors import RecipeError, UsageError
-from laconic.recipe import Recipe
-from laconic.signature import call, probe_module
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.signature import call, probe_module
+from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
 
 HERE = Path(__file__).parent
@@ -153,7 +153,7 @@ def test_training_together_is_better_than_the_best_one_by_one(monkeypatch):
     for kind in ("separable", "grouped", "bottleneck"):
         trained = imitate(layer, moments, Shape(kind=kind, size=2))[1]
         with monkeypatch.context() as patch:
-            patch.setattr("compress.factorize.imitate.train", lambda *_: None)
+            patch.setattr("compress.factorize.fit.train", lambda *_: None)
             assert trained < 0.98 * imitate(layer, moments, Shape(kind=kind, size=2))[1]
 
 
@@ -274,7 +274,7 @@ def test_a_fresh_process_loads_the_same_bits(tmp_path):
     images = np.random.default_rng(0).standard_normal((3, 3, 16, 16), np.float32)
     np.save(tmp_path / "images.npy", images)
     code = (
-        "import sys, numpy, torch; from pathlib import Path; from laconic.checkpoint import Checkpoint; "
+        "import sys, numpy, torch; from pathlib import Path; from laconic.models.checkpoint import Checkpoint; "
         "torch.set_num_threads(1); folder = Path(sys.argv[1]); "
         "module = Checkpoint.load(folder / 'saved', trust=True).module; "
         "numpy.save(folder / 'answers.npy', module(torch.from_numpy(numpy.load(folder / 'images.npy'))).numpy())"

@@ -15,16 +15,16 @@ from PIL import Image
 from torch import nn
 
 from laconic.cache import Cache
-from laconic.data import Dataset, read
+from laconic.data.dataset import Dataset, read
 from laconic.errors import DataError, InputError, LaconicError, RecipeError, UsageError
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tensor import TensorSpec
-from laconic.training import store
-from laconic.training.feed import Feed, FeedSettings
-from laconic.training.order import Order, row_lengths
-from laconic.training.prefetch import Ahead
-from laconic.training.search import WARM_UP, Search
-from laconic.training.workers import START, begin, check_main
+from laconic.training.data import sample_store as store
+from laconic.training.data.batch_builder import START, begin, check_main
+from laconic.training.data.batch_loader import Feed, FeedSettings
+from laconic.training.data.batch_sampler import Order, row_lengths
+from laconic.training.data.prefetch import Ahead
+from laconic.training.data.worker_search import WARM_UP, Search
 
 TEXT = embedding_task()
 PIXELS = TensorSpec(name="pixels", dtype="float32", shape=("batch", 1, 6, 6))
@@ -250,7 +250,7 @@ def test_the_wait_is_never_more_than_the_time_that_passed():
 
 
 def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
-    monkeypatch.setattr("laconic.training.search.SECONDS", 0.0)
+    monkeypatch.setattr("laconic.training.data.worker_search.SECONDS", 0.0)
     one = feed(texts(9), slow, workers="auto", stop=30)
     assert len(list(one)) == 30
     assert one.workers == 0
@@ -258,8 +258,8 @@ def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
 
 
 def test_batches_are_the_same_while_the_count_of_workers_changes(monkeypatch):
-    monkeypatch.setattr("laconic.training.search.WORTH", 0.0)
-    monkeypatch.setattr("laconic.training.search.SECONDS", 0.0)
+    monkeypatch.setattr("laconic.training.data.worker_search.WORTH", 0.0)
+    monkeypatch.setattr("laconic.training.data.worker_search.SECONDS", 0.0)
     one = feed(texts(50), slow, workers="auto", stop=60)
     same(list(one), list(feed(texts(50), slow, stop=60)))
     assert 1 in one._search.seconds

@@ -16,16 +16,16 @@ from contexts import torch_context
 from PIL import Image
 from safetensors.torch import load_file
 
-from laconic.artifact import Artifact
+from compress.finetune import Finetune
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE
-from laconic.checkpoint import Checkpoint, load_source
 from laconic.cli import main
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError
+from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.planner import rates as measuring
-from laconic.record import Record
-from laconic.training.journal import lines
-from laconic.training.stage import Finetune
+from laconic.training.callbacks.journal import lines
 
 HERE = Path(__file__).parent
 WORDS = ("hello", "world", "a", "b")
@@ -385,8 +385,8 @@ from pathlib import Path
 import laconic.planner.rates as measuring
 measuring.SIDES, measuring.BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
 from laconic.cli import main
-from laconic.planner.advice import address_space
-from laconic.training.finetune import finetune
+from laconic.finetune.advice import address_space
+from laconic.finetune.finetune import finetune
 from laconic.training.settings import TrainingRecipe
 recipe, output, room = sys.argv[1:]
 small = TrainingRecipe.load(Path(recipe), batch=16, memory="1GiB", data={"limit": 100})

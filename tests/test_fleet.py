@@ -12,15 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from laconic.errors import RecipeError
-from laconic.parallel.fleet import predict_fleet
-from laconic.parallel.mesh import Mesh
-from laconic.parallel.ranks import Ranks, started
-from laconic.parallel.spread import spread
-from laconic.planner.predict import total
+from laconic.planner.fleet import predict_fleet
+from laconic.planner.meta_model import open_subject
+from laconic.planner.prediction import total
 from laconic.planner.rates import Curve, Rates
 from laconic.planner.simulate import trace
-from laconic.planner.subject import open_subject
 from laconic.training.assembly import make_kit
+from laconic.training.parallel.distribute import spread
+from laconic.training.parallel.mesh import Mesh
+from laconic.training.parallel.ranks import Ranks, started
 from laconic.training.settings import Training
 
 CPU = torch.device("cpu")

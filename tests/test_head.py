@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
-from laconic.chatter import CHATTER
-from laconic.checkpoint import Checkpoint, load_source
 from laconic.errors import DataError, SourceError
-from laconic.training.head import class_names, labels_of, open_for, with_labels
+from laconic.finetune.head import class_names, labels_of, open_for, with_labels
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.quiet_imports import CHATTER
 from laconic.training.settings import TrainingRecipe
 
 LABELS = ["red", "green", "blue", "green", "black"]

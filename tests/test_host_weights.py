@@ -9,12 +9,12 @@ from lessons import MODELS, build, gpt2, kit_of, learn, llama, texts
 from torch import nn
 
 from laconic.errors import RecipeError
-from laconic.memory.account import CATEGORIES
 from laconic.memory.host_weights import HostWeights
 from laconic.memory.layerwise import Layerwise
-from laconic.memory.legality import check
+from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.simulate import imagined, simulate, trace
-from laconic.training.step import step
+from laconic.training.step.legality import check
+from laconic.training.step.step import step
 
 EXACT = [HostWeights(dtype="fp32"), Layerwise()]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")

@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.memory.accumulate import Accumulate
-from laconic.memory.in_backward import InBackward
-from laconic.memory.legality import conflict
-from laconic.training.kit import Kit
-from laconic.training.objective import TARGETS, Batch
-from laconic.training.objectives.classification import CrossEntropy
+from laconic.memory.gradient_accumulation import Accumulate
+from laconic.memory.optimizer_in_backward import InBackward
+from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers import parameter_groups
 from laconic.training.optimizers.adafactor import Adafactor
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.optimizers.low_bit import AdamW8bit
 from laconic.training.optimizers.optimizer import Optimizer
 from laconic.training.optimizers.sgd import Sgd
-from laconic.training.step import step
+from laconic.training.step.legality import conflict
+from laconic.training.step.objective import TARGETS, Batch
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
 
 
 class Tied(nn.Module):

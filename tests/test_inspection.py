@@ -7,9 +7,20 @@ import sys
 import pytest
 from artifacts import FAILED, X, write_artifact
 
-from laconic.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, Manifest, digest, seal, unseal
+from laconic.artifacts.artifact import (
+    GOLDEN,
+    MANIFEST,
+    MEASURED,
+    MODEL,
+    REPORT,
+    Artifact,
+    Manifest,
+    digest,
+    seal,
+    unseal,
+)
+from laconic.artifacts.inspection import batch_sizes, bench, kernels, summary, verify
 from laconic.errors import ArtifactError, UsageError
-from laconic.inspection import batch_sizes, bench, kernels, summary, verify
 
 
 def verdicts(checks):
@@ -172,8 +183,8 @@ def test_artifacts_of_unlike_inputs_are_not_compared(tmp_path):
 def test_without_the_original_torch_is_not_loaded(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     code = (
-        "import sys, pathlib; from laconic.artifact import Artifact;"
-        "from laconic.inspection import bench, verify, kernels;"
+        "import sys, pathlib; from laconic.artifacts.artifact import Artifact;"
+        "from laconic.artifacts.inspection import bench, verify, kernels;"
         f"p = pathlib.Path({str(path)!r}); bench([p], rounds=1); verify(p); kernels(Artifact.load(p));"
         "assert not {'torch', 'onnx', 'transformers', 'matplotlib'} & set(sys.modules)"
     )

@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.errors import RecipeError
-from laconic.memory.autocast import Bf16
-from laconic.memory.in_backward import InBackward
+from laconic.layerwise.revolve import advances
 from laconic.memory.layerwise import Layerwise
 from laconic.memory.lora import Lora
+from laconic.memory.mixed_precision import Bf16
+from laconic.memory.optimizer_in_backward import InBackward
 from laconic.memory.qlora import Qlora
-from laconic.memory.revolve import advances
 from laconic.planner.simulate import imagined, simulate, trace
-from laconic.training.objective import TARGETS
+from laconic.training.step.objective import TARGETS
 
 SETTINGS = [
     {},

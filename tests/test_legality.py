@@ -6,10 +6,10 @@ import pytest
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.memory.legality import NEEDS, ONE, check, conflict, ordered
-from laconic.memory.technique import SLOTS, Technique
-from laconic.recipe import Named
+from laconic.recipes.recipe import Named
 from laconic.training.optimizers.adamw import AdamW
+from laconic.training.step.legality import NEEDS, ONE, check, conflict, ordered
+from laconic.training.step.technique import SLOTS, Technique
 
 SPECIAL = {"clip", "replicate", "shard"}
 """What a technique may exclude beside other techniques."""

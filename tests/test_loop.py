@@ -17,25 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from laconic.cache import VARIABLE, Cache
-from laconic.checkpoint import Checkpoint
 from laconic.cli import INTERRUPTED, main
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import OutOfMemory, TrainingFailure
-from laconic.parallel.ranks import Ranks
-from laconic.processors import plain_task
-from laconic.signature import probe_module
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.processors import plain_task
+from laconic.models.signature import probe_module
 from laconic.tensor import TensorSpec
-from laconic.training.feed import Feed, FeedSettings
-from laconic.training.journal import lines
-from laconic.training.kit import Kit
+from laconic.training.callbacks.journal import lines
+from laconic.training.callbacks.monitor import StepReport
+from laconic.training.data.batch_loader import Feed, FeedSettings
+from laconic.training.data.batch_sampler import Order
 from laconic.training.loop import Run, seed_of, short_of_memory, stopping, train
-from laconic.training.monitor import StepReport
-from laconic.training.objectives.tensors import Targets
-from laconic.training.order import Order
-from laconic.training.schedule import Linear
+from laconic.training.objectives.array_targets import Targets
+from laconic.training.optimizers.schedule import Linear
+from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.step import trained
-from laconic.training.teach import LOG, SNAPSHOTS, Judge, Taught, Watching, teach
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import trained
+from laconic.training.train import LOG, SNAPSHOTS, Judge, Taught, Watching, teach
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

@@ -13,16 +13,16 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from laconic.checkpoint import Checkpoint, load_source
 from laconic.errors import RecipeError
-from laconic.memory.account import accounted
-from laconic.memory.legality import conflict
 from laconic.memory.lora import Lora, chosen, head
 from laconic.memory.qlora import BLOCK, NF4, PIECE, FourBit, Qlora, decode, encode, grow, shrink
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.offload.memory_accounting import accounted
 from laconic.planner.simulate import imagined, simulate, trace
-from laconic.training.kit import Kit, blocks
-from laconic.training.objective import Objective
-from laconic.training.step import step, trained
+from laconic.training.step.legality import conflict
+from laconic.training.step.objective import Objective
+from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step import step, trained
 
 SIZES = {"vocab_size": 40, "max_position_embeddings": 64}
 

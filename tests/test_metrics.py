@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from laconic.measured import knee
 from laconic.metrics import cosine, interval, mean_scorer, neighbours, overlap, ranks, similarities, softmax, spearman
+from laconic.timing.measurements import knee
 
 values = st.floats(-1e3, 1e3, width=32)
 few = st.lists(st.integers(-3, 3), min_size=3, max_size=30)

@@ -13,12 +13,22 @@ from torch.nn import functional
 
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
-from laconic.training import flops as flops_module
-from laconic.training.energy import Energy, Meter, Sample, integrate, summarise
-from laconic.training.flops import Flops, Peak, datasheet, device_peak
-from laconic.training.journal import Journal, lines
-from laconic.training.monitor import Average, Gauge, Progress, StepReport, binary, clock, peak_memory, percent, short
-from laconic.training.tensorboard import TensorBoard
+from laconic.training.callbacks import flops as flops_module
+from laconic.training.callbacks.energy import Energy, Meter, Sample, integrate, summarise
+from laconic.training.callbacks.flops import Flops, Peak, datasheet, device_peak
+from laconic.training.callbacks.journal import Journal, lines
+from laconic.training.callbacks.monitor import (
+    Average,
+    Gauge,
+    Progress,
+    StepReport,
+    binary,
+    clock,
+    peak_memory,
+    percent,
+    short,
+)
+from laconic.training.callbacks.tensorboard import TensorBoard
 
 CPU = torch.device("cpu")
 PEAK = Peak(1e9, "FP32", "made up")

@@ -8,20 +8,20 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from laconic import registry
-from laconic.checkpoint import BUILD, load_source
-from laconic.data import Dataset, read
+from laconic.data.dataset import Dataset, read
 from laconic.errors import DataError
+from laconic.models.checkpoint import BUILD, load_source
 from laconic.planner.simulate import imagined, simulate
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
-from laconic.training.kit import Kit
-from laconic.training.objective import TARGETS
-from laconic.training.objectives.causal_lm import IGNORED, NextToken
-from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.objectives.array_targets import Targets
 from laconic.training.objectives.contrastive import Contrastive
 from laconic.training.objectives.cosent import CoSent
+from laconic.training.objectives.cross_entropy import CrossEntropy
+from laconic.training.objectives.next_token import IGNORED, NextToken
 from laconic.training.objectives.ranking import Ranking
-from laconic.training.objectives.tensors import Targets
+from laconic.training.step.objective import TARGETS
+from laconic.training.step.parts import Kit
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a b", "while every request waits"]
 SAVED = {

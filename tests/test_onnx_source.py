@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from export.onnx_source import adopt
+from export.capture.onnx_source import adopt
 from laconic.errors import SourceError
 from laconic.runtimes.onnxruntime import OnnxRuntime
 

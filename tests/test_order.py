@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.order import check_order, wounds
-from laconic.recipe import HEAL, Recipe
-from laconic.stage import PlanStage, Property, TorchStage
+from laconic.recipes.recipe import HEAL, Recipe
+from laconic.recipes.stage import PlanStage, Property, TorchStage
+from laconic.recipes.stage_order import check_order, wounds
 
 
 class Cut(TorchStage):

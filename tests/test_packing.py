@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.checkpoint import load_source
 from laconic.errors import RecipeError
-from laconic.memory.packing import Packed, Packing, first_fit
+from laconic.memory.sequence_packing import Packed, Packing, first_fit
+from laconic.models.checkpoint import load_source
 from laconic.planner.simulate import imagined, simulate
-from laconic.training.kit import Kit
-from laconic.training.objective import TARGETS
-from laconic.training.objectives.causal_lm import IGNORED, NextToken, whole_logits
-from laconic.training.objectives.classification import CrossEntropy
-from laconic.training.step import step
+from laconic.training.objectives.cross_entropy import CrossEntropy
+from laconic.training.objectives.next_token import IGNORED, NextToken, whole_logits
+from laconic.training.step.objective import TARGETS
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
 
 TEXTS = ["hello world", "the model answers every question about its weights and memory", "a", "b a", "it waits", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}

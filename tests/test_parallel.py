@@ -18,15 +18,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from laconic.errors import DataError, RecipeError, TrainingFailure
-from laconic.parallel.mesh import Mesh
-from laconic.parallel.ranks import Ranks, started
-from laconic.parallel.spread import spread
 from laconic.training.assembly import make_kit
-from laconic.training.objectives.tensors import Targets
-from laconic.training.order import Order
+from laconic.training.data.batch_sampler import Order
+from laconic.training.objectives.array_targets import Targets
+from laconic.training.parallel.distribute import spread
+from laconic.training.parallel.mesh import Mesh
+from laconic.training.parallel.ranks import Ranks, started
 from laconic.training.settings import Training
-from laconic.training.snapshot import Snapshots
-from laconic.training.step import step
+from laconic.training.snapshots.snapshot import Snapshots
+from laconic.training.step.step import step
 
 CPU = torch.device("cpu")
 COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from laconic.artifact import MEASURED, MODEL, REPORT, Artifact
+from compress.pipeline import compress
+from laconic.artifacts.artifact import MEASURED, MODEL, REPORT, Artifact
+from laconic.artifacts.inspection import kernels, verify
 from laconic.cache import Cache
 from laconic.errors import DataError, UsageError
-from laconic.inspection import kernels, verify
-from laconic.pipeline import compress
 from laconic.progress import Steps
-from laconic.recipe import Recipe
+from laconic.recipes.recipe import Recipe
 
 ENGINES = ("openvino", "onnxruntime")
 STEPS = (

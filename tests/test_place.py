@@ -11,15 +11,15 @@ from test_capture import BUILT, SAVED, built
 from compress.quantize.calibrate import observe
 from compress.quantize.ranges import minmax
 from export.audit import audit
-from export.capture import capture, example
+from export.capture.capture import capture, example
 from export.place import place
 from laconic import registry
-from laconic.artifact import make_runtime
-from laconic.checkpoint import load_source
+from laconic.artifacts.artifact import make_runtime
 from laconic.errors import CaptureError, UnsupportedPrecision
-from laconic.grid import quantize_weight
 from laconic.metrics import cosine
-from laconic.plan import Plan
+from laconic.models.checkpoint import load_source
+from laconic.quantization.plan import Plan
+from laconic.quantization.qparams import quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Kernel
 from laconic.tensor import BATCH

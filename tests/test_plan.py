@@ -15,18 +15,18 @@ import torch
 import transformers
 
 from laconic.cache import VARIABLE
-from laconic.checkpoint import load_source
 from laconic.cli import main
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
-from laconic.memory.account import CATEGORIES
+from laconic.finetune.advice import subject_of
+from laconic.models.checkpoint import load_source
+from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner import rates as measuring
-from laconic.planner.advice import subject_of
-from laconic.planner.candidates import Candidate, candidates
-from laconic.planner.picture import bars, timeline
-from laconic.planner.plan import HEADROOM, Plan, Row, choose, largest_batch, plan
-from laconic.planner.predict import predict
+from laconic.planner.combinations import Candidate, candidates
+from laconic.planner.memory_plan import HEADROOM, Plan, Row, choose, largest_batch, plan
+from laconic.planner.meta_model import Subject, open_subject
+from laconic.planner.plots import bars, timeline
+from laconic.planner.prediction import predict
 from laconic.planner.request import request
-from laconic.planner.subject import Subject, open_subject
 from laconic.training.settings import Training
 
 HERE = Path(__file__).parent
@@ -396,9 +396,9 @@ import resource, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from laconic.planner.predict import predict
+from laconic.planner.prediction import predict
 from laconic.planner.rates import measure
-from laconic.planner.subject import open_subject
+from laconic.planner.meta_model import open_subject
 from laconic.training.settings import Training
 import laconic.planner.rates as measuring
 measuring.SIDES, measuring.BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001

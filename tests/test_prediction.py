@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from laconic import huggingface
 from laconic.cache import Cache
-from laconic.embedder import read_json
-from laconic.planner.ledger import Ledger
-from laconic.planner.predict import predict
+from laconic.models import huggingface
+from laconic.models.embedder import read_json
+from laconic.planner.memory_timeline import Ledger
+from laconic.planner.meta_model import Subject, open_subject
+from laconic.planner.prediction import predict
 from laconic.planner.rates import Curve, Rates, measure, per_parameter
 from laconic.planner.simulate import STEPS, Prepare, Watch, imagining, trace
-from laconic.planner.subject import Subject, open_subject
-from laconic.recipe import Named
+from laconic.recipes.recipe import Named
 from laconic.training.assembly import make_kit
-from laconic.training.kit import Kit
-from laconic.training.objective import Batch
 from laconic.training.settings import Training
-from laconic.training.step import step
+from laconic.training.step.objective import Batch
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
 
 CPU = torch.device("cpu")
 CURVE = Curve(amounts=(1.0, 2.0), seconds=(1.0, 2.0))

@@ -18,15 +18,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.prune import channels
+from compress.prune.channel_surgery import cuts_of
 from compress.prune.channels import Channels, proof
 from compress.prune.coupling import couple
-from compress.prune.narrow import cuts_of
-from compress.refit import refit
-from export.capture import capture
-from laconic.checkpoint import Checkpoint, load_source
+from compress.statistics.refit import refit
+from export.capture.capture import capture
 from laconic.errors import BrokenCut, RecipeError, UsageError
-from laconic.recipe import Recipe
-from laconic.signature import probe_module
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.signature import probe_module
+from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 
@@ -215,7 +215,7 @@ def test_what_was_cut_is_loaded_bit_for_bit_by_a_fresh_process_and_captured(tmp_
     images = rng.standard_normal((3, 3, 16, 16), np.float32)
     np.save(tmp_path / "images.npy", images)
     code = (
-        "import sys, numpy, torch; from pathlib import Path; from laconic.checkpoint import Checkpoint; "
+        "import sys, numpy, torch; from pathlib import Path; from laconic.models.checkpoint import Checkpoint; "
         "torch.set_num_threads(1); folder = Path(sys.argv[1]); "
         "module = Checkpoint.load(folder / 'saved', trust=True).module; "
         "numpy.save(folder / 'answers.npy', module(torch.from_numpy(numpy.load(folder / 'images.npy'))).numpy())"

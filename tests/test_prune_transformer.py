@@ -13,17 +13,17 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.anatomy import anatomy
-from compress.passage import Passage
-from compress.proof import distance, prove, silenced, skipped
 from compress.prune.ffn import Ffn
 from compress.prune.heads import Heads
 from compress.prune.layers import Layers
-from compress.surgery import agree, cut, keep_blocks
-from export.capture import capture
-from laconic.checkpoint import Checkpoint, load_source
+from compress.transformer.anatomy import anatomy
+from compress.transformer.blockwise import Passage
+from compress.transformer.proof import distance, prove, silenced, skipped
+from compress.transformer.surgery import agree, cut, keep_blocks
+from export.capture.capture import capture
 from laconic.errors import BrokenCut, RecipeError, SourceError, UsageError
-from laconic.signature import call, probe_module
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.signature import call, probe_module
 from laconic.tasks.tensors import Tensors
 
 SAVE = {
@@ -177,7 +177,7 @@ def test_a_cut_model_is_opened_by_a_fresh_process_and_answers_bit_for_bit_the_sa
         checkpoint = stage.apply(checkpoint, context)
     checkpoint.save(tmp_path / "saved")
     code = (
-        "import hashlib, sys, torch; from pathlib import Path; from laconic.checkpoint import Checkpoint\n"
+        "import hashlib, sys, torch; from pathlib import Path; from laconic.models.checkpoint import Checkpoint\n"
         "loaded = Checkpoint.load(Path(sys.argv[1])); ids = torch.arange(3, 15).view(2, 6)\n"
         "with torch.no_grad(): print(loaded.module(ids, torch.ones_like(ids)).numpy().tobytes().hex())"
     )

@@ -12,18 +12,18 @@ from models import save_embedder
 from onnx import helper, numpy_helper
 from test_place import inputs
 
-from compress.quantize.moments import BUDGET, View, moments, parted
+from compress.quantize.graph_moments import BUDGET, View, moments, parted
 from compress.quantize.product import Product
 from compress.quantize.rounding import errors, rounded
-from export.capture import capture
+from export.capture.capture import capture
 from export.place import place
 from laconic import registry
-from laconic.artifact import make_runtime
-from laconic.checkpoint import load_source
+from laconic.artifacts.artifact import make_runtime
 from laconic.errors import UnsupportedPrecision
-from laconic.graph import Graph, Layer
-from laconic.grid import FOUR_BITS, group_scales, quantize_groups, quantize_weight, spread
-from laconic.plan import Plan, Rounded
+from laconic.models.checkpoint import load_source
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan, Rounded
+from laconic.quantization.qparams import FOUR_BITS, group_scales, quantize_groups, quantize_weight, spread
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import TensorSpec
 

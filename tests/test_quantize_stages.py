@@ -10,30 +10,31 @@ import torch
 from models import save_embedder
 from onnx import numpy_helper
 
-from compress.quantize.adjust import Adjustment, adjusted
 from compress.quantize.calibrate import drawn, singles
-from compress.quantize.fake import LearnedRange, attach, rounded_weight
-from compress.quantize.learned import RANGES, learned_ranges
-from compress.quantize.moments import moments
+from compress.quantize.fake_quantize import LearnedRange, attach, rounded_weight
+from compress.quantize.graph_moments import moments
+from compress.quantize.learned_ranges import RANGES, learned_ranges
 from compress.quantize.qat import quantized
 from compress.quantize.sensitivity import harms
 from compress.quantize.static import Static
+from compress.quantize.weight_adjustment import Adjustment, adjusted
 from export.audit import audit
-from export.capture import capture
+from export.capture.capture import capture
 from export.place import place
-from laconic import grid, registry
-from laconic.answers import answers
-from laconic.artifact import make_runtime
+from laconic import registry
+from laconic.artifacts.artifact import make_runtime
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage, RecipeError
-from laconic.graph import Layer
-from laconic.plan import Plan, Range
+from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
-from laconic.record import Record
+from laconic.quantization import qparams as grid
+from laconic.quantization.graph import Layer
+from laconic.quantization.plan import Plan, Range
+from laconic.recipes.stage import PlanContext, TorchContext
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.stage import PlanContext, TorchContext
+from laconic.runtimes.predict import answers
 
 ENGINES = ("onnxruntime", "openvino")
 SETTINGS = {

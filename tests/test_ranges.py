@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compress.quantize.histogram import BINS, Histogram
 from compress.quantize.ranges import HEADROOM, METHODS
-from laconic.grid import rounded_activation
+from laconic.quantization.qparams import rounded_activation
 
 VALUES = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
 

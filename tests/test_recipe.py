@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipe import Data, Goal, Recipe, Step
-from laconic.schema import json_schema
-from laconic.stage import Stage
+from laconic.recipes.recipe import Data, Goal, Recipe, Step
+from laconic.recipes.schema import json_schema
+from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
 
 

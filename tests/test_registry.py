@@ -6,8 +6,8 @@ import pytest
 
 from laconic import registry
 from laconic.errors import LaconicError, MissingPackage, UsageError
+from laconic.recipes.stage import PlanStage, Stage, TorchStage
 from laconic.runtimes.runtime import Runtime, Session
-from laconic.stage import PlanStage, Stage, TorchStage
 from laconic.tasks.task import Task
 
 ENTRIES = [(kind, name) for kind, table in registry.TABLES.items() for name in table]

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from artifacts import PASSED, X, Y, write_artifact
 
-from laconic.artifact import REPORT, Artifact, FileDigest, Manifest
-from laconic.candidates import Candidate
-from laconic.changes import searched
-from laconic.graph import Graph, Layer
+from export.build import Option
+from export.candidates import Candidate
+from export.report.changes import searched
+from export.report.report import MARK, add_search, render
+from laconic.artifacts.artifact import REPORT, Artifact, FileDigest, Manifest
+from laconic.artifacts.inspection import verify
+from laconic.artifacts.record import Record
+from laconic.artifacts.verdict import Comparison
 from laconic.hardware import Machine
-from laconic.inspection import verify
-from laconic.measured import Measured, Timing, Trial
-from laconic.plan import Ladder, Plan
-from laconic.recipe import Recipe
-from laconic.record import Record
-from laconic.report import MARK, add_search, render
-from laconic.trial import Option
-from laconic.verdict import Comparison
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Ladder, Plan
+from laconic.recipes.recipe import Recipe
+from laconic.timing.measurements import Measured, Timing, Trial
 
 HOSTILE = "<script>alert('x')</script>&\"$\\frac{"
 MACHINE = Machine(processor="Some CPU", cores=2, features=("avx2",), memory=8_000_000_000, system="Linux")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.memory.revolve import Action, advances, schedule
+from laconic.layerwise.revolve import Action, advances, schedule
 
 CHAINS = given(steps=st.integers(1, 60), snapshots=st.integers(1, 70))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from laconic import registry
-from laconic.artifact import make_runtime
+from laconic.artifacts.artifact import make_runtime
 from laconic.errors import MissingPackage, RuntimeFailure
 from laconic.runtimes.fake import Fake
 from laconic.tensor import TensorSpec

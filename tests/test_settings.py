@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from laconic import registry
 from laconic.errors import RecipeError
-from laconic.recipe import Named
+from laconic.recipes.recipe import Named
 from laconic.training.settings import Training, TrainingRecipe
 
 
@@ -76,8 +76,8 @@ mesh: {replicate: 2}
         ("techniques: [in-backward]", "in-backward and clip cannot be combined"),
         ("techniques: [host-weights]", "host-weights works on top of layerwise. Add it"),
         ("techniques: ['models:Keep']", "models:Keep is not a technique"),
-        ("techniques: ['laconic.recipe:Goal']", "laconic.recipe:Goal is not a technique"),
-        ("optimizer: laconic.recipe:Goal", "laconic.recipe:Goal is not a"),
+        ("techniques: ['laconic.recipes.recipe:Goal']", "laconic.recipes.recipe:Goal is not a technique"),
+        ("optimizer: laconic.recipes.recipe:Goal", "laconic.recipes.recipe:Goal is not a"),
         ("data: {train: d.jsonl, calibrate: e}", "data: unknown key 'calibrate'"),
         ("data: {evaluate: e}", "data.train: field required"),
         ("builder: models", "builder: expected 'package.module:factory', got 'models'"),

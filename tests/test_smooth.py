@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.quantize.channels import ROWS, Channels
+from compress.quantize.channel_statistics import ROWS, Channels
 from compress.quantize.sensitivity import flights
-from compress.quantize.smooth import error, limits, smoothed, smoothing
-from laconic.graph import Layer
-from laconic.plan import Plan, Smoothing
+from compress.quantize.smoothquant import error, limits, smoothed, smoothing
+from laconic.quantization.graph import Layer
+from laconic.quantization.plan import Plan, Smoothing
 
 
 def channels_of(rows):

@@ -27,11 +27,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from laconic.artifact import seal, unseal
+from laconic.artifacts.artifact import seal, unseal
 from laconic.errors import SourceError, TrainingFailure, UnknownFormat, UsageError
-from laconic.training import pack
-from laconic.training.card import PACKS, card_path
-from laconic.training.snapshot import Snapshots
+from laconic.training.snapshots import pack
+from laconic.training.snapshots.card import PACKS, card_path
+from laconic.training.snapshots.snapshot import Snapshots
 
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 
@@ -318,7 +318,7 @@ def test_only_the_newest_are_kept_and_nothing_that_they_do_not_need(snapshots):
 
 
 def test_large_states_are_cut_into_packs(snapshots, monkeypatch):
-    monkeypatch.setattr("laconic.training.pack.PACK_SIZE", 4000)
+    monkeypatch.setattr("laconic.training.snapshots.pack.PACK_SIZE", 4000)
     state = {"model": {str(number): torch.randn(300) for number in range(10)}}
     snapshots.save(1, state)
     loaded = blank(state)

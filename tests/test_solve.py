@@ -14,16 +14,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compress.solve import refine, search
-from compress.solve.attempt import Job, attempt
-from compress.solve.executor import executor
-from compress.solve.solver import solve
-from compress.solve.space import with_settings
-from laconic.artifact import MEASURED, REPORT, Artifact
+from compress.search import refine
+from compress.search import strategy as search
+from compress.search.executor import executor
+from compress.search.search import solve
+from compress.search.space import with_settings
+from compress.search.trial import Job, attempt
+from laconic.artifacts.artifact import MEASURED, REPORT, Artifact
 from laconic.cache import Cache
 from laconic.errors import DataError, UsageError
 from laconic.progress import Steps
-from laconic.recipe import Recipe
+from laconic.recipes.recipe import Recipe
 
 STAGES = [{"quantize.static": {"mixed": False, "smooth": False}}]
 TRIALS = 2
@@ -136,8 +137,8 @@ def test_a_drop_needs_labels(trained, tmp_path):
 
 CLUSTER = """
 import json, sys
-from compress.solve.attempt import Job, attempt
-from compress.solve.executor import executor
+from compress.search.trial import Job, attempt
+from compress.search.executor import executor
 with executor("ray", 1) as cluster:
     assert cluster.workers >= 1
     jobs = [Job(recipe, False, sys.argv[1], 1) for recipe in json.load(sys.stdin)]

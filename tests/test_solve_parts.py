@@ -11,28 +11,29 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.solve import single, yardstick
-from compress.solve.aim import Aim, Figures, figures
-from compress.solve.budget import Budget
-from compress.solve.cell import Cell, cells
-from compress.solve.executor import executor
-from compress.solve.front import dominates, with_front
-from compress.solve.single import ATTENDED, write
-from compress.solve.space import AXES, axes, foreseen, heals, with_settings
-from compress.solve.study import Study
-from compress.solve.table import Table
+from compress.search import reference_timer as yardstick
+from compress.search import single_layer as single
+from compress.search.budget import Budget
+from compress.search.constraints import Aim, Figures, figures
+from compress.search.executor import executor
+from compress.search.latency_table import Table
+from compress.search.layer_spec import Cell, cells
+from compress.search.pareto import dominates, with_front
+from compress.search.single_layer import ATTENDED, write
+from compress.search.space import AXES, axes, foreseen, heals, with_settings
+from compress.search.study import Study
+from export.build import Option
 from laconic import registry
-from laconic.artifact import make_runtime
+from laconic.artifacts.artifact import make_runtime
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
-from laconic.data import Dataset
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError, UsageError
-from laconic.measured import Trial
-from laconic.plan import Plan, Range
-from laconic.processors import plain_task
-from laconic.recipe import Goal, Recipe
-from laconic.signature import probe_module
-from laconic.trial import Option
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.processors import plain_task
+from laconic.models.signature import probe_module
+from laconic.quantization.plan import Plan, Range
+from laconic.recipes.recipe import Goal, Recipe
+from laconic.timing.measurements import Trial
 
 FIGURE = st.floats(0, 10)
 

@@ -4,25 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from compress.solve.aim import Aim, Figures
-from compress.solve.attempt import Outcome
-from compress.solve.budget import Budget
-from compress.solve.candidate import wrong
-from compress.solve.cell import Cell
-from compress.solve.finish import Built
-from compress.solve.front import dominates
-from compress.solve.refine import HEALS
-from compress.solve.search import search
-from compress.solve.space import foreseen
-from compress.solve.table import Table
+from compress.search.budget import Budget
+from compress.search.constraints import Aim, Figures
+from compress.search.finish import Built
+from compress.search.latency_table import Table
+from compress.search.layer_spec import Cell
+from compress.search.pareto import dominates
+from compress.search.refine import HEALS
+from compress.search.search_candidate import wrong
+from compress.search.space import foreseen
+from compress.search.strategy import search
+from compress.search.trial import Outcome
+from export.build import Option
 from laconic import registry
+from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
 from laconic.progress import Steps
-from laconic.race import TRIAL_BATCHES
-from laconic.recipe import Recipe
-from laconic.record import hash_of
+from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import Tolerance
-from laconic.trial import Option
+from laconic.timing.race import TRIAL_BATCHES
 
 COSTS = {"cut": 2.0, "heal": 0.1, "build": 20.0, "foresee": 0.0, "load": 1.0}
 """Seconds of each unit of work in this world."""

@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 from models import MobileNet, Perceptron, ResidualNet, Tied, randomize, save_bert, save_gpt2
 from torch import nn
 
+from compress.criteria.criterion import Evidence
 from compress.criteria.sparsegpt import SparseGpt
-from compress.criterion import Evidence
-from compress.gram import Moments, matrix
 from compress.prune import gradual
+from compress.prune.column_pruning import compensated
+from compress.prune.execution_order import waves
 from compress.prune.pattern import Fixed, Share, TwoOfFour, lowest, spread
-from compress.prune.sequence import waves
-from compress.prune.sparsegpt import compensated
 from compress.prune.sparsity import pruned
 from compress.prune.two_four import TwoFour
 from compress.prune.unstructured import Unstructured
 from compress.quantize.rounding import rounded
+from compress.statistics.gram import Moments, matrix
 from laconic import registry
 from laconic.cache import Cache
-from laconic.checkpoint import Checkpoint, load_source
 from laconic.errors import RecipeError
-from laconic.processors import plain_task
-from laconic.recipe import Recipe, Step
-from laconic.signature import probe_module
-from laconic.stage import Stage
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.processors import plain_task
+from laconic.models.signature import probe_module
+from laconic.recipes.recipe import Recipe, Step
+from laconic.recipes.stage import Stage
 
 ARGUMENTS = {"widths": [16, 24, 12, 8]}
 

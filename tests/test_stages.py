@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 
 import laconic
+from compress.reduce import reduce
 from laconic import registry
 from laconic.cache import Cache
 from laconic.errors import LaconicError, MissingPackage, RecipeError
+from laconic.models.signature import call
 from laconic.progress import Steps
-from laconic.recipe import Recipe
-from laconic.reduce import reduce
-from laconic.signature import call
-from laconic.stage import TorchStage
+from laconic.recipes.recipe import Recipe
+from laconic.recipes.stage import TorchStage
 
 SHORT = {"steps": 2, "batch": 8}
 SETTINGS = {
@@ -127,7 +127,7 @@ def test_a_program_that_starts_anew_gives_the_same_answers_bit_for_bit(sources, 
         "import sys, numpy, torch, laconic; torch.set_num_threads(1)\n"
         "opened = laconic.load(sys.argv[1])\n"
         "inputs = {key: torch.tensor(value) for key, value in numpy.load(sys.argv[2]).items()}\n"
-        "from laconic.signature import call\n"
+        "from laconic.models.signature import call\n"
         "with torch.inference_mode(): numpy.save(sys.argv[3], next(iter(call(opened.module, inputs).values())).numpy())"
     )
     arguments = [str(tmp_path / each) for each in ("made", "inputs.npz", "answer.npy")]

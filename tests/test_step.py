@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from lessons import Classes, build, gpt2, kit_of, learn, texts
 from torch import nn
 
-from laconic.language_model import LanguageModel
-from laconic.training.kit import Kit
-from laconic.training.objective import TARGETS, Batch, Objective
-from laconic.training.objectives.causal_lm import IGNORED, NextToken
-from laconic.training.step import step, trained
+from laconic.models.language_model import LanguageModel
+from laconic.training.objectives.next_token import IGNORED, NextToken
+from laconic.training.step.objective import TARGETS, Batch, Objective
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step, trained
 
 
 @functools.cache

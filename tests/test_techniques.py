@@ -13,20 +13,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.huggingface import TextClassifier
-from laconic.language_model import LanguageModel
-from laconic.memory.legality import conflict
-from laconic.memory.technique import SLOTS, Technique
+from laconic.models.huggingface import TextClassifier
+from laconic.models.language_model import LanguageModel
 from laconic.planner.simulate import imagined, simulate, trace
-from laconic.recipe import Named
+from laconic.recipes.recipe import Named
 from laconic.training.assembly import make_kit
-from laconic.training.kit import Kit
-from laconic.training.objective import TARGETS, Batch, Objective
-from laconic.training.objectives.causal_lm import IGNORED, NextToken
-from laconic.training.objectives.classification import CrossEntropy
+from laconic.training.objectives.cross_entropy import CrossEntropy
+from laconic.training.objectives.next_token import IGNORED, NextToken
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.settings import Parts
-from laconic.training.step import step
+from laconic.training.step.legality import conflict
+from laconic.training.step.objective import TARGETS, Batch, Objective
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
+from laconic.training.step.technique import SLOTS, Technique
 
 CPU = torch.device("cpu")
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}

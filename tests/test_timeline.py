@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from laconic.errors import UsageError
-from laconic.timeline import COLUMNS, bands, draw, thin
+from laconic.planner.timeline_plot import COLUMNS, bands, draw, thin
 
 GIB = 2**30
 PHASES = [("forward", 0, 4), ("backward", 4, 8), ("optimizer", 8, 9)]

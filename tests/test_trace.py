@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.training.flops import Flops, Peak
-from laconic.training.monitor import StepReport
-from laconic.training.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, ranges, spans
+from laconic.training.callbacks.flops import Flops, Peak
+from laconic.training.callbacks.monitor import StepReport
+from laconic.training.callbacks.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, ranges, spans
 
 CPU = torch.device("cpu")
 

@@ -14,19 +14,19 @@ import torch
 from nudging import LOG
 
 import laconic
+from compress.pipeline import compress
+from compress.reduce import reduce
+from compress.transform import broken, standing
 from laconic import registry
-from laconic.artifact import REPORT, Artifact
+from laconic.artifacts.artifact import REPORT, Artifact
+from laconic.artifacts.inspection import report_of
+from laconic.artifacts.ledger import JSON, ledger
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError
-from laconic.footprint import footprint
-from laconic.inspection import report_of
-from laconic.ledger import JSON, ledger
-from laconic.pipeline import compress
+from laconic.models.footprint import footprint
 from laconic.progress import Steps
-from laconic.recipe import Recipe
-from laconic.record import Record
-from laconic.reduce import reduce
-from laconic.transform import broken, standing
+from laconic.recipes.recipe import Recipe
 
 MOMENTS = (
     "load the source and the samples",

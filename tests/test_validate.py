@@ -4,10 +4,10 @@ import models
 import numpy as np
 import pytest
 
+from export.evidence import Evidence
 from export.validate import engine_fidelity, independent, validate
-from laconic.evidence import Evidence
-from laconic.processors import plain_task
-from laconic.recipe import Goal
+from laconic.models.processors import plain_task
+from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Tolerance
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.cache import Cache
-from laconic.memory.account import accounted, alike, simulating
-from laconic.planner.ledger import Ledger
+from laconic.offload.memory_accounting import accounted, alike, simulating
+from laconic.planner.memory_timeline import Ledger
 from laconic.planner.rates import Curve, Rates, curve, measure
 from laconic.planner.simulate import Watch
-from laconic.planner.work import Meter, Work, size, tensors
+from laconic.planner.step_cost import Meter, Work, size, tensors
 
 FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
 """A second for 10^9 of anything, from 1 on."""

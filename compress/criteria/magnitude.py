@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from compress.criterion import Criterion, Evidence
+from compress.criteria.criterion import Criterion, Evidence
 
 
 class Magnitude(Criterion):

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from compress.criterion import Criterion, Evidence, Need
+from compress.criteria.criterion import Criterion, Evidence, Need
 
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it, so that it can be inverted."""

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from compress.criterion import Criterion, Evidence, Need
+from compress.criteria.criterion import Criterion, Evidence, Need
 
 
 class Taylor(Criterion):

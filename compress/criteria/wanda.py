@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from compress.criterion import Criterion, Evidence, Need, Scope
+from compress.criteria.criterion import Criterion, Evidence, Need, Scope
 
 
 class Wanda(Criterion):

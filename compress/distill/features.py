@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from compress.distill.imitation import Imitation, Terms, places, relative
-from compress.distill.pairs import Pair
-from compress.distill.stage import Distil
-from compress.distill.watch import Pass
+from compress.distill.distill_stage import Distil
+from compress.distill.distillation_loss import Imitation, Terms, places, relative
+from compress.distill.hooks import Pass
+from compress.distill.layer_mapping import Pair
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 

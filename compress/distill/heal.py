@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from torch import nn
 
-from compress.distill.course import WHOLE, Course
-from compress.distill.embedding import Similarities, Vectors
+from compress.distill.distill_stage import Distil
+from compress.distill.distillation_loss import Imitation
+from compress.distill.embeddings import Similarities, Vectors
 from compress.distill.features import Hidden
-from compress.distill.imitation import Imitation
+from compress.distill.healing_monitor import WHOLE, Course
 from compress.distill.logits import Probabilities
 from compress.distill.outputs import Outputs
-from compress.distill.stage import Distil
-from laconic.recipe import Named
-from laconic.stage import TorchContext
+from laconic.recipes.recipe import Named
+from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import Task
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 LOOKS = 20
 """Into how many parts the looks part a run."""

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import kl_div, linear
 from torch.utils.checkpoint import checkpoint
 
-from compress.distill.imitation import Imitation, Terms
-from compress.distill.stage import Distil
-from compress.distill.watch import HIDDEN, Pass
+from compress.distill.distill_stage import Distil
+from compress.distill.distillation_loss import Imitation, Terms
+from compress.distill.hooks import HIDDEN, Pass
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from compress.distill.imitation import Imitation, Terms, relative
-from compress.distill.watch import Pass
+from compress.distill.distillation_loss import Imitation, Terms, relative
+from compress.distill.hooks import Pass
 from laconic.errors import UsageError
 
 

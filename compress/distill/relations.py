@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from compress.anatomy import anatomy
-from compress.distill.imitation import Imitation, Terms
-from compress.distill.pairs import Pair
-from compress.distill.stage import Distil
-from compress.distill.watch import Pass
+from compress.distill.distill_stage import Distil
+from compress.distill.distillation_loss import Imitation, Terms
+from compress.distill.hooks import Pass
+from compress.distill.layer_mapping import Pair
+from compress.transformer.anatomy import anatomy
 from laconic.errors import SourceError, UsageError
-from laconic.stage import Property
+from laconic.recipes.stage import Property
 from laconic.tasks.task import Task
 
 WIDTH = 16

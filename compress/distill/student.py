@@ -7,18 +7,19 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from compress.anatomy import anatomy, configs
-from compress.distill.inherit import inherit, spaced
-from compress.distill.pairs import BLOCKS
-from compress.surgery import keep_blocks
-from laconic import huggingface, registry
-from laconic.checkpoint import prepare
+from compress.distill.layer_mapping import BLOCKS
+from compress.distill.student_init import inherit, spaced
+from compress.transformer.anatomy import anatomy, configs
+from compress.transformer.surgery import keep_blocks
+from laconic import registry
+from laconic.artifacts.record import Record, code_version, hash_of
 from laconic.errors import RecipeError, SourceError
-from laconic.record import Record, code_version, hash_of
-from laconic.stage import Property, TorchContext, TorchStage
+from laconic.models import huggingface
+from laconic.models.checkpoint import prepare
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 SOURCE = "source"
 """In the structure of a record: how the student is built."""

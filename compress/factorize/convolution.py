@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from compress.factorize.layers import named, replaced, replay, separate
 from compress.factorize.parts import Shape, work
-from compress.gram import moments
+from compress.factorize.replace import named, replaced, replay, separate
+from compress.statistics.gram import moments
+from laconic.artifacts.record import Record
 from laconic.errors import UsageError
-from laconic.record import Record
-from laconic.stage import Property, TorchContext, TorchStage
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.units import Share
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 
 class Convolution(TorchStage):

@@ -11,27 +11,27 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.criterion import Criterion
-from compress.gram import forward_batches, matrix
-from compress.proof import TOLERANCE, distance
+from compress.criteria.criterion import Criterion
+from compress.prune.channel_allocation import Plan, shared
+from compress.prune.channel_importance import worths
+from compress.prune.channel_surgery import Cuts, cuts_of, find, left, mask, narrow
 from compress.prune.coupling import NORMS, Group, couple
-from compress.prune.narrow import Cuts, cuts_of, find, left, mask, narrow
-from compress.prune.share import Plan, shared
-from compress.prune.worth import worths
-from compress.refit import fits, refit
-from compress.shapes import changes, resize, sizes
-from laconic.data import Dataset
+from compress.statistics.gram import forward_batches, matrix
+from compress.statistics.refit import fits, refit
+from compress.transformer.proof import TOLERANCE, distance
+from compress.transformer.shapes import changes, resize, sizes
+from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.data.dataset import Dataset
 from laconic.errors import BrokenCut, RecipeError, UsageError
-from laconic.recipe import Named
-from laconic.record import Record, code_version, hash_of
+from laconic.models.signature import call
+from laconic.recipes.recipe import Named
+from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
 from laconic.registry import did_you_mean
-from laconic.signature import call
-from laconic.stage import Property, TorchContext, TorchStage, describe
 from laconic.tasks.task import Task
 from laconic.units import Share
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 ROWS = 16
 """Samples that a cut is proved on."""

@@ -14,7 +14,7 @@ import torch_pruning
 from torch import Tensor, nn
 
 from laconic.errors import UsageError
-from laconic.signature import call
+from laconic.models.signature import call
 
 Axis = Literal["out", "in", "both"]
 """Of a layer's channels: those it makes, those it takes, or, where each channel has weights of its own, both."""

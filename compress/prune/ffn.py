@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.anatomy import Kind
-from compress.prune.units import Units
+from compress.prune.transformer_units import Units
+from compress.transformer.anatomy import Kind
 
 
 class Ffn(Units):

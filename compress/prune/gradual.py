@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from compress.distill.heal import Heal
-from laconic.stage import TorchContext
-from laconic.training.kit import Kit
+from laconic.models.weights import fill, read_safetensors, write_weights
+from laconic.recipes.stage import TorchContext
 from laconic.training.loop import Event
-from laconic.weights import fill, read_safetensors, write_weights
+from laconic.training.step.parts import Kit
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 Cut = Callable[[nn.Module, float], None]
 """Makes this share of a module's weights zero, in place, the module being on the CPU in evaluation mode."""

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from compress.anatomy import Kind
-from compress.prune.units import Units
+from compress.prune.transformer_units import Units
+from compress.transformer.anatomy import Kind
 
 
 class Heads(Units):

@@ -8,15 +8,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import nn
 
-from compress.anatomy import anatomy
-from compress.gram import forward_batches
-from compress.proof import prove, skipped
-from compress.settle import aim, settle
-from compress.surgery import keep_blocks
-from laconic.checkpoint import Checkpoint
+from compress.statistics.gram import forward_batches
+from compress.transformer.anatomy import anatomy
+from compress.transformer.proof import prove, skipped
+from compress.transformer.refit_blocks import aim, settle
+from compress.transformer.surgery import keep_blocks
+from laconic.artifacts.record import Record, code_version, hash_of
 from laconic.errors import RecipeError
-from laconic.record import Record, code_version, hash_of
-from laconic.stage import Property, TorchContext, TorchStage, describe
+from laconic.models.checkpoint import Checkpoint
+from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
 
 
 class Layers(TorchStage):

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from compress.criteria.criterion import Criterion, Evidence, gather
 from compress.criteria.sparsegpt import SparseGpt
-from compress.criterion import Criterion, Evidence, gather
-from compress.gram import Moments, forward_batches, matrix
+from compress.prune.column_pruning import compensated
+from compress.prune.execution_order import settled, waves
+from compress.prune.layer_selection import Chosen
 from compress.prune.pattern import Fixed, Pattern
-from compress.prune.sequence import settled, waves
-from compress.prune.sparsegpt import compensated
-from compress.prune.targets import Chosen
-from laconic.data import Dataset
+from compress.statistics.gram import Moments, forward_batches, matrix
+from laconic.data.dataset import Dataset
 from laconic.tasks.task import Task
 
 IDLE = "no sample runs through it"

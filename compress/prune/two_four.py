@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from compress.gram import matrix
 from compress.prune.pattern import TwoOfFour
 from compress.prune.sparsity import sparsify
-from compress.prune.zeros import Zeros
-from laconic.stage import TorchContext
+from compress.prune.sparsity_stage import Zeros
+from compress.statistics.gram import matrix
+from laconic.recipes.stage import TorchContext
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 NAME = "prune.two-four"
 FEWEST = 256

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from torch import nn
 
-from compress.criterion import Scope, gather
+from compress.criteria.criterion import Scope, gather
 from compress.distill.heal import Heal
-from compress.gram import matrix
 from compress.prune.gradual import Cut, between, during, places, shares
+from compress.prune.layer_selection import Chosen
 from compress.prune.pattern import Fixed, Pattern, Share, lowest, spread
 from compress.prune.sparsity import scored, sparsify
-from compress.prune.targets import Chosen
-from compress.prune.zeros import Zeros
+from compress.prune.sparsity_stage import Zeros
+from compress.statistics.gram import matrix
 from laconic import units
-from laconic.data import Dataset
-from laconic.stage import TorchContext
+from laconic.data.dataset import Dataset
+from laconic.recipes.stage import TorchContext
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 NAME = "prune.unstructured"
 

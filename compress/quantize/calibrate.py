@@ -10,13 +10,13 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from compress.quantize.channels import Channels
+from compress.quantize.channel_statistics import Channels
 from compress.quantize.histogram import Histogram
-from laconic.data import Dataset, batches
+from laconic.data.dataset import Dataset, batches
 from laconic.errors import DataError
-from laconic.graph import Graph
+from laconic.quantization.graph import Graph
+from laconic.recipes.stage import Context
 from laconic.runtimes.runtime import Runtime
-from laconic.stage import Context
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 

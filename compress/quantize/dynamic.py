@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from compress.quantize.layers import chosen
-from laconic.graph import Graph
-from laconic.plan import Ladder, Plan, Precision
-from laconic.stage import PlanContext, PlanStage, Property
+from compress.quantize.quantized_layers import chosen
+from laconic.quantization.graph import Graph
+from laconic.quantization.plan import Ladder, Plan, Precision
+from laconic.recipes.stage import PlanContext, PlanStage, Property
 
 
 class Dynamic(PlanStage):

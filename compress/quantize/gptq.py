@@ -2,14 +2,14 @@
 
 from typing import ClassVar, Literal
 
-from compress.quantize.adjust import Adjustment, Group, adjusted
 from compress.quantize.calibrate import drawn
-from compress.quantize.layers import chosen
+from compress.quantize.quantized_layers import chosen
 from compress.quantize.sensitivity import flights, harms
-from compress.quantize.weights import precision
-from laconic.graph import Graph
-from laconic.plan import Ladder, Plan
-from laconic.stage import PlanContext, PlanStage, Property
+from compress.quantize.weight_adjustment import Adjustment, Group, adjusted
+from compress.quantize.weight_only import precision
+from laconic.quantization.graph import Graph
+from laconic.quantization.plan import Ladder, Plan
+from laconic.recipes.stage import PlanContext, PlanStage, Property
 
 
 class Gptq(PlanStage):

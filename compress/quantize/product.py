@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import NodeProto, helper
 
-from laconic.graph import Layer
+from laconic.quantization.graph import Layer
 from laconic.tensor import Array
 
 PLACES = 4096

@@ -12,28 +12,28 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.distill.distill_stage import Distil
+from compress.distill.distillation import Distillation
+from compress.distill.distillation_loss import Imitation
 from compress.distill.heal import Heal
-from compress.distill.imitation import Imitation
-from compress.distill.objective import Distillation
-from compress.distill.stage import Distil
-from compress.gram import watched
 from compress.quantize.calibrate import drawn, singles
-from compress.quantize.fake import LearnedRange, attach, multiplies
+from compress.quantize.fake_quantize import LearnedRange, attach, multiplies
 from compress.quantize.histogram import Histogram
-from compress.quantize.learned import RANGES
+from compress.quantize.learned_ranges import RANGES
 from compress.quantize.ranges import METHODS
+from compress.statistics.gram import watched
 from laconic.errors import RecipeError, UsageError
-from laconic.recipe import Named
+from laconic.models.signature import call
+from laconic.recipes.recipe import Named
+from laconic.recipes.stage import Property, TorchContext
 from laconic.registry import did_you_mean
-from laconic.signature import call
-from laconic.stage import Property, TorchContext
 from laconic.tasks.task import Task
-from laconic.training.kit import Groups, Kit
 from laconic.training.loop import Event
-from laconic.training.objective import tensors
+from laconic.training.step.objective import tensors
+from laconic.training.step.parts import Groups, Kit
 
 if TYPE_CHECKING:
-    from laconic.checkpoint import Checkpoint
+    from laconic.models.checkpoint import Checkpoint
 
 
 class Qat(Distil):

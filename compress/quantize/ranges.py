@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from compress.quantize.histogram import Histogram
-from laconic.grid import rounded_activation
-from laconic.plan import Range
+from laconic.quantization.plan import Range
+from laconic.quantization.qparams import rounded_activation
 from laconic.tensor import Array
 
 LEVELS = 256

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from compress.quantize.adaround import adaround
-from compress.quantize.compensate import gptq
+from compress.quantize.gptq_rounding import gptq
 from laconic.tensor import Array
 
 Rounding = Literal["nearest", "adaround", "gptq"]

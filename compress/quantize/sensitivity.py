@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from laconic.graph import Graph, Layer
-from laconic.plan import Plan, Precision
-from laconic.stage import PlanContext
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan, Precision
+from laconic.recipes.stage import PlanContext
 
 
 def harms(graph: Graph, lowest: Plan, context: PlanContext) -> dict[str, float]:

@@ -7,20 +7,20 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from compress.quantize.adjust import Adjustment, adjusted
 from compress.quantize.calibrate import drawn, observe, singles
-from compress.quantize.layers import chosen
-from compress.quantize.learned import learned_ranges
+from compress.quantize.learned_ranges import learned_ranges
+from compress.quantize.quantized_layers import chosen
 from compress.quantize.ranges import METHODS
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import flights, harms
-from compress.quantize.smooth import smooth_all
-from laconic.artifact import make_runtime
-from laconic.data import Dataset
-from laconic.graph import Graph, Layer
-from laconic.plan import Ladder, Plan, Precision, Range, Smoothing
-from laconic.record import code_version, hash_of
-from laconic.stage import PlanContext, PlanStage
+from compress.quantize.smoothquant import smooth_all
+from compress.quantize.weight_adjustment import Adjustment, adjusted
+from laconic.artifacts.artifact import make_runtime
+from laconic.artifacts.record import code_version, hash_of
+from laconic.data.dataset import Dataset
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Ladder, Plan, Precision, Range, Smoothing
+from laconic.recipes.stage import PlanContext, PlanStage
 from laconic.tensor import Array, Arrays
 
 

@@ -14,16 +14,16 @@ from laconic.errors import GoalMissed
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
     """What an artifact is: signature, precision, kernels, history, sizes, speed, verdict; or what a checkpoint that was
     compressed has been through."""
-    report = registry.load("laconic.inspection:report_of")(artifact)
+    report = registry.load("laconic.artifacts.inspection:report_of")(artifact)
     if report is not None:
-        print_json(report) if as_json else registry.load("laconic.show:reduced")(artifact, report)
+        print_json(report) if as_json else registry.load("laconic.commands.tables:reduced")(artifact, report)
         return
-    opened = registry.load("laconic.artifact:Artifact").load(artifact)
-    kernels = registry.load("laconic.inspection:kernels")(opened, runtime)
+    opened = registry.load("laconic.artifacts.artifact:Artifact").load(artifact)
+    kernels = registry.load("laconic.artifacts.inspection:kernels")(opened, runtime)
     if as_json:
-        print_json(registry.load("laconic.inspection:summary")(opened) | {"kernels": kernels})
+        print_json(registry.load("laconic.artifacts.inspection:summary")(opened) | {"kernels": kernels})
         return
-    registry.load("laconic.show:inspected")(opened, kernels)
+    registry.load("laconic.commands.tables:inspected")(opened, kernels)
 
 
 def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
@@ -31,11 +31,11 @@ def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = 
 
     Exit code 3 where a check fails; each of them is listed.
     """
-    checks = registry.load("laconic.inspection:verify")(artifact, runtime)
+    checks = registry.load("laconic.artifacts.inspection:verify")(artifact, runtime)
     if as_json:
         print_json([check.model_dump() for check in checks])
     else:
-        registry.load("laconic.show:checked")(checks)
+        registry.load("laconic.commands.tables:checked")(checks)
     failed = [check.check for check in checks if not check.passed]
     if failed:
         raise GoalMissed(f"{artifact} did not pass: {', '.join(failed)}")
@@ -56,8 +56,8 @@ def bench(
 
     Speed-ups are against the original where --original is given, else against the first artifact.
     """
-    sizes = registry.load("laconic.inspection:batch_sizes")(batches)
-    timings = registry.load("laconic.inspection:bench")(
+    sizes = registry.load("laconic.artifacts.inspection:batch_sizes")(batches)
+    timings = registry.load("laconic.artifacts.inspection:bench")(
         artifacts,
         original,
         threads=threads,
@@ -70,7 +70,7 @@ def bench(
     if as_json:
         print_json([timing.model_dump() for timing in timings])
         return
-    registry.load("laconic.show:timed")(timings)
+    registry.load("laconic.commands.tables:timed")(timings)
 
 
 def serve(
@@ -98,8 +98,8 @@ def compare(
 
     With --data both answer the same samples, and their answers are compared.
     """
-    found = registry.load("laconic.compare:compare")(first, second, data, runtime)
+    found = registry.load("laconic.artifacts.compare:compare")(first, second, data, runtime)
     if as_json:
         print_json(found)
         return
-    registry.load("laconic.show:compared")(found)
+    registry.load("laconic.commands.tables:compared")(found)

@@ -58,12 +58,12 @@ def compress(
     if seconds is not None:
         if chosen.to == "checkpoint":
             raise UsageError("a search is for artifacts, whose speed can be measured. Leave out --budget or --to")
-        solve = registry.load("compress.solve.solver:solve")
+        solve = registry.load("compress.search.search:solve")
         finish(solve(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
     elif chosen.to == "checkpoint":
-        finish_checkpoint(registry.load("laconic.reduce:reduce")(chosen, output, trust=trust), as_json)
+        finish_checkpoint(registry.load("compress.reduce:reduce")(chosen, output, trust=trust), as_json)
     else:
-        finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
+        finish(registry.load("compress.pipeline:compress")(chosen, output, trust=trust), as_json)
 
 
 def export(
@@ -87,7 +87,7 @@ def export(
         "data": data and str(data),
     }
     chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY})
-    finish(registry.load("laconic.pipeline:compress")(chosen, output, trust=trust), as_json)
+    finish(registry.load("compress.pipeline:compress")(chosen, output, trust=trust), as_json)
 
 
 def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) -> Any:
@@ -97,18 +97,20 @@ def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) 
     given |= {"goal": asked} if asked else {}
     if path is None and "source" not in given:
         raise UsageError("nothing to compress. Give a SOURCE, or a --recipe that names one")
-    kind = registry.load("laconic.recipe:Recipe")
+    kind = registry.load("laconic.recipes.recipe:Recipe")
     if path is None:
         return kind.parse(given, where="command line")
-    return kind.load(registry.load("laconic.ready:find")(path), **given)
+    return kind.load(registry.load("laconic.recipes.ready:find")(path), **given)
 
 
 def finish(result: Any, as_json: bool) -> None:
     """Show an artifact that was written; raise GoalMissed for what it misses."""
     if as_json:
-        print_json(registry.load("laconic.inspection:summary")(result.artifact) | {"missed": list(result.missed)})
+        print_json(
+            registry.load("laconic.artifacts.inspection:summary")(result.artifact) | {"missed": list(result.missed)}
+        )
     else:
-        registry.load("laconic.show:compressed")(result.artifact)
+        registry.load("laconic.commands.tables:compressed")(result.artifact)
     if result.missed:
         raise GoalMissed(
             f"the goal was missed: {'; '.join(result.missed)}. The best result is in {result.artifact.path}. "
@@ -121,6 +123,6 @@ def finish_checkpoint(result: Any, as_json: bool) -> None:
     if as_json:
         print_json(result.report | {"path": str(result.path), "missed": list(result.missed)})
     else:
-        registry.load("laconic.show:reduced")(result.path, result.report)
+        registry.load("laconic.commands.tables:reduced")(result.path, result.report)
     if result.missed:
         raise GoalMissed(f"the goal was missed: {'; '.join(result.missed)}. The checkpoint is in {result.path}")

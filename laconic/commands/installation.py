@@ -7,22 +7,22 @@ from laconic.commands.output import print_json
 
 def doctor(as_json: Json = False) -> None:
     """Which engines work here, and for each thing that does not, why."""
-    findings = registry.load("laconic.doctor:examine")()
+    findings = registry.load("laconic.commands.doctor:examine")()
     if as_json:
         print_json([finding.model_dump(by_alias=True) for finding in findings])
         return
-    registry.load("laconic.show:examined")(findings)
+    registry.load("laconic.commands.tables:examined")(findings)
 
 
 def recipes(as_json: Json = False) -> None:
     """The ready recipes, for --recipe NAME."""
-    found = registry.load("laconic.ready:ready")()
+    found = registry.load("laconic.recipes.ready:ready")()
     if as_json:
         print_json(found)
         return
-    registry.load("laconic.show:offered")(found)
+    registry.load("laconic.commands.tables:offered")(found)
 
 
 def schema() -> None:
     """The JSON Schema of a recipe, for editors to complete it by."""
-    print_json(registry.load("laconic.schema:json_schema")())
+    print_json(registry.load("laconic.recipes.schema:json_schema")())

@@ -60,18 +60,18 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    watching = registry.load("laconic.training.teach:Watching")(
+    watching = registry.load("laconic.training.train:Watching")(
         trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard
     )
-    tuned = registry.load("laconic.training.finetune:finetune")(
+    tuned = registry.load("laconic.finetune.finetune:finetune")(
         chosen, output, trust=trust, auto=auto, watching=watching
     )
     if os.environ.get("RANK", "0") != "0":
         return  # the first says it for all
     if as_json:
-        print_json(registry.load("laconic.training.present:summary")(tuned))
+        print_json(registry.load("laconic.finetune.summary:summary")(tuned))
         return
-    registry.load("laconic.training.present:show")(tuned)
+    registry.load("laconic.finetune.summary:show")(tuned)
 
 
 def plan(
@@ -95,7 +95,7 @@ def plan(
     Nothing is allocated, and no weight is read: a folder with a config.json is enough. Exit code 3 where nothing fits.
     """
     for drawing in filter(None, (picture, timeline)):
-        registry.load("laconic.planner.picture:check")(drawing)
+        registry.load("laconic.planner.plots:check")(drawing)
     found = registry.load("laconic.planner.request:request")(
         Path(source),
         memory=memory,
@@ -110,10 +110,10 @@ def plan(
     )
     for path, draw in ((picture, "bars"), (timeline, "timeline")):
         if path is not None:
-            registry.load(f"laconic.planner.picture:{draw}")(found, path)
+            registry.load(f"laconic.planner.plots:{draw}")(found, path)
     if as_json:
-        print_json(registry.load("laconic.planner.present:summary")(found))
+        print_json(registry.load("laconic.planner.plan_tables:summary")(found))
     else:
-        registry.load("laconic.planner.present:show")(found, everything=everything)
+        registry.load("laconic.planner.plan_tables:show")(found, everything=everything)
     if found.chosen is None:
         raise GoalMissed("no combination of techniques fits. Take a smaller --batch or --seq, or more --memory")

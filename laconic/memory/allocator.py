@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique
-from laconic.training.kit import Kit
+from laconic.training.step.parts import Kit
+from laconic.training.step.technique import Slot, Technique
 from laconic.units import Bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

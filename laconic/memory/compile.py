@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import torch
 
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique
-from laconic.signature import replace_forward
-from laconic.training.kit import Kit, blocks
+from laconic.models.signature import replace_forward
+from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.technique import Slot, Technique
 
 
 class Compile(Technique):

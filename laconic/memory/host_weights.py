@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.memory.account import accounted
-from laconic.memory.host import Host
 from laconic.memory.pure_bf16 import in_bf16
-from laconic.memory.streaming import Doubles, Streamed, narrowed
-from laconic.memory.technique import Slot, Technique
-from laconic.training.kit import Groups, Kit, blocks
+from laconic.offload.host import Host
+from laconic.offload.memory_accounting import accounted
+from laconic.offload.streamed_weights import Doubles, Streamed, narrowed
+from laconic.training.step.parts import Groups, Kit, blocks
+from laconic.training.step.technique import Slot, Technique
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from laconic.memory.passage import Means
-from laconic.memory.stack import Way, stack
-from laconic.memory.technique import Slot, Technique
-from laconic.training.kit import Kit, blocks, stacks
+from laconic.layerwise.layer_stack import Way, stack
+from laconic.layerwise.layerwise_pass import Means
+from laconic.training.step.parts import Kit, blocks, stacks
+from laconic.training.step.technique import Slot, Technique
 
 
 class Layerwise(Technique):

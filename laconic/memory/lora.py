@@ -18,8 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from laconic import registry
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique
-from laconic.training.kit import Kit, blocks
+from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.technique import Slot, Technique
 
 LINEAR = (nn.Linear, Conv1D)
 """Kinds of layers that take an adapter, and no kinds made from them: what their forward pass does is not known."""

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from laconic.memory.technique import Slot, Technique
-from laconic.training.kit import Kit
+from laconic.training.step.parts import Kit
+from laconic.training.step.technique import Slot, Technique
 
 
 class PureBf16(Technique):

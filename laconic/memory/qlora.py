@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from laconic.memory.account import accounted, alike
 from laconic.memory.lora import Lora
-from laconic.training.kit import Kit
+from laconic.offload.memory_accounting import accounted, alike
+from laconic.training.step.parts import Kit
 
 BLOCK = 64
 """Weights that have one scale."""

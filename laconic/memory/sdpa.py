@@ -12,9 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from laconic.errors import RecipeError
-from laconic.memory.technique import Slot, Technique
-from laconic.signature import replace_forward
-from laconic.training.kit import Kit, blocks
+from laconic.models.signature import replace_forward
+from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.technique import Slot, Technique
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

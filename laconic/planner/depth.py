@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from laconic.training.kit import stacks
+from laconic.training.step.parts import stacks
 
 ENDS = 2
 """Layers from each end of the stack that are looked at one by one. What lies between is like one of them."""

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from laconic.errors import UsageError
-from laconic.parallel.mesh import Mesh
-from laconic.planner.plan import Plan, plan
-from laconic.planner.subject import open_subject
+from laconic.planner.memory_plan import Plan, plan
+from laconic.planner.meta_model import open_subject
 from laconic.tasks.image_classification import ImageClassification
+from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingRecipe
 from laconic.units import parse_bytes
 

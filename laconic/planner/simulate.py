@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from laconic.memory.account import Category, current, simulating
-from laconic.planner.ledger import Course, Ledger
-from laconic.planner.work import STEPPING, Meter
-from laconic.training.kit import Kit, blocks
-from laconic.training.objective import Batch
-from laconic.training.step import step
+from laconic.offload.memory_accounting import Category, current, simulating
+from laconic.planner.memory_timeline import Course, Ledger
+from laconic.planner.step_cost import STEPPING, Meter
+from laconic.training.step.objective import Batch
+from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step import step
 
 Prepare = Callable[[], tuple[Kit, Batch]]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from laconic.checkpoint import Checkpoint
 from laconic.errors import RuntimeFailure
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.signature import call
 from laconic.runtimes.runtime import Compute, Runtime, Session
-from laconic.signature import call
 from laconic.tensor import Array, Arrays, TensorSpec
 
 

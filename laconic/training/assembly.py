@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from laconic.memory.host import Host
-from laconic.memory.legality import ordered
-from laconic.training.kit import Groups, Kit
-from laconic.training.objective import Objective
+from laconic.offload.host import Host
 from laconic.training.optimizers import parameter_groups
 from laconic.training.settings import Parts
+from laconic.training.step.legality import ordered
+from laconic.training.step.objective import Objective
+from laconic.training.step.parts import Groups, Kit
 
 
 def make_kit(

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.errors import OutOfMemory, TrainingFailure
-from laconic.training.feed import Feed
-from laconic.training.kit import Kit
-from laconic.training.monitor import Observer, StepReport
-from laconic.training.step import step
+from laconic.training.callbacks.monitor import Observer, StepReport
+from laconic.training.data.batch_loader import Feed
+from laconic.training.step.parts import Kit
+from laconic.training.step.step import step
 
 Event = Callable[[int], bool | None]
 """Called after each step with the steps done so far: a pruning schedule, a change of the quantizer's ranges. True ends

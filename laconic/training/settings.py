@@ -9,15 +9,15 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from laconic.document import explain, read_yaml
 from laconic.errors import RecipeError
-from laconic.memory.legality import check
-from laconic.memory.technique import Technique
-from laconic.parallel.mesh import Mesh
-from laconic.recipe import Named, Origin, Strict
-from laconic.training.feed import FeedSettings
+from laconic.recipes.document import explain, read_yaml
+from laconic.recipes.recipe import Named, Origin, Strict
+from laconic.training.data.batch_loader import FeedSettings
 from laconic.training.optimizers import Optimizer
-from laconic.training.schedule import Schedule
+from laconic.training.optimizers.schedule import Schedule
+from laconic.training.parallel.mesh import Mesh
+from laconic.training.step.legality import check
+from laconic.training.step.technique import Technique
 from laconic.units import Bytes
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import DataError
-from laconic.training.objective import TARGETS, Batch
-from laconic.training.objectives.embedding import Embedding
+from laconic.training.objectives.vectors import Embedding
+from laconic.training.step.objective import TARGETS, Batch
 
 TEMPERATURE = 0.05
 """Cosines are divided by it: 20 times, as in the objectives of pairs."""

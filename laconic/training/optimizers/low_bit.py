@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from laconic.memory.account import alike
+from laconic.offload.memory_accounting import alike
 from laconic.training.optimizers.adamw import adamw
 from laconic.training.optimizers.codebook import Codebook, least
 from laconic.training.optimizers.optimizer import Beta, Groups, Optimizer

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from laconic.errors import UsageError
 from laconic.training.optimizers.optimizer import Groups
-from laconic.training.optimizers.rounding import round_stochastically
+from laconic.training.optimizers.stochastic_rounding import round_stochastically
 
 State = dict[str, Any]
 

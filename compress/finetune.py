@@ -1,0 +1,47 @@
+"""Fine-tuning as a stage of a recipe of compression, and as a step of a checkpoint's history."""
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.recipes.stage import Property, TorchContext, TorchStage
+from laconic.training.parallel.ranks import Ranks
+from laconic.training.settings import Training
+from laconic.training.train import Watching, teach
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from laconic.models.checkpoint import Checkpoint
+
+
+class Finetune(Training, TorchStage):
+    """Train on the samples for learning, as `laconic finetune` does on a file, with labels where the task needs any."""
+
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+    trains = True
+    teaches = True
+
+    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+        # What is trained is changed in place, and the original is still to be asked.
+        own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        taught = teach(
+            own,
+            context.train,
+            self,
+            context.work,
+            ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+            watching=Watching(quiet=True),
+            cache=context.cache,
+        )
+        config = self.model_dump(mode="json")
+        key = hash_of(context.key, checkpoint.key, "finetune", config, code_version(), context.train.fingerprint)
+        figures = {"last loss": taught.losses[-1]}
+        return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
+
+    @staticmethod
+    def rebuild(module: "nn.Module", record: Record) -> None:
+        """Nothing: training changes no structure."""

@@ -1,0 +1,1 @@
+"""Structural changes to transformer blocks: locating heads and units, cutting, refitting, proving."""

@@ -1,0 +1,146 @@
+"""From a module in torch to a float graph in ONNX, and the proof that both compute the same."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch.export import Dim
+
+from export.capture.graph_file import OPSET, write_graph
+from export.capture.parity import PARITY, compare
+from export.passes.attention import plain_attention
+from laconic.errors import CaptureError
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.signature import bind, probe_inputs, probe_sizes
+from laconic.quantization.graph import Graph
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.torch import TorchSession
+from laconic.tasks.text import TextTask
+from laconic.tensor import BATCH, Arrays, TensorSpec
+
+PARITY_SIZES = ((1, 5), (3, 17))
+"""Rows, and length of the other free axes, of the batches on which the two are compared."""
+
+
+def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
+    """Export the module to `folder` and compare the answers.
+
+    Raises CaptureError where torch cannot export the module, or the graph computes something else.
+    """
+    program = export_program(checkpoint)
+    graph = write_graph(program, folder, checkpoint.inputs, checkpoint.outputs)
+    error = capture_parity(checkpoint, graph)
+    if not error <= PARITY:
+        raise CaptureError(
+            f"the captured graph does not compute what the module does: its answers differ by {error:.2g} of the "
+            f"largest one, at most {PARITY:g} is expected. Look for randomness, or state, in the module's forward"
+        )
+    return graph
+
+
+def export_program(checkpoint: Checkpoint) -> ir.Model:
+    """The module as an ONNX model in memory, its free axes free."""
+    # Each input is a tensor of its own: with the same object for two inputs, torch quietly makes one input of them.
+    arrays = example(checkpoint, probe_sizes(checkpoint.inputs, 0))
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    args, kwargs = bind(checkpoint.module, tensors)
+    shapes = dynamic_shapes(checkpoint.inputs)
+    named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
+    try:
+        with _quiet(), torch.no_grad(), plain_attention(checkpoint.module):
+            program = torch.onnx.export(
+                checkpoint.module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=named,
+                input_names=list(kwargs or shapes),
+                verbose=False,
+            )
+    except Exception as error:
+        raise CaptureError(f"torch cannot export this model: {useful_line(error)}") from error
+    if program is None:
+        raise CaptureError("torch exported nothing, and did not say why")
+    return program.model
+
+
+def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
+    """torch's name for each free axis, the same one wherever the axis occurs."""
+    dims: dict[str, Any] = {}
+    for spec in inputs:
+        for axis in spec.shape:
+            if isinstance(axis, str) and axis not in dims:
+                low, high = spec.bounds.get(axis, (1, None))
+                dims[axis] = Dim(f"axis_{len(dims)}", min=low, max=high)
+    return {
+        spec.name: {place: dims[axis] for place, axis in enumerate(spec.shape) if isinstance(axis, str)}
+        for spec in inputs
+    }
+
+
+def example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+    """Inputs of the given sizes."""
+    if isinstance(checkpoint.task, TextTask):
+        return checkpoint.task.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
+    return probe_inputs(checkpoint.inputs, sizes, seed)
+
+
+def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
+    """The largest difference between the graph's answers and the module's, relative to the largest answer."""
+    reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
+    with reference, OnnxRuntime().open(graph.path) as candidate:
+        return compare(reference, candidate, parity_inputs(checkpoint))
+
+
+def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
+    """Batches of several shapes; for texts also one with padding."""
+    bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
+    for batch, length in PARITY_SIZES:
+        sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
+            BATCH: batch
+        }
+        yield example(
+            checkpoint,
+            {axis: int(np.clip(size, *bounds.get(axis, (1, size)))) for axis, size in sizes.items()},
+            seed=batch,
+        )
+    if isinstance(checkpoint.task, TextTask):
+        yield checkpoint.task.encode(checkpoint.task.examples(3))
+
+
+def useful_line(error: BaseException) -> str:
+    """What torch's report, of many pages, is about: the first line of the innermost cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need.
+
+    A failure reaches the caller as an exception; what is logged beside it is torch talking to its developers.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            for category in (FutureWarning, DeprecationWarning):
+                warnings.simplefilter("ignore", category)
+            warnings.filterwarnings("ignore", module=r"torch\b")
+            # The weights that an LSTM keeps in a list of its own; they are exported all the same.
+            warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

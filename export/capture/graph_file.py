@@ -1,0 +1,50 @@
+"""Writing a graph to disk."""
+
+import shutil
+from pathlib import Path
+
+import onnx_ir as ir
+
+from export.passes.normalize import normalize
+from laconic import __version__
+from laconic.artifacts.artifact import MODEL, digest
+from laconic.artifacts.record import hash_of
+from laconic.quantization.graph import Graph
+from laconic.tensor import TensorSpec
+
+OPSET = 20
+"""Up to 22 attention is MatMul and Softmax, which every engine has kernels for; from 23 on it is one operator.
+Per-channel Q/DQ needs 13, Gelu as one operator 20."""
+IR_VERSION = 10
+"""Of the file format; good up to opset 22. A source that is newer keeps its own."""
+DATA = "model.data"
+LARGEST = 1_800_000_000
+"""Bytes of weights in one file; protobuf ends at 2 GiB."""
+
+
+def write_graph(
+    model: ir.Model, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> Graph:
+    """Normalize the model and write it as `model.onnx` (and `model.data` where it is large), whole or not at all.
+
+    The same model gives the same bytes.
+    """
+    layers = normalize(model, inputs, outputs)
+    if model.opset_imports.get("", OPSET) <= 22:
+        model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "laconic", __version__
+    model.graph.name = "main"
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    made = folder / ".graph.new"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    if size > LARGEST:
+        ir.save(model, made / MODEL, external_data=DATA)
+    else:
+        (made / MODEL).write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    files = sorted(made.iterdir())
+    key = hash_of([digest(file).sha256 for file in files])
+    for file in files:
+        file.replace(folder / file.name)
+    made.rmdir()
+    return Graph(path=folder / MODEL, inputs=inputs, outputs=outputs, layers=layers, key=key)

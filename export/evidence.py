@@ -1,0 +1,77 @@
+"""The answers that a verdict is found from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.build import Option
+from laconic.data.dataset import Dataset
+from laconic.hardware import cores
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.predict import answers
+from laconic.tasks.task import Task
+from laconic.tensor import Arrays
+
+GOLDEN_BATCHES = (1, 4)
+"""Sizes of the golden batches."""
+
+PARITY_SAMPLES = 40
+"""Samples that are answered alone, together, and by the graph run node by node."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The answers that a verdict is found from, each [samples, ...] by output.
+
+    capture_error: the captured graph's largest error against the module, relative to the largest output; None where
+    the source was a graph. original: the source's answers to the samples set aside for judging; artifact: the engine's
+    to the same; labels: theirs, where there are any. For a few of the samples, plain: the answers of the artifact's
+    graph run node by node; alone: the engine's, one sample at a time; together: the engine's, in one batch. made_up:
+    whether the samples are the task's own inventions, no samples having been given.
+    """
+
+    capture_error: float | None
+    original: Arrays
+    artifact: Arrays
+    labels: list[Any] | None
+    plain: Arrays
+    alone: Arrays
+    together: Arrays
+    made_up: bool = False
+
+
+def question(
+    option: Option,
+    model: Path,
+    task: Task,
+    judge: Dataset,
+    *,
+    original: Arrays,
+    capture_error: float | None,
+    made_up: bool,
+    seed: int,
+) -> tuple[Evidence, list[tuple[Arrays, Arrays]]]:
+    """Ask an engine for everything that the verdict needs; and for the golden answers.
+
+    judge: the samples to judge by. original: the source's answers to them.
+    """
+    few = judge.take(PARITY_SAMPLES, seed)
+    with option.open(model, 1) as session:
+        artifact = answers(session, task, judge)
+        alone = answers(session, task, few, rows=1)
+        together = answers(session, task, few, rows=len(few))
+        batches = [task.encode(few.samples[:rows]) for rows in GOLDEN_BATCHES]
+        golden = [(inputs, session.run(inputs)) for inputs in batches]
+    with OnnxRuntime().open(model, threads=cores(), optimize=False) as session:
+        plain = answers(session, task, few, rows=1)
+    evidence = Evidence(
+        capture_error=capture_error,
+        original=original,
+        artifact=artifact,
+        labels=judge.labels,
+        plain=plain,
+        alone=alone,
+        together=together,
+        made_up=made_up,
+    )
+    return evidence, golden

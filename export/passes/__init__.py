@@ -1,0 +1,1 @@
+"""Graph passes over ONNX: normalization, constant folding, attention, Q/DQ rewriting."""

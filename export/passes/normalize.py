@@ -1,0 +1,244 @@
+"""One form for every captured graph: weights as initializers in one layout, names that people can read, nothing else.
+
+After it, a linear layer is a MatMul whose second input is an initializer [in, out], a convolution holds its weight as
+an initializer, an embedding is a Gather from one; each node has a name of its own. What the exporter wrote for
+debugging (stack traces with paths of somebody's disk, a third of a small file) is gone.
+"""
+
+import ast
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from export.passes.fold import fold_scales, split_key_transposes
+from laconic.quantization.graph import Layer
+from laconic.tensor import Array, TensorSpec
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+MODULE = "laconic.module"
+"""Where a node's module is noted while the passes run; not written to the file."""
+
+
+def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> tuple[Layer, ...]:
+    """Bring the model into the one form, in place, with the names and the free axes of these specs.
+
+    Returns its layers, in the order in which they run.
+    """
+    _note_modules(model.graph)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.RemoveInitializersFromInputsPass()(model)
+    common.IdentityEliminationPass()(model)
+    _part_outputs(model.graph)
+    for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
+        value.name, value.shape = spec.name, ir.Shape(spec.shape)
+    for value in model.graph.initializers.values():
+        _own(value)
+    for node in list(model.graph):
+        if node.op_type == "Gemm" and node.domain == "":
+            _split_gemm(model.graph, node)
+    for node in list(model.graph):
+        if node.op_type == "Transpose" and node.domain == "":
+            _fold_transpose(model.graph, node)
+    fold_scales(model.graph)
+    split_key_transposes(model.graph)
+    common.RemoveUnusedNodesPass()(model)
+    common.DeduplicateHashedInitializersPass(size_limit=1 << 40)(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    common.TopologicalSortPass()(model)
+    _name_nodes(model.graph)
+    _name_values(model.graph)
+    layers = tuple(find_layers(model.graph))
+    layers = _name_weights(model.graph, layers)
+    _strip(model)
+    return layers
+
+
+def constant(value: ir.Value | None) -> Array | None:
+    """The array of an initializer; None for any other value."""
+    if value is None or not value.is_initializer() or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def _note_modules(graph: ir.Graph) -> None:
+    for node in graph.all_nodes():
+        scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
+        node.metadata_props.clear()
+        # The last scope is the operation itself, the one before it the module that called it.
+        if len(scopes) > 1 and scopes[-2] and not scopes[-2].startswith("_"):
+            node.metadata_props[MODULE] = scopes[-2]
+        # A convolution that a normalisation was folded into is noted under the normalisation.
+        weight = node.inputs[1] if scopes and node.op_type == "Conv" else None
+        if weight is not None and str(weight.name).endswith(".weight"):
+            node.metadata_props[MODULE] = str(weight.name).removesuffix(".weight")
+
+
+def _part_outputs(graph: ir.Graph) -> None:
+    """A node of its own for each output that is a constant, an input, or another output: ONNX has no other way."""
+    seen: set[int] = set()
+    for place, value in enumerate(graph.outputs):
+        if value.is_initializer() or value.is_graph_input() or id(value) in seen:
+            node = ir.node("Identity", [value])
+            node.outputs[0].type = value.type
+            graph.append(node)
+            graph.outputs[place] = node.outputs[0]
+        seen.add(id(value))
+
+
+def _own(value: ir.Value) -> None:
+    """Copy an initializer out of the exporter's storage, which may be a view that is transposed."""
+    array = constant(value)
+    if array is not None:
+        value.const_value = ir.tensor(np.asarray(array, order="C"), name=value.name)
+
+
+def _initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+    while name in graph.initializers:
+        name += "_"
+    tensor = ir.tensor(np.asarray(array, order="C"), name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _split_gemm(graph: ir.Graph, gemm: ir.Node) -> None:
+    """Gemm with a constant weight to MatMul and Add: engines quantize a MatMul whatever its bias."""
+    source, weight = gemm.inputs[1], constant(gemm.inputs[1])
+    bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+    alpha, beta = gemm.attributes.get_float("alpha", 1.0), gemm.attributes.get_float("beta", 1.0)
+    if (
+        source is None
+        or weight is None
+        or gemm.attributes.get_int("transA", 0) != 0
+        or (bias is not None and beta != 1 and constant(bias) is None)
+    ):
+        return
+    turned = gemm.attributes.get_int("transB", 0) == 1
+    array = weight.T if turned else weight
+    array = array if alpha == 1 else array * np.asarray(alpha, array.dtype)
+    matrix = source if array is weight else _initializer(graph, f"{source.name}.T", array)
+    answer = gemm.outputs[0]
+    product = ir.node("MatMul", [gemm.inputs[0], matrix], metadata_props=dict(gemm.metadata_props), name=gemm.name)
+    made = [product]
+    if bias is not None:
+        values = constant(bias)
+        if values is not None and beta != 1:
+            bias = _initializer(graph, f"{bias.name}.scaled", values * np.asarray(beta, values.dtype))
+        made.append(ir.node("Add", [product.outputs[0], bias], metadata_props=dict(gemm.metadata_props)))
+        product.outputs[0].name = f"{answer.name}.product"
+    ir.convenience.replace_nodes_and_values(graph, gemm, [gemm], made, [answer], [made[-1].outputs[0]])
+
+
+def _fold_transpose(graph: ir.Graph, node: ir.Node) -> None:
+    source, answer = node.inputs[0], node.outputs[0]
+    array = constant(source)
+    if source is None or array is None or answer.is_graph_output():
+        return
+    axes = node.attributes.get_ints("perm", tuple(reversed(range(array.ndim))))
+    folded = _initializer(graph, f"{source.name}.T", array.transpose(axes))
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [], [answer], [folded])
+
+
+def _name_nodes(graph: ir.Graph) -> None:
+    """By the module that a node comes from, or by the name it has; a number tells those of the same name apart."""
+    taken: set[str] = set()
+    counts: dict[str, int] = {}
+    for node in graph.all_nodes():
+        module = node.metadata_props.get(MODULE)
+        stem = f"{module}/{node.op_type}" if module else node.name or node.op_type
+        name = stem = stem.replace(",", ".")  # engines join the names of fused nodes by commas
+        while name in taken:
+            counts[stem] = counts.get(stem, 0) + 1
+            name = f"{stem}_{counts[stem]}"
+        taken.add(name)
+        node.name = name
+
+
+def _name_values(graph: ir.Graph) -> None:
+    """After the node that computes each, in place of the exporter's numbers.
+
+    What goes in and out keeps its name, and takes it from any value inside: torch's exporter gives the same name twice
+    where an output is called like an operation.
+    """
+    taken = {str(value.name) for value in (*graph.inputs, *graph.outputs)}
+    for value in list(graph.initializers.values()):
+        if value.name in taken:
+            value.name = _free(f"{value.name}.constant", taken)
+        taken.add(str(value.name))
+    for node in graph.all_nodes():
+        for index, value in enumerate(node.outputs):
+            if value.name and not value.is_graph_output():
+                value.name = _free(f"{node.name}:{index}" if index else str(node.name), taken)
+                taken.add(value.name)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def find_layers(graph: ir.Graph) -> Iterator[Layer]:
+    """The nodes with a float32 weight of two axes or more, in the graph's order."""
+    for node in graph:
+        if node.domain != "" or node.op_type not in ("MatMul", "Gemm", "Conv", "Gather"):
+            continue
+        place = 0 if node.op_type == "Gather" else 1
+        value, moving = node.inputs[place], node.inputs[1 - place]
+        weight = constant(value)
+        if value is None or moving is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2:
+            continue
+        if node.op_type == "MatMul":
+            if weight.ndim != 2:
+                continue
+            axis = 1
+        elif node.op_type == "Gemm":
+            axis = 0 if node.attributes.get_int("transB", 0) else 1
+        else:
+            axis = 0
+        yield Layer(
+            node=str(node.name),
+            module=node.metadata_props.get(MODULE, str(node.name)),
+            kind=node.op_type,  # type: ignore[arg-type]
+            input=str(moving.name),
+            weight=str(value.name),
+            output=str(node.outputs[0].name),
+            shape=tuple(weight.shape),
+            axis=axis,
+        )
+
+
+def _name_weights(graph: ir.Graph, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Give a weight that the exporter numbered (it transposed it) the name of its module."""
+    named = []
+    renamed: dict[str, str] = {}
+    for layer in layers:
+        value = graph.initializers.get(layer.weight)
+        wanted = f"{layer.module}.weight"
+        if value is not None and layer.module != layer.node and layer.weight.startswith("val_"):
+            while wanted in graph.initializers:
+                wanted += "_"
+            value.name = wanted
+            renamed[layer.weight] = wanted
+        named.append(layer)
+    return tuple(Layer(**{**vars(layer), "weight": renamed.get(layer.weight, layer.weight)}) for layer in named)
+
+
+def _strip(model: ir.Model) -> None:
+    common.ClearMetadataAndDocStringPass()(model)
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = value.type = None
+            value.metadata_props.clear()
+    for value in model.graph.initializers.values():
+        value.shape = value.type = None  # said by the tensor itself
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+        value.doc_string = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.doc_string = model.domain = model.model_version = None

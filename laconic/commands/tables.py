@@ -1,0 +1,222 @@
+"""What the command line prints: tables for people."""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from laconic import registry
+from laconic.artifacts.artifact import REPORT, Artifact
+from laconic.artifacts.compare import table
+from laconic.artifacts.gain import amount, gains, speedup
+from laconic.artifacts.inspection import Check
+from laconic.artifacts.ledger import Entry, brief, cells, ledger
+from laconic.artifacts.verdict import Comparison, Verdict
+from laconic.commands.doctor import Finding
+from laconic.timing.measurements import Timing, Trial
+
+OUT = Console(highlight=False, markup=False, emoji=False)
+
+
+def grid(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
+    """A table that fits 80 columns: no lines but the one below its head. right: columns of figures."""
+    table = Table(
+        *columns,
+        title=Text(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        show_header=any(columns),
+    )
+    for index in right:
+        table.columns[index].justify = "right"
+        table.columns[index].no_wrap = True
+    return table
+
+
+def compressed(artifact: Artifact) -> None:
+    """The table at the end of a run: original against artifact."""
+    manifest = artifact.manifest
+    metric = registry.resolve("task", manifest.task).metric
+    table = grid(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
+    for gain in gains(manifest, artifact.measured, metric):
+        table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
+    OUT.print(table)
+    if not manifest.data:
+        OUT.print("\nNo samples were given: fidelity was found on made-up inputs. Give --data for a real comparison.")
+    OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
+
+
+def reduced(path: Path, report: Mapping[str, Any]) -> None:
+    """What `compress --to checkpoint` made."""
+    drift = Comparison.model_validate(report["drift"])
+    OUT.print(
+        stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
+    )
+    OUT.print(f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {figures(drift.figures)}")
+    OUT.print(f"\nRead {path / REPORT}, or: laconic.load({str(path)!r}).module", soft_wrap=True)
+
+
+def stage_table(entries: Sequence[Entry], title: str) -> Table:
+    """What each stage gained and cost."""
+    table = grid(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
+    for entry in entries:
+        found = cells(entry)
+        table.add_row(entry.stage, *(found[name] for name in ("parameters", "size", "fidelity", "worst")))
+    return table
+
+
+def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
+    """What an artifact is."""
+    manifest, measured = artifact.manifest, artifact.measured
+    table = grid(artifact.name, "", "")
+    table.columns[0].no_wrap = True
+    table.add_row("task", manifest.task)
+    for side, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for spec in specs:
+            bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
+            table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
+    table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
+    table.add_row("size", f"{amount(artifact.size)}, the source {amount(measured.original_size)}")
+    for line in kernel_lines(kernels):
+        table.add_row("layers", line)
+    if measured.arithmetic:
+        shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in measured.arithmetic.items())
+        table.add_row("arithmetic", f"{shares}, by weights that are multiplied with")
+    table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
+    for record in manifest.history:
+        config = brief(record.config)
+        table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
+    table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
+    table.add_row("licence", manifest.licence or "not said by the source")
+    for kind in ("parity", "drift"):
+        for each in getattr(manifest.verdict, kind, ()):
+            state = "" if each.passed else " (failed)"
+            table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
+    table.add_row("verdict", said(manifest.verdict))
+    OUT.print(table)
+    entries = ledger(manifest.source, manifest.history, measured.seconds)
+    if len(entries) > 1:
+        OUT.print()
+        OUT.print(stage_table(entries, "what each stage gained and cost"))
+    if measured.search:
+        OUT.print()
+        OUT.print(search_table(measured.search))
+    if measured.timings:
+        OUT.print()
+        OUT.print(timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
+
+
+def search_table(trials: Sequence[Trial]) -> Table:
+    """What a search has tried: the front, and why each of the others lost."""
+    table = grid(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
+    for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
+        name = f"* {trial.name}" if trial.front else trial.name
+        table.add_row(name, f"{trial.speedup:.2f} x", amount(trial.size), trial.reason)
+    return table
+
+
+def said(verdict: Verdict | None) -> str:
+    """In a word, or what is wrong."""
+    return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
+
+
+def figures(found: Mapping[str, float]) -> str:
+    """On one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
+
+
+def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
+    """How many layers of each precision run in which arithmetic."""
+    if "error" in kernels:
+        return [f"not opened here: {kernels['error']}"]
+    return [
+        f"{count} {planned}, "
+        + (f"run in {running}" if running != "not told" else "the engine does not tell how they run")
+        for planned, found in kernels["layers"].items()
+        for running, count in found.items()
+    ] or ["none with weights"]
+
+
+def timing_table(timings: Sequence[Timing], title: str) -> Table:
+    """Latency, throughput and speed-up, with their spread."""
+    threads = sorted({time.threads for time in timings})
+    lengths = sorted({time.length for time in timings} - {0})
+    title = f"{title}; {one_of(threads, 'thread')}" + (f", length {', '.join(map(str, lengths))}" if lengths else "")
+    table = grid(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
+    order = list(dict.fromkeys(time.engine for time in timings))
+    for time in sorted(timings, key=lambda time: (time.batch, order.index(time.engine))):
+        table.add_row(
+            time.engine,
+            str(time.batch),
+            f"{1e3 * time.seconds:.2f}",
+            f"{time.rows_per_second:.0f}",
+            speedup(time),
+        )
+    return table
+
+
+def compared(found: Mapping[str, Any]) -> None:
+    """Two artifacts side by side."""
+    names = [side["name"] for side in (found["a"], found["b"])]
+    if names[0] == names[1]:
+        names = [side["path"] for side in (found["a"], found["b"])]
+    both = grid(found["a"]["task"], "", *names, right=(1, 2))
+    for line in table(found):
+        both.add_row(*line)
+    OUT.print(both)
+    if found["differ"]:
+        differ = grid("what was set otherwise", "", *names)
+        for each in found["differ"]:
+            differ.add_row(each["setting"], *("" if each[side] is None else str(each[side]) for side in ("a", "b")))
+        OUT.print()
+        OUT.print(differ)
+    if "agreement" in found:
+        figures_of_both = {name: value for name, value in found["agreement"].items() if isinstance(value, float)}
+        OUT.print(f"\n{found['agreement']['samples']} samples, both asked: {figures(figures_of_both)}", soft_wrap=True)
+    if found["a"]["machine"] != found["b"]["machine"]:
+        OUT.print("\nThey were timed on different machines. Time them side by side with laconic bench.")
+
+
+def offered(recipes: Sequence[Mapping[str, Any]]) -> None:
+    """The ready recipes."""
+    table = grid("", "recipe", "for", "stages")
+    for recipe in recipes:
+        stages = [stage if isinstance(stage, str) else next(iter(stage)) for stage in recipe["stages"]]
+        table.add_row(recipe["name"], recipe["says"], "\n".join(stages))
+    OUT.print(table)
+
+
+def timed(timings: Sequence[Timing]) -> None:
+    """What `bench` found."""
+    OUT.print(timing_table(timings, "median of interleaved rounds"))
+
+
+def one_of(numbers: Sequence[int], noun: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{', '.join(map(str, numbers))} {noun}{'' if list(numbers) == [1] else 's'}"
+
+
+def checked(checks: Sequence[Check]) -> None:
+    """What `verify` found."""
+    table = grid("", "", "", "")
+    for check in checks:
+        table.add_row("ok" if check.passed else "FAILED", check.check, check.found)
+    OUT.print(table)
+
+
+def examined(findings: Sequence[Finding]) -> None:
+    """What `doctor` found."""
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "
+        text = f"{finding.found}. Try: {finding.remedy}" if finding.remedy else finding.found
+        for line in textwrap.wrap(
+            text, max(OUT.width, 60), initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False
+        ):
+            OUT.print(line, soft_wrap=True)

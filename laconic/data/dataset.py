@@ -1,0 +1,236 @@
+"""Samples from files: read, split into parts that share nothing, thinned, and put into batches."""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from laconic import registry
+from laconic.artifacts.record import hash_of
+from laconic.data.formats import LABEL, Row
+from laconic.data.parse import Entry, content, entry
+from laconic.errors import DataError
+from laconic.hardware import cores
+from laconic.tasks.task import Task
+from laconic.tensor import Array, Arrays
+
+
+class Samples(Sequence[Any]):
+    """Samples, of which images are decoded anew each time they are asked for, so that memory does not grow."""
+
+    def __init__(self, sources: Sequence[Any], parse: Callable[[Any], Any]) -> None:
+        self._sources = sources
+        self._parse = parse
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Samples": ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return Samples(self._sources[index], self._parse)
+        source = self._sources[index]
+        return self._parse(source) if isinstance(source, (Path, bytes)) else source
+
+    def pick(self, indices: Iterable[int]) -> "Samples":
+        """Some of them, in the order given."""
+        return Samples([self._sources[index] for index in indices], self._parse)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples, parsed by their task, with or without labels.
+
+    keys: a digest of each row's content; a row is one sample, or the two samples of a scored pair, which lie next to
+    each other and share their label. lengths: what each sample costs, as the task counts it. shapes: of each sample's
+    arrays; samples of unlike shape cannot share a batch. fingerprint: digest of all of it.
+    """
+
+    name: str
+    samples: Samples
+    labels: list[Any] | None
+    fingerprint: str
+    keys: tuple[str, ...]
+    lengths: tuple[int, ...]
+    shapes: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls, samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | None = None, name: str = ""
+    ) -> "Dataset":
+        """From samples that are in memory, as people have them. Raises DataError as `read` does."""
+        values = list(samples)
+        if labels is not None and len(labels) != len(values):
+            raise DataError(f"{len(labels)} labels for {len(values)} samples")
+        rows = (
+            Row(number, {task.field: value} | ({} if labels is None else {LABEL: labels[number - 1]}))
+            for number, value in enumerate(values, 1)
+        )
+        return collect([entry(row, task, Path(name)) for row in rows], task, name)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def per_row(self) -> int:
+        """Samples per row: 2 for scored pairs."""
+        return len(self.samples) // len(self.keys)
+
+    def rows(self, rows: Sequence[int], name: str) -> "Dataset":
+        """Some of the rows, in the order given. The fingerprint depends on these rows alone."""
+        indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
+        labels = None if self.labels is None else [self.labels[index] for index in indices]
+        keys = tuple(self.keys[row] for row in rows)
+        return Dataset(
+            name=name,
+            samples=self.samples.pick(indices),
+            labels=labels,
+            fingerprint=hash_of(keys, labels),
+            keys=keys,
+            lengths=tuple(self.lengths[index] for index in indices),
+            shapes=tuple(self.shapes[index] for index in indices),
+        )
+
+    def without(self, other: "Dataset") -> "Dataset":
+        """The rows whose content is not in `other`. Raises DataError where none is left."""
+        seen = set(other.keys)
+        left = [row for row, key in enumerate(self.keys) if key not in seen]
+        if not left:
+            raise DataError(f"{self.name} holds nothing that is not in {other.name} too. Give other samples")
+        return self if len(left) == len(self.keys) else self.rows(left, self.name)
+
+    def take(self, count: int, seed: int = 0) -> "Dataset":
+        """At most `count` samples, no two rows alike, short and long ones in their share; the order of the file is no
+        matter."""
+        unique = {key: row for row, key in reversed(list(enumerate(self.keys)))}
+        wanted = max(1, count // self.per_row)
+        cost = {row: sum(self.lengths[row * self.per_row : (row + 1) * self.per_row]) for row in unique.values()}
+        ordered = sorted(unique.values(), key=lambda row: (cost[row], order(self.keys[row], seed)))
+        if wanted >= len(ordered):
+            return self.rows(ordered, self.name)
+        # One of each of `wanted` equal stretches of the samples in the order of their length.
+        rng = np.random.default_rng(seed)
+        edges = np.linspace(0, len(ordered), wanted + 1).astype(int)
+        return self.rows([ordered[rng.integers(a, b)] for a, b in itertools.pairwise(edges)], self.name)
+
+
+def read(path: Path, task: Task) -> Dataset:
+    """Every sample of a file or a folder, each checked; the suffix says the format.
+
+    Raises DataError, naming the row, for the first one that does not fit; MissingPackage where a format needs one.
+    """
+    path = Path(path)
+    rows = rows_of(path, task)
+    check = partial(entry, task=task, path=path)
+    if task.field == "image":
+        # Decoding lets go of the interpreter lock.
+        with ThreadPoolExecutor(cores()) as pool:
+            entries = list(pool.map(check, rows))
+    else:
+        entries = [check(row) for row in rows]
+    return collect(entries, task, path.name, file=None if path.is_dir() else path)
+
+
+def rows_of(path: Path, task: Task) -> Iterator[Row]:
+    """The rows of a file or a folder, as they stand there. Raises DataError, MissingPackage."""
+    if not path.exists():
+        near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
+    kind = "folder" if path.is_dir() else path.suffix.lower()
+    if kind not in registry.FORMATS:
+        raise DataError(
+            f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
+        )
+    rows: Iterator[Row] = registry.resolve("format", kind)(path, task)
+    return rows
+
+
+def collect(entries: list[Entry], task: Task, name: str, file: Path | None = None) -> Dataset:
+    """A dataset of rows that are good, if they are good together."""
+    if not entries:
+        raise DataError(f"{name} holds no samples")
+    if len({len(one.sources) for one in entries}) > 1:
+        raise DataError(f"{name} holds both pairs of texts and single texts. Put them into two files")
+    labelled = [one.label is not None for one in entries]
+    if any(labelled) and not all(labelled):
+        raise DataError(
+            f"{name}: {labelled.count(False)} of {len(entries)} samples have no label, the first of them is sample "
+            f"{labelled.index(False) + 1}. Label all of them, or none"
+        )
+    shapes = {np.shape(one.label) for one in entries}
+    if len(shapes) > 1:
+        raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
+    keys = tuple(one.key for one in entries)
+    labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
+    whole = content(file).hex() if file else ""
+    return Dataset(
+        name=name,
+        samples=Samples([source for one in entries for source in one.sources], task.parse),
+        labels=labels,
+        fingerprint=hash_of(whole, keys, labels),
+        keys=keys,
+        lengths=tuple(length for one in entries for length in one.lengths),
+        shapes=tuple(each for one in entries for each in one.shapes),
+    )
+
+
+def order(key: str, seed: int) -> str:
+    """Where a key stands in a shuffle that depends on nothing but the content and the seed."""
+    return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
+
+
+def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
+    """Parts that share no content. sizes: the share of each part, by name, together at most 1.
+
+    What goes where depends on the content alone: samples that are alike stay together, a pair is never torn, and the
+    order of the file does not matter. Raises DataError where there are fewer different rows than parts.
+    """
+    if not sizes or min(sizes.values()) <= 0 or sum(sizes.values()) > 1 + 1e-9:
+        raise ValueError(f"shares must be positive and add up to at most 1, not {dict(sizes)}")
+    alike: dict[str, list[int]] = {}
+    for row, key in enumerate(dataset.keys):
+        alike.setdefault(key, []).append(row)
+    groups = [alike[key] for key in sorted(alike, key=lambda key: order(key, seed))]
+    if len(groups) < len(sizes):
+        raise DataError(
+            f"{dataset.name} holds {len(groups)} different samples, at least {len(sizes)} are needed: one for each of "
+            f"{', '.join(sizes)}"
+        )
+    parts, start, share = {}, 0, 0.0
+    for number, (name, size) in enumerate(sizes.items(), 1):
+        share += size
+        # At least one for this part, and for each part to come.
+        stop = min(max(round(share * len(groups)), start + 1), len(groups) - (len(sizes) - number))
+        rows = [row for group in groups[start:stop] for row in group]
+        parts[name] = dataset.rows(rows, f"{dataset.name}, {name}")
+        start = stop
+    return parts
+
+
+def batches(dataset: Dataset, task: Task, rows: int) -> Iterator[tuple[Array, Arrays]]:
+    """The samples in batches of at most `rows`, with their indices [samples]; one batch in memory at a time.
+
+    Samples of like length go together, to pad little; samples of unlike shape never do, unless the task pads.
+    """
+    apart = {} if task.padding else {index: str(each) for index, each in enumerate(dataset.shapes)}
+    ordered = sorted(range(len(dataset)), key=lambda index: (apart.get(index, ""), dataset.lengths[index], index))
+    start = 0
+    while start < len(ordered):
+        stop = start + 1
+        alike = apart.get(ordered[start])
+        while stop < min(start + rows, len(ordered)) and apart.get(ordered[stop]) == alike:
+            stop += 1
+        indices = ordered[start:stop]
+        yield np.array(indices), task.encode([dataset.samples[index] for index in indices])
+        start = stop

@@ -1,0 +1,129 @@
+"""Rows of files made into samples: each is checked, and named by its number where it does not fit."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laconic import registry
+from laconic.data.formats import LABEL, Row
+from laconic.errors import DataError, InputError
+from laconic.tasks.task import PAIR, Task
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row that was found good. sources: what each sample is made from."""
+
+    sources: tuple[Any, ...]
+    label: Any
+    key: str
+    lengths: tuple[int, ...]
+    shapes: tuple[Any, ...]
+
+
+def entry(row: Row, task: Task, path: Path) -> Entry:
+    """Check one row. Raises DataError, naming it."""
+    try:
+        sources, label = sources_of(row.values, task, path)
+        parsed = [task.parse(source) for source in sources]
+        for sample in parsed:
+            check_finite(sample)
+        if label is not None and len(parsed) == 1:
+            label = task.parse_label(label)
+        # Of an image only the way to it is kept; of all else, the sample.
+        kept = tuple(
+            source if isinstance(source, (Path, bytes)) else sample
+            for source, sample in zip(sources, parsed, strict=True)
+        )
+        key = hashlib.sha256(b"".join(content(source) for source in kept)).hexdigest()[:32]
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{path.name}, row {row.number}: the text is not valid Unicode. Fix or remove the row"
+        ) from None
+    except (InputError, DataError) as error:
+        raise DataError(f"{path.name}, row {row.number}: {str(error).rstrip('.')}. Fix or remove the row") from None
+    return Entry(
+        kept, label, key, tuple(task.length(sample) for sample in parsed), tuple(shape(sample) for sample in parsed)
+    )
+
+
+def sources_of(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
+    """What a row's samples are made from, and its label or None."""
+    first, second, score = PAIR
+    if task.takes_pairs and first in values and second in values:
+        for name in (first, second):
+            if not isinstance(values[name], str):
+                raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
+        return (values[first], values[second]), parse_score(values.get(score))
+    if task.field not in values:
+        raise InputError(f"there is no {task.field!r}. {registry.did_you_mean(task.field, values)}")
+    value = values[task.field]
+    if task.field == "text" and not isinstance(value, (str, list, tuple)):
+        raise InputError(f"expected a string under 'text', got {type(value).__name__}")
+    if task.field == "image":
+        value = image_source(value, path)
+    return (value,), values.get(LABEL)
+
+
+def parse_score(value: Any) -> float | None:
+    """How alike the texts of a pair are: any finite number."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, bool) or not np.isfinite(number):
+        raise InputError(f"expected a number under 'score', got {value!r}")
+    return number
+
+
+def image_source(value: Any, path: Path) -> Any:
+    """A file's path, relative to the file that names it; the bytes of an image; or an array."""
+    if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold images
+        return bytes(value["bytes"])
+    if isinstance(value, str):
+        found = path.parent / value
+        if not found.is_file():
+            raise InputError(f"there is no image {value!r} (looked for {found})")
+        return found
+    return value
+
+
+def check_finite(sample: Any) -> None:
+    """Raise InputError for an array with NaN or infinity in it, which would poison every range that is measured."""
+    for name, array in sample.items() if isinstance(sample, Mapping) else [("image", sample)]:
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InputError(f"{name!r} holds NaN or infinity")
+
+
+def content(source: Any) -> bytes:
+    """What makes a sample the same as another: its text, its file's bytes, its numbers. 32 bytes."""
+    digest = hashlib.sha256()
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    if isinstance(source, bytes):
+        digest.update(source)
+    elif isinstance(source, np.ndarray):
+        digest.update(f"{source.dtype}{source.shape}".encode() + np.ascontiguousarray(source).tobytes())
+    elif isinstance(source, Mapping):
+        for name in sorted(source):
+            digest.update(name.encode() + content(source[name]))
+    elif isinstance(source, str):
+        digest.update(source.encode())
+    else:
+        digest.update(json.dumps(source, ensure_ascii=False).encode())
+    return digest.digest()
+
+
+def shape(sample: Any) -> Any:
+    """What samples of one batch have in common: the shapes of their arrays; nothing, for texts."""
+    if isinstance(sample, Mapping):
+        return tuple((name, array.shape) for name, array in sorted(sample.items()))
+    return sample.shape if isinstance(sample, np.ndarray) else ()

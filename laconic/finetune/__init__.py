@@ -1,0 +1,1 @@
+"""What `laconic finetune` does: from a training recipe to a fine-tuned checkpoint."""

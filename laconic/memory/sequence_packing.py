@@ -1,0 +1,92 @@
+"""Several texts in a row, in place of padding."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from laconic.errors import RecipeError
+from laconic.tensor import Array, Arrays
+from laconic.training.objectives.next_token import FILLED, Layout, NextToken, blank, write
+from laconic.training.step.parts import Kit
+from laconic.training.step.technique import Slot, Technique
+
+
+class Packing(Technique):
+    """The texts of a batch in as few rows as hold them, positions counted from 0 for each text; attention does not go
+    from one to the other (Krell et al., arXiv 2107.02027). The targets, and so the mean, are those of the batch; with
+    dropout, other numbers are dropped.
+
+    length: tokens of a row, and more where a text is longer; by default those of the batch's longest text, so that
+    only the padding goes.
+    """
+
+    slot: ClassVar[Slot] = "batch"
+    exact: ClassVar[bool] = True
+
+    length: int | None = Field(default=None, ge=1)
+
+    def apply(self, kit: Kit) -> None:
+        objective, model = kit.objective, getattr(kit.module, "model", kit.module)
+        if not isinstance(objective, NextToken):
+            raise RecipeError(
+                "packing puts several texts into a row, where each token reads only what is before it; this model "
+                "answers with one vector a row. Remove packing"
+            )
+        known = inspect.signature(getattr(model, "base_model", model).forward).parameters
+        if "position_ids" not in known:
+            raise RecipeError(
+                f"packing tells the model each token's position, and {type(model).__name__} takes none: its texts "
+                f"would see one another. Remove packing"
+            )
+        plain, objective.layout = objective.layout, Packed(self.length)
+        kit.undo.append(lambda: setattr(objective, "layout", plain))
+
+
+class Packed(Layout):
+    """As many texts to a row as fit."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self.length = length
+
+    def rows(self, texts: Sequence[Array]) -> Arrays:
+        sizes = [len(text) - 1 for text in texts]
+        width = max(self.length or 0, *sizes)
+        packed = first_fit(sizes, width)
+        arrays: dict[str, Any] = blank(len(packed), width)
+        # What is left of a row is one more text, whose targets are ignored.
+        positions = np.zeros((len(packed), width), np.int64)
+        for row, members in enumerate(packed):
+            start = 0
+            for member in members:
+                write(arrays, texts[member], row, start)
+                positions[row, start : start + sizes[member]] = np.arange(sizes[member])
+                start += sizes[member]
+            positions[row, start:] = np.arange(width - start)
+        filled = np.array([sum(sizes[member] for member in members) for members in packed])
+        counts = {} if (filled == width).all() else {FILLED: filled}
+        return arrays | {"position_ids": positions} | counts
+
+    def example(self, rows: int, width: int) -> Arrays:
+        # Two texts to a row: what looks for texts finds some, and takes the way that it takes in training.
+        half = np.arange(width) % max(1, -(-width // 2))
+        return {"position_ids": np.tile(half, (rows, 1))}
+
+
+def first_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
+    """Which sizes go into which row: the longest first, each into the first row with room for it.
+
+    First-fit decreasing takes at most 11/9 of the fewest rows, and one more (Johnson, 1973).
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        place = next((row for row, left in enumerate(room) if left >= sizes[index]), len(rows))
+        if place == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[place].append(index)
+        room[place] -= sizes[index]
+    return rows

@@ -1,0 +1,1 @@
+"""Checkpoints of every supported kind: loading, signatures, weights, and the source a run starts from."""

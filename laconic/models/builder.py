@@ -1,0 +1,149 @@
+"""Models that are no folder of transformers: weights and a function of the user's own, "package.module:factory".
+
+And what carries its own code, a pickled module or a program of torch.export: it is loaded only when trusted.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from laconic import registry
+from laconic.artifacts.artifact import digest
+from laconic.errors import MissingPackage, SourceError, UntrustedSource, UsageError
+from laconic.models.weights import fill, read_weights
+from laconic.rooms import ROOMS
+from laconic.tensor import BATCH, TensorSpec
+
+
+def load(
+    path: Path, builder: str | None, arguments: Mapping[str, Any], *, trust: bool
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The module with the weights of a file, and how to build it again.
+
+    Raises SourceError where the two do not fit, or a file holds weights alone and there is no builder; UntrustedSource
+    for a file that only loads by executing what it carries.
+    """
+    content = read_weights(path, trust=trust)
+    if builder is None:
+        if isinstance(content, nn.Module):
+            return content, {"kind": "pickled module", "sha256": digest(path).sha256}
+        raise SourceError(
+            f"{path} holds weights, and nothing says which module they belong to. Give --builder package.module:factory"
+        )
+    tensors = content.state_dict() if isinstance(content, nn.Module) else content
+    if not isinstance(tensors, dict) or not tensors:
+        raise SourceError(f"{path} holds no weights by name; expected a state dict, saved with model.state_dict()")
+    source = source_of(builder, arguments)
+    module = build(source)
+    fill(module, tensors, path)
+    return module, source
+
+
+def load_program(path: Path, *, trust: bool) -> tuple[nn.Module, dict[str, Any], tuple[TensorSpec, ...]]:
+    """The module in an archive of torch.export, how it is called in a history, and the inputs that it was traced with.
+
+    Raises UntrustedSource unless trusted: the archive may hold pickles.
+    """
+    if not trust:
+        raise UntrustedSource(
+            f"{path} is an archive of torch.export, which may hold pickles that execute code when they load. Give the "
+            f"weights with a --builder, or say --trust if you made this file"
+        )
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # a damaged archive raises whatever its parts do
+        raise SourceError(f"{path} does not load ({type(error).__name__}: {error}). Export it again") from error
+    module = program.module()
+    for name in ("train", "eval"):  # it was exported in one mode, and only refuses to be told so
+        module.__dict__.pop(name, None)
+    return module, {"kind": "exported program", "sha256": digest(path).sha256}, program_inputs(program)
+
+
+def program_inputs(program: torch.export.ExportedProgram) -> tuple[TensorSpec, ...]:
+    """The inputs of a program; a free axis is the batch where it comes first, else it keeps torch's name."""
+    limits = {str(symbol): interval for symbol, interval in program.range_constraints.items()}
+    names: dict[str, str] = {}
+    specs = []
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in program.graph_signature.user_inputs:
+            continue
+        value = node.meta["val"]
+        shape: list[int | str] = []
+        for place, size in enumerate(value.shape):
+            free = not isinstance(size, int)
+            shape.append(names.setdefault(str(size), str(size) if place else BATCH) if free else size)
+        bounds = {
+            names[symbol]: (max(1, int(interval.lower)), int(interval.upper))
+            for symbol, interval in limits.items()
+            if names.get(symbol) in shape and interval.upper.is_Integer
+        }
+        dtype = str(value.dtype).removeprefix("torch.")
+        specs.append(TensorSpec(name=node.name, dtype=dtype, shape=tuple(shape), bounds=bounds))
+    return tuple(specs)
+
+
+def source_of(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """How to build the module again. Raises SourceError for arguments that JSON cannot hold."""
+    try:
+        kept = json.loads(json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise SourceError(
+            f"the arguments of {builder} must be plain values (numbers, text, lists), to be kept: {error}"
+        ) from error
+    return {"kind": "builder", "builder": builder, "arguments": kept}
+
+
+def build(source: Mapping[str, Any]) -> nn.Module:
+    """Call the factory. Raises SourceError where there is none, or it fails, or it makes something else."""
+    builder, arguments = source["builder"], source["arguments"]
+    with working_folder():
+        factory = find(builder)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                module = factory(**arguments)
+        except Exception as error:
+            raise SourceError(
+                f"{builder}({', '.join(f'{name}={value!r}' for name, value in arguments.items())}) raised "
+                f"{type(error).__name__}: {error}. Expected it to return a module"
+            ) from error
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"{builder} returned a {type(module).__name__}; expected a torch.nn.Module")
+    return module
+
+
+def find(builder: str) -> Any:
+    """The factory at "package.module:factory". Raises SourceError for an address that leads nowhere."""
+    if ":" not in builder:
+        raise SourceError(f"the builder {builder!r} is no address; expected package.module:factory")
+    try:
+        return registry.load(builder)
+    except MissingPackage:
+        raise
+    except UsageError as error:
+        raise SourceError(f"{error}. Expected package.module:factory, importable from this folder") from error
+    except Exception as error:
+        raise SourceError(f"importing {builder} raised {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def working_folder() -> Iterator[None]:
+    """The current folder at the end of the import path: the user's modules are found, and none hides a room of ours.
+
+    The rooms are imported first, since an editable install may find them later than any entry of the path.
+    """
+    for room in ROOMS:
+        importlib.import_module(room)
+    here = str(Path.cwd())
+    sys.path.append(here)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

@@ -1,0 +1,277 @@
+"""A trained model: the module, its weights, what goes in and out, and how it came to be what it is.
+
+On disk it is a folder: model.safetensors, model.json, and the files of its task. Never a pickle.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from torch import nn
+
+from laconic import registry
+from laconic.artifacts.artifact import seal, unseal
+from laconic.artifacts.record import Record, hash_of
+from laconic.errors import CorruptArtifact, SourceError, UntrustedSource, UsageError
+from laconic.models import builder as builders
+from laconic.models import huggingface
+from laconic.models.processors import plain_task
+from laconic.models.signature import order, probe_module
+from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
+from laconic.tasks.task import Task
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import TensorSpec
+
+FORMAT = 1
+CARD = "model.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A module in evaluation mode, float32, without gradients, that takes the inputs by name in their order.
+
+    source: how to build the module, JSON-ready. history: what was done to it since. licence: as the source says itself.
+    key: digest of source, history, signature and weights. size: bytes of the weights as the source keeps them.
+    """
+
+    module: nn.Module
+    task: Task
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    source: dict[str, Any]
+    history: tuple[Record, ...]
+    licence: str | None
+    key: str
+    size: int
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        task: Task,
+        *,
+        outputs: tuple[TensorSpec, ...],
+        source: dict[str, Any],
+        size: int,
+        history: tuple[Record, ...] = (),
+        licence: str | None = None,
+    ) -> "Checkpoint":
+        """Prepare the module (evaluation, float32, no gradients: in place) and work out the key."""
+        module = prepare(module)
+        signature = [spec.model_dump(mode="json") for spec in (*task.inputs, *outputs)]
+        assets = {name: hash_of(content.decode()) for name, content in task.assets().items()}
+        steps = [record.key for record in history]
+        key = hash_of(source, steps, task.name, signature, assets, fingerprint(module))
+        return cls(module, task, task.inputs, outputs, source, history, licence, key, size)
+
+    def after(self, record: Record, module: nn.Module) -> "Checkpoint":
+        """What a stage made of this checkpoint; its outputs keep their names, and may have changed their shapes."""
+        module = prepare(module)
+        return Checkpoint.of(
+            module,
+            self.task,
+            outputs=probe_module(module, self.inputs, tuple(spec.name for spec in self.outputs)),
+            source=self.source,
+            size=self.size,
+            history=(*self.history, record),
+            licence=self.licence,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the folder, whole or not at all, in place of an earlier checkpoint.
+
+        Raises UsageError where something else is in the way, SourceError for a module that cannot be built again.
+        """
+        self.check_buildable()
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / CARD).is_file()):
+            raise UsageError(
+                f"{folder} exists and is not a checkpoint: it will not be overwritten. Choose another folder"
+            )
+        made = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        for name, content in self.task.assets().items():
+            (made / name).write_bytes(content)
+        tied = write_weights(self.module, made / WEIGHTS)
+        (made / CARD).write_bytes(seal(self._card(tied)))
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+
+    def check_buildable(self) -> None:
+        """Raise SourceError unless the module can be built again, as it must be to be saved."""
+        if self.source["kind"] not in BUILD:
+            raise SourceError(
+                f"a model from a {self.source['kind']} cannot be saved, since nothing says how to build it again. "
+                f"Give its weights with a --builder"
+            )
+
+    def _card(self, tied: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "task": self.task.name,
+            "inputs": [spec.model_dump(mode="json") for spec in self.inputs],
+            "outputs": [spec.model_dump(mode="json") for spec in self.outputs],
+            "source": self.source,
+            "history": [record.model_dump(mode="json") for record in self.history],
+            "licence": self.licence,
+            "key": self.key,
+            "size": self.size,
+            "tied": dict(tied),
+        }
+
+    @classmethod
+    def load(cls, folder: Path, *, trust: bool = False) -> "Checkpoint":
+        """Open what `save` wrote, bit for bit the same.
+
+        Raises SourceError where a file is not as it was written, UntrustedSource where opening it calls a function
+        that it names (a builder, a stage of somebody's own), or runs code that it brings, and nobody trusts it.
+        """
+        try:
+            card = unseal(folder / CARD)
+        except CorruptArtifact as error:
+            raise SourceError(str(error)) from error
+        if card.get("format") != FORMAT:
+            raise SourceError(f"{folder} is a checkpoint of format {card.get('format')!r}; expected {FORMAT}")
+        try:
+            check_trust(card, folder, trust)
+            inputs = tuple(TensorSpec.model_validate(spec) for spec in card["inputs"])
+            outputs = tuple(TensorSpec.model_validate(spec) for spec in card["outputs"])
+            history = tuple(Record.model_validate(record) for record in card["history"])
+            module = rebuild(card["source"], history)
+        except (KeyError, TypeError, ValidationError) as error:
+            raise SourceError(
+                f"{folder / CARD} does not fit its format: {error!r}. Save the checkpoint again"
+            ) from error
+        fill(module, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
+        tie(module, card["tied"])
+        try:
+            task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
+        except CorruptArtifact as error:
+            raise SourceError(str(error)) from error
+        kept = {name: card[name] for name in ("source", "size", "licence")}
+        loaded = cls.of(module, task, outputs=outputs, history=history, **kept)
+        if loaded.key != card["key"]:
+            raise SourceError(f"{folder} is not the checkpoint that was saved: its files were changed. Copy it again")
+        return loaded
+
+
+def check_trust(card: Mapping[str, Any], folder: Path, trust: bool) -> None:
+    """Raise UntrustedSource where a checkpoint names code that did not come with Laconic, unless it is trusted."""
+    source, stages = card["source"], [record["stage"] for record in card["history"]]
+    named = [source["builder"]] if source["kind"] == "builder" else sorted(source.get("code", ()))
+    named += [name for name in stages if name not in registry.STAGES]
+    named += [card["task"]] if card["task"] not in registry.TASKS else []
+    if named and not trust:
+        raise UntrustedSource(
+            f"opening {folder} would execute code that it names ({', '.join(named)}). Say --trust if it is yours"
+        )
+
+
+BUILD = {"huggingface": huggingface.build, "builder": builders.build}
+"""What builds an empty module from a checkpoint's source, by its kind."""
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """The same module in evaluation mode, float32, without gradients."""
+    return module.eval().float().requires_grad_(False)
+
+
+def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:
+    """The module without its weights: built from the source, then each structural change replayed."""
+    module = prepare(BUILD[source["kind"]](source))
+    for record in history:
+        stage = registry.resolve("stage", record.stage)
+        if hasattr(stage, "rebuild"):  # what only trains changes no structure
+            stage.rebuild(module, record)
+    return module
+
+
+def is_onnx(source: Path) -> bool:
+    """Whether a source is an ONNX file: a graph already, and no checkpoint."""
+    return source.suffix == ".onnx"
+
+
+def load_source(
+    source: Path,
+    *,
+    task: str | None = None,
+    builder: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    inputs: tuple[TensorSpec, ...] | None = None,
+    trust: bool = False,
+) -> Checkpoint:
+    """Open whatever people have a trained model in.
+
+    source: a folder of transformers or sentence-transformers; a file of weights, with the `builder`
+    ("package.module:factory") and the `arguments` that make the module, and the `inputs` that it takes; or a
+    checkpoint saved before. trust: lets a source execute code that it carries.
+    Raises SourceError, UntrustedSource.
+    """
+    if not source.exists():
+        raise SourceError(f"{source} does not exist; expected a model's folder, or a file of weights")
+    if is_onnx(source):
+        raise SourceError(f"{source} is an ONNX file: a graph, not a checkpoint. Stages that train need the checkpoint")
+    if source.is_dir():
+        return _load_folder(source, task, builder, trust)
+    if is_program(source):
+        module, origin, own = builders.load_program(source, trust=trust)
+    else:
+        module, origin = builders.load(source, builder, arguments or {}, trust=trust)
+        own = tuple(getattr(module, "inputs", ()))
+    return _with_signature(module, origin, inputs or own, task or Tensors.name, source)
+
+
+def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
+    if (folder / CARD).is_file():
+        return Checkpoint.load(folder, trust=trust)
+    if builder:
+        raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
+    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+        raise SourceError(
+            f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers. "
+            f"For a model of your own, give the file of weights and a --builder"
+        )
+    found = huggingface.load(folder, task=task, trust=trust)
+    outputs = probe_module(prepare(found.module), found.task.inputs, (found.output,))
+    return Checkpoint.of(
+        found.module,
+        found.task,
+        outputs=outputs,
+        source=found.source,
+        size=found.size,
+        licence=read_licence(folder),
+    )
+
+
+def _with_signature(
+    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str, path: Path
+) -> Checkpoint:
+    """A checkpoint of a module that does not say itself what it is for."""
+    if not inputs:
+        raise SourceError(
+            f"nothing says which tensors the module in {path} takes. Give `inputs` in the recipe, or set an attribute "
+            f"`inputs` on the module: a tuple of TensorSpec"
+        )
+    module = prepare(module)
+    inputs = order(module, inputs)
+    purpose = plain_task(task, inputs, path)
+    return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
+
+
+def read_licence(folder: Path) -> str | None:
+    """The licence that the model's README.md states in its front matter."""
+    readme = folder / "README.md"
+    parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if readme.is_file() else []
+    if len(parts) < 3 or parts[0].strip():
+        return None
+    try:
+        front = yaml.safe_load(parts[1])
+    except yaml.YAMLError:
+        return None
+    licence = front.get("license") if isinstance(front, dict) else None
+    return str(licence) if licence else None

@@ -1,0 +1,122 @@
+"""What prepares raw data for a model: its tokenizer, its image processor, or arrays as they are."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import Tokenizer, normalizers
+
+from laconic.errors import SourceError
+from laconic.models.embedder import read_json
+from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.task import Task
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import TensorSpec
+
+ENDLESS = 1_000_000
+"""A model_max_length above this means that the tokenizer does not know."""
+
+
+def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[Tokenizer, int, int | None]:
+    """The tokenizer, the id that pads, and the longest text in tokens where the tokenizer knows it.
+
+    lower: whether it is to see small letters only, whatever it does itself.
+    Raises SourceError for a folder without one.
+    """
+    file = folder / "tokenizer.json"
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    try:
+        tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else convert_tokenizer(folder)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
+    if lower:
+        steps = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    token = settings.get("pad_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    pad_id = tokenizer.token_to_id(token) if token else None
+    if pad_id is None:
+        pad_id = getattr(config, "pad_token_id", None) or 0
+    limit = settings.get("model_max_length")
+    return tokenizer, int(pad_id), int(limit) if limit and limit < ENDLESS else None
+
+
+def convert_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer.json made from the older files. Raises SourceError for a folder without any."""
+    if not any(
+        (folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+    ):
+        raise SourceError(f"{folder} has no tokenizer.json. Copy the folder again, with its tokenizer")
+    made = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return Tokenizer.from_str(made.backend_tokenizer.to_str())
+
+
+def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
+    """What the image processor's settings ask for.
+
+    Raises SourceError for a folder without them: with a guessed mean and deviation a model answers nonsense.
+    """
+    settings = read_json(folder / "preprocessor_config.json")
+    size = settings.get("size") if settings.get("do_resize", True) else None
+    height, width, shortest = _sides(size)
+    crop_height, crop_width, _ = _sides(
+        settings.get("crop_size") if settings.get("do_center_crop") else None, square=True
+    )
+    crop = (crop_height, crop_width) if crop_height and crop_width else None
+    resize = (height, width) if height and width else None
+    if shortest and "crop_pct" in settings:  # ConvNeXT: small images are cropped, large ones squeezed
+        crop = (shortest, shortest) if shortest < 384 else None
+        resize = None if crop else (shortest, shortest)
+        shortest = int(shortest / settings["crop_pct"]) if crop else None
+    normalize = settings.get("do_normalize", True)
+    return ImagePreprocess(
+        channels=channels,
+        resize=resize,
+        shortest_edge=shortest,
+        crop=crop,
+        scale=settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0,
+        mean=tuple(settings.get("image_mean") or (0.0,)) if normalize else (0.0,),
+        std=tuple(settings.get("image_std") or (1.0,)) if normalize else (1.0,),
+        resample=settings.get("resample", 2),
+    )
+
+
+def _sides(size: Any, *, square: bool = False) -> tuple[int | None, int | None, int | None]:
+    """Height, width and shortest edge. A bare number is the shortest edge, or both sides of a square."""
+    if isinstance(size, int):
+        return (size, size, None) if square else (None, None, size)
+    size = size or {}
+    return size.get("height"), size.get("width"), size.get("shortest_edge")
+
+
+def plain_task(name: str, inputs: tuple[TensorSpec, ...], origin: Path) -> Task:
+    """The task of a model that comes without a tokenizer and without settings for images.
+
+    Raises SourceError for a task that needs them.
+    """
+    if name == Tensors.name:
+        return Tensors(inputs)
+    if name == ImageClassification.name:
+        return image_task(inputs)
+    raise SourceError(
+        f"task {name!r} needs a tokenizer, and {origin} has none; expected {Tensors.name} or {ImageClassification.name}"
+    )
+
+
+def image_task(inputs: tuple[TensorSpec, ...]) -> ImageClassification:
+    """The task of a model that says nothing of how its images are prepared: values from 0 to 1, of the size it takes.
+
+    Raises SourceError unless there is one input, float [batch, channels, height, width].
+    """
+    shape = inputs[0].shape
+    if len(inputs) != 1 or inputs[0].dtype != "float32" or len(shape) != 4 or not isinstance(shape[1], int):
+        described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
+        raise SourceError(
+            f"image classification takes one float32 input [batch, channels, height, width], and the model takes "
+            f"{described}. Choose the task {Tensors.name}"
+        )
+    height, width = shape[2:]
+    resize = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+    return ImageClassification(inputs, preprocess=ImagePreprocess(channels=shape[1], resize=resize))

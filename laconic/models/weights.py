@@ -1,0 +1,184 @@
+"""Weights on disk and in a module: read without executing anything, saved once where they are tied."""
+
+import hashlib
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from laconic.artifacts.record import hash_of
+from laconic.errors import SourceError, UntrustedSource
+
+NESTS = ("state_dict", "model_state_dict", "model")
+"""Where training scripts put the state dict in what they save."""
+WRAPPERS = ("module.", "_orig_mod.", "module.")
+"""What nn.DataParallel and torch.compile put before each name, in either order."""
+COUNTER = "num_batches_tracked"
+"""A counter of batch normalisation that means nothing after training, and that other frameworks do not save."""
+SHOWN = 3
+
+
+def read_weights(path: Path, *, trust: bool = False) -> Any:
+    """What a file of weights holds: a state dict, or a whole module where `trust` lets a pickle execute its code.
+
+    Raises SourceError for a file that is missing, damaged or of another kind, UntrustedSource for one that only reads
+    by executing what it carries.
+    """
+    if not path.is_file():
+        raise SourceError(f"{path} is missing; expected a file of weights (.safetensors, .pt, .pth or .bin)")
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    return _nested(_read_pickle(path, trust))
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file. Raises SourceError for one that is cut short or is something else."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise SourceError(
+            f"{path} does not read as safetensors ({error}): it is cut short, or of another kind. Copy it again"
+        ) from error
+
+
+def _read_pickle(path: Path, trust: bool) -> Any:
+    if is_torchscript(path):
+        raise SourceError(f"{path} is a TorchScript archive; expected a state dict. Save it with model.state_dict()")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not is_pickle(path):
+            raise SourceError(f"{path} is no file of weights; expected a state dict saved by torch.save") from error
+        if not trust:
+            raise UntrustedSource(
+                f"{path} holds more than tensors, and loading it would execute code that it carries. Save the "
+                f"state dict alone (torch.save(model.state_dict(), ...)), or say --trust if you made this file"
+            ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise SourceError(
+            f"{path} does not read ({_line(error)}): it is cut short or damaged. Copy it again"
+        ) from error
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise SourceError(
+            f"{path} does not load even when trusted ({type(error).__name__}: {_line(error)}). "
+            f"Its classes must be importable here"
+        ) from error
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a file is a TorchScript archive."""
+    return any("/code/" in name for name in _entries(path))
+
+
+def is_program(path: Path) -> bool:
+    """Whether a file is an archive of torch.export."""
+    entries = _entries(path)
+    return path.suffix == ".pt2" or any(
+        name.endswith(("archive_format", "serialized_exported_program.json")) for name in entries
+    )
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file can be a pickle of torch: a zip archive, or the old format."""
+    with path.open("rb") as file:
+        return zipfile.is_zipfile(path) or file.read(1) == b"\x80"
+
+
+def _entries(path: Path) -> list[str]:
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()
+
+
+def _nested(content: Any) -> Any:
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in NESTS if isinstance(content.get(key), (Mapping, nn.Module))), None)
+        if inner is None:
+            break
+        content = inner
+    if isinstance(content, Mapping):
+        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+        for prefix in WRAPPERS:
+            if tensors and all(name.startswith(prefix) for name in tensors):
+                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+        return tensors
+    return content
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None:
+    """Copy the weights into the module, each cast to the dtype that is there.
+
+    Raises SourceError naming the first few that are missing, left over or of another shape.
+    """
+    own = module.state_dict(keep_vars=True)
+    names = {id(value): name for name, value in own.items()}
+    present = {names[id(value)] for name, value in own.items() if name in tensors}
+    missing = [
+        name
+        for name, value in own.items()
+        if name not in tensors and names[id(value)] not in present and not name.endswith(COUNTER)
+    ]
+    extra = [name for name in tensors if name not in own]
+    misfits = [
+        f"{name} is {list(tensors[name].shape)}, expected {list(value.shape)}"
+        for name, value in own.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    faults = [
+        f"{len(found)} {what} ({', '.join(found[:SHOWN])}{', ...' if len(found) > SHOWN else ''})"
+        for what, found in (("missing", missing), ("unexpected", extra), ("of another shape", misfits))
+        if found
+    ]
+    if faults:
+        raise SourceError(
+            f"the weights in {origin} do not fit the module: {'; '.join(faults)}. Give the --builder, and the "
+            f"arguments, that these weights were trained with"
+        )
+    module.load_state_dict(dict(tensors), strict=False)
+
+
+def write_weights(module: nn.Module, path: Path) -> dict[str, str]:
+    """Save the module's weights, a tied one once. Returns the name it is saved under for each name that is not."""
+    seen: dict[Any, str] = {}
+    tied: dict[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in sorted(module.state_dict().items()):
+        storage = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and storage in seen:
+            tied[name] = seen[storage]
+            continue
+        seen[storage] = name
+        # Views of one storage are no tie, and safetensors refuses them: each is written as a tensor of its own.
+        tensors[name] = tensor.contiguous().clone()
+    save_file(tensors, path)
+    return tied
+
+
+def tie(module: nn.Module, tied: Mapping[str, str]) -> None:
+    """Make each tied name the same parameter again as the name it was saved under."""
+    for name, origin in tied.items():
+        source, _, kept = origin.rpartition(".")
+        target, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(target), leaf, getattr(module.get_submodule(source), kept))
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Digest of every weight and buffer that is saved: names, dtypes, shapes and values."""
+    parts = []
+    for name, tensor in sorted(module.state_dict().items()):
+        values = hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+        parts.append([name, str(tensor.dtype), list(tensor.shape), values])
+    return hash_of(parts)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

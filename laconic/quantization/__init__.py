@@ -1,0 +1,1 @@
+"""The types that pass between quantization and export: the captured graph, the plan, the quantization grid."""

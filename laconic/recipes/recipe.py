@@ -1,0 +1,275 @@
+"""What is to be done with a model: its source, the data, the stages, the target and the goal. Read from YAML."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from laconic import registry
+from laconic.errors import MissingPackage, RecipeError, UsageError
+from laconic.recipes.document import explain, read_yaml
+from laconic.recipes.stage import Stage, TorchStage
+from laconic.recipes.stage_order import check_order, wounds
+from laconic.tensor import TensorSpec
+from laconic.units import Bytes, Seconds, Share
+
+DEFAULT_STAGES = {"cpu": ("quantize.static",)}
+"""What is done where the recipe names no stages, by target."""
+
+HEAL = "distill.heal"
+"""The stage that heals."""
+
+
+class Strict(BaseModel):
+    """A part of a recipe. A key that it does not know is refused, with the one that was probably meant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    raise ValueError(f"unknown key {key!r}. {registry.did_you_mean(str(key), cls.model_fields)}")
+        return values
+
+
+class Data(Strict):
+    """Files or folders of samples; laconic/data/dataset.py says which formats.
+
+    calibrate: what the stages may look at. train: what those that train learn from, without labels or with them;
+    without it, the same as they look at. evaluate: what the result is judged by; without it, a part of `calibrate` is
+    set aside for that before anything looks at it. limit: at most so many samples of each are used.
+    """
+
+    calibrate: Path | None = None
+    train: Path | None = None
+    evaluate: Path | None = None
+    limit: int | None = Field(default=None, ge=3)
+
+
+class Named(Strict):
+    """Something that a registry knows, by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
+
+    name: str
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return {"name": values}
+        if isinstance(values, Mapping) and len(values) == 1 and "name" not in values:
+            name, config = next(iter(values.items()))
+            return {"name": name, "config": {} if config is None else config}
+        if isinstance(values, Mapping) and "name" in values:
+            return values
+        raise ValueError(f"expected a name, or {{name: {{setting: value}}}}, got {values!r}")
+
+    def configure(self, kind: str, base: type[BaseModel] = BaseModel) -> Any:
+        """The thing of this kind, derived from `base`, with these settings.
+
+        Raises RecipeError, or MissingPackage for a package that it needs.
+        """
+        try:
+            model = registry.resolve(kind, self.name)
+        except MissingPackage:
+            raise
+        except UsageError as error:
+            raise RecipeError(str(error)) from None
+        if not (isinstance(model, type) and issubclass(model, base)):
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise RecipeError(f"{self.name} is not {article} {kind}")
+        for key in self.config:
+            if key not in model.model_fields:
+                raise RecipeError(f"{self.name}: unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}")
+        try:
+            return model.model_validate(self.config)
+        except ValidationError as error:
+            raise RecipeError(explain(error, self.name)) from None
+        except RecipeError as error:  # of what its settings name in their turn
+            raise RecipeError(f"{self.name}: {error}") from None
+
+    def plain(self) -> Any:
+        """As it would be written in YAML."""
+        return {self.name: self.config} if self.config else self.name
+
+
+class Step(Named):
+    """A stage by name, with its settings."""
+
+    def stage(self) -> Stage:
+        """The stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
+        stage: Stage = self.configure("stage", Stage)
+        return stage
+
+
+class Goal(Strict):
+    """What the result must reach. What is not given is not asked; without a fidelity the task's own tolerance counts.
+
+    fidelity, worst: the mean and the worst of the samples, in the task's fidelity (1 = the same answers). max_drop: of
+    the task's metric against labels, from the original's. max_latency: seconds for one sample. max_size: bytes.
+    """
+
+    fidelity: Share | None = None
+    worst: Share | None = None
+    max_drop: Share | None = None
+    max_latency: Seconds | None = None
+    max_size: Bytes | None = None
+
+
+class Origin(Strict):
+    """Where a model comes from.
+
+    source: a checkpoint's folder or file. task: as registered; guessed from the source where it is not given.
+    builder, arguments: "package.module:factory" that builds the module, and what it is called with. inputs: the
+    signature, where the source does not tell.
+    """
+
+    source: str
+    task: str | None = None
+    builder: str | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    inputs: tuple[TensorSpec, ...] = ()
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str | None) -> str | None:
+        if task is not None and task not in registry.TASKS and ":" not in task:
+            raise ValueError(f"unknown task {task!r}. {registry.did_you_mean(task, registry.TASKS)}")
+        return task
+
+    @field_validator("builder")
+    @classmethod
+    def _address(cls, builder: str | None) -> str | None:
+        if builder is not None and not all(builder.partition(":")):
+            raise ValueError(f"expected 'package.module:factory', got {builder!r}")
+        return builder
+
+
+class Recipe(Origin):
+    """The whole recipe. stages: the target's own where none are given. heal: whether what a stage has harmed is healed
+    after it, or the settings of that. to: what is written; a checkpoint is quantized by nobody. runtimes: the engines
+    to try, best first; all of the target's where none are given."""
+
+    data: Data = Data()
+    stages: tuple[Step, ...]
+    heal: bool | dict[str, Any] = True
+    to: Literal["artifact", "checkpoint"] = "artifact"
+    target: str = "cpu"
+    runtimes: tuple[str, ...] = ()
+    goal: Goal = Goal()
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_stages(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("stages") is None:
+            default = () if values.get("to") == "checkpoint" else DEFAULT_STAGES.get(values.get("target", "cpu"), ())
+            return {**values, "stages": default}
+        return values
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _one_file(cls, data: Any) -> Any:
+        return {"calibrate": data} if isinstance(data, (str, Path)) else data
+
+    @field_validator("target")
+    @classmethod
+    def _built_target(cls, target: str) -> str:
+        if target not in registry.TARGETS:
+            raise ValueError(f"unknown target {target!r}. {registry.did_you_mean(target, registry.TARGETS)}")
+        if not registry.TARGETS[target]:
+            built = [name for name, engines in registry.TARGETS.items() if engines]
+            raise ValueError(f"target {target!r} is not built yet. Try {' or '.join(map(repr, built))}")
+        return target
+
+    @model_validator(mode="after")
+    def _target_has_runtimes(self) -> Self:
+        for name in self.runtimes:
+            if name not in registry.TARGETS[self.target]:
+                raise ValueError(
+                    f"runtimes: {name!r} is no engine of target {self.target!r}. "
+                    f"{registry.did_you_mean(name, registry.TARGETS[self.target])}"
+                )
+        return self
+
+    @classmethod
+    def load(cls, path: Path, **given: Any) -> "Recipe":
+        """Read a recipe, check it down to the settings of its stages, and complete it: with the healing after a stage,
+        and without what a checkpoint cannot hold.
+
+        given: what the command line says; it stands above the file, key by key. Paths in the file count from the
+        file's folder.
+        Raises RecipeError with the file, the key and what was expected; MissingPackage for a stage's packages.
+        """
+        content = read_yaml(path)
+        if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
+            data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
+            given = given | {"data": content["data"] | data}
+        if isinstance(content.get("goal"), dict) and isinstance(given.get("goal"), dict):
+            given = given | {"goal": content["goal"] | given["goal"]}
+        return cls.parse(content | given, where=str(path))
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], *, where: str = "recipe") -> "Recipe":
+        """From keys and values, checked and completed as `load` does. where: what to call it in an error."""
+        try:
+            recipe = cls.model_validate(content).completed()
+            recipe.build()
+        except ValidationError as error:
+            raise RecipeError(explain(error, where)) from None
+        except RecipeError as error:
+            raise RecipeError(f"{where}: {error}") from None
+        return recipe
+
+    @classmethod
+    def default(cls, source: str, **given: Any) -> "Recipe":
+        """What is done without a recipe. given: any other key."""
+        return cls.parse({"source": source, **given})
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines to try, best first."""
+        return self.runtimes or registry.TARGETS[self.target]
+
+    def completed(self) -> Self:
+        """With the healing that it asks for among the stages, and without the stages that what is written cannot hold.
+
+        A completed recipe stays as it is. Raises RecipeError where nothing would be left to do.
+        """
+        built = [(step, step.stage()) for step in self.stages]
+        if self.to == "checkpoint":
+            if self.goal.max_latency is not None:
+                raise RecipeError(
+                    "goal.max_latency is for artifacts, which have an engine. Leave it out for a checkpoint"
+                )
+            built = [(step, stage) for step, stage in built if stage.kind == "torch"]
+            if not built:
+                raise RecipeError(
+                    "a checkpoint would be written as it came: no stage changes the module, and quantization is for "
+                    "artifacts. Name stages that prune, factorize or train"
+                )
+        steps = [step for step, _ in built]
+        lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)
+        if self.heal and HEAL in registry.STAGES and (lossy or isinstance(self.heal, dict)):
+            heal = Step(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
+            for number in reversed(wounds([stage for _, stage in built], heal.stage())):
+                steps.insert(number + 1, heal.model_copy(deep=True))  # YAML would write one twice as an alias
+        return self.model_copy(update={"stages": tuple(steps)})
+
+    def build(self) -> tuple[Stage, ...]:
+        """The stages with their settings. Raises RecipeError for one that is wrong, or out of order."""
+        stages = tuple(step.stage() for step in self.stages)
+        check_order([step.name for step in self.stages], stages, onnx=self.source.endswith(".onnx"))
+        return stages
+
+    def to_yaml(self) -> str:
+        """As it would be written; reading it gives the same recipe."""
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"stages"})
+        content["stages"] = [step.plain() for step in self.stages]
+        content["target"] = self.target
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,37 @@
+"""Run a whole dataset through a session."""
+
+import numpy as np
+
+from laconic.data.dataset import Dataset, batches
+from laconic.progress import Step
+from laconic.runtimes.runtime import Session
+from laconic.tasks.task import Task
+from laconic.tensor import Array, Arrays
+
+ROWS = 16
+"""Samples per run. With texts sorted by length, larger batches gained nothing on two cores."""
+
+
+def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
+    """The outputs for every sample, in the dataset's order: [samples, ...] by name.
+
+    Where samples have outputs of different sizes, the smaller are filled with zeros.
+    """
+    found: dict[str, list[Array]] = {}
+    for indices, batch in batches(dataset, task, rows):
+        for name, array in session.run(batch).items():
+            slots = found.setdefault(name, [np.empty(0)] * len(dataset))
+            for index, row in zip(indices, array, strict=True):
+                slots[index] = row
+        if step:
+            step.advance(len(indices))
+    return {name: stack(slots) for name, slots in found.items()}
+
+
+def stack(rows: list[Array]) -> Array:
+    """Arrays of one rank as one array, zeros behind the smaller ones."""
+    shape = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
+    stacked = np.zeros((len(rows), *shape), rows[0].dtype)
+    for target, row in zip(stacked, rows, strict=True):
+        target[tuple(slice(size) for size in row.shape)] = row
+    return stacked

@@ -1,0 +1,1 @@
+"""Interleaved timing of several models on this machine, and its results."""

@@ -1,0 +1,61 @@
+"""How fast the candidates are, side by side with the original, on this machine."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from laconic.progress import Step
+from laconic.runtimes.runtime import Session
+from laconic.tasks.task import Task
+from laconic.tensor import Array
+from laconic.timing.interleave import interleave, timings
+from laconic.timing.measurements import Timing
+
+LENGTH = 128
+"""Of the free axes: tokens of a text."""
+
+TRIAL_BATCHES = (1, 8)
+BATCHES = (1, 2, 4, 8, 16, 32)
+ROUNDS = 7
+
+PATIENCE = 60.0
+"""Seconds that the timing of one batch size may take; larger ones are left out where the original would need longer."""
+
+
+def race(
+    sessions: Mapping[str, Session],
+    task: Task,
+    *,
+    baseline: str,
+    batches: tuple[int, ...],
+    threads: int,
+    step: Step,
+    length: int = LENGTH,
+    rounds: int = ROUNDS,
+    patience: float = PATIENCE,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Timing]:
+    """Time each session at each batch size; in each round every one runs once. clock: as `interleave` takes it."""
+    found: list[Timing] = []
+    for batch in batches:
+        inputs = task.typical(batch, length)
+        runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
+        seconds = interleave(runs, rounds=rounds, clock=clock)
+        found += timings(seconds, baseline, batch=batch, length=free(inputs, task), threads=threads)
+        step.advance()
+        if sum(map(sum, seconds.values())) * 2 > patience:
+            break
+    return found
+
+
+def free(inputs: Mapping[str, Array], task: Task) -> int:
+    """The longest free axis behind the batch, as tokens of a text; 0 where there is none."""
+    return max(
+        (
+            size
+            for spec in task.inputs
+            for axis, size in zip(spec.shape[1:], inputs[spec.name].shape[1:], strict=True)
+            if isinstance(axis, str)
+        ),
+        default=0,
+    )

@@ -1,0 +1,1 @@
+"""Observers of a training run: progress, logs, TensorBoard, traces, energy, FLOPs."""

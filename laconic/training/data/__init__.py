@@ -1,0 +1,1 @@
+"""Batches for training: sampling, building in worker processes, prefetching."""

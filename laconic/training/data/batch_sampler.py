@@ -1,0 +1,89 @@
+"""Which rows make up which batch: shuffled anew for each epoch, and a pure function of the seed and the step."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from laconic.data.dataset import Dataset
+from laconic.errors import DataError, RecipeError
+from laconic.tensor import Array
+
+
+class Order:
+    """The rows of each step, without end: a step that is asked for twice is the same, so resuming needs no state."""
+
+    def __init__(
+        self,
+        count: int,
+        rows: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = False,
+        lengths: Sequence[int] | None = None,
+        window: int = 50,
+    ) -> None:
+        """count: rows of the dataset. rows: of a batch, all ranks together. drop_last: leave out the rows of an epoch
+        that do not fill a batch; which ones changes from epoch to epoch.
+
+        lengths: of each row. Where they are given, rows of like length go together, to pad little: each `window`
+        batches of the shuffled rows are sorted by length, and the batches are shuffled again.
+        Raises DataError where there is no row, or none is left; RecipeError for a batch smaller than the ranks.
+        """
+        if count < 1:
+            raise DataError("there are no rows to train with. Give a file that has some")
+        if rows < world or not 0 <= rank < world or window < 1:
+            raise RecipeError(
+                f"a batch of {rows} rows cannot be shared by {world} ranks. Give each rank a row at least"
+            )
+        if drop_last and count < rows:
+            raise DataError(
+                f"{count} rows do not fill one batch of {rows}, and what does not fill a batch is dropped. "
+                f"Make the batch smaller, or keep the last one"
+            )
+        self.rows = rows
+        self.steps = count // rows if drop_last else -(-count // rows)
+        self._count, self._seed, self._rank, self._world, self._window = count, seed, rank, world, window
+        self._lengths = None if lengths is None else np.asarray(lengths)
+        # Two epochs: workers are ahead of the step when one ends.
+        self._shuffled = lru_cache(2)(self._shuffle)
+
+    def epoch(self, step: int) -> int:
+        """The epoch that a step belongs to, from 0."""
+        return step // self.steps
+
+    def whole(self, step: int) -> list[int]:
+        """The rows of all ranks together."""
+        start = step % self.steps * self.rows
+        return [int(row) for row in self._shuffled(self.epoch(step))[start : start + self.rows]]
+
+    def batch(self, step: int) -> list[int]:
+        """The rows of this rank: ranks differ by one row at most.
+
+        None, where the last batch of an epoch has fewer rows than there are ranks.
+        """
+        rows = self.whole(step)
+        start, stop = (len(rows) * rank // self._world for rank in (self._rank, self._rank + 1))
+        return rows[start:stop]
+
+    def _shuffle(self, epoch: int) -> Array:
+        """All rows as they stand in an epoch, [count] int64."""
+        rng = np.random.default_rng((self._seed, epoch))
+        rows = rng.permutation(self._count)
+        if self._lengths is None:
+            return rows
+        size = self._window * self.rows
+        for start in range(0, self._count, size):
+            part = rows[start : start + size]
+            rows[start : start + size] = part[np.argsort(self._lengths[part], kind="stable")]
+        # The rest, which fills no batch, stays at the end.
+        full = self._count // self.rows
+        batches = rows[: full * self.rows].reshape(full, self.rows)[rng.permutation(full)]
+        return np.concatenate([batches.reshape(-1), rows[full * self.rows :]])
+
+
+def row_lengths(dataset: Dataset) -> tuple[int, ...]:
+    """The length of each row: that of its longer sample, where it has two."""
+    per_row = dataset.per_row
+    return tuple(max(dataset.lengths[row * per_row : (row + 1) * per_row]) for row in range(len(dataset.keys)))

@@ -1,0 +1,1 @@
+"""Training on several devices: data parallelism and fully sharded data parallelism."""

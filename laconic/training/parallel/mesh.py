@@ -1,0 +1,72 @@
+"""How training is spread over devices: so many copies of the model, each cut into so many shards."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from laconic.errors import RecipeError
+from laconic.recipes.recipe import Strict
+
+Way = Literal["replicate", "shard"]
+"""How work is spread: each rank has the whole model, or a shard of it."""
+
+
+class Mesh(Strict):
+    """The ranks of a run, and what each axis of them is for. Each rank learns from rows of its own; the gradient, and
+    so the result, is that of the whole batch.
+
+    replicate: copies of the model, whose gradients are averaged (DDP: Li et al., arXiv 2006.15704). shard: ranks that
+    have one copy between them: of weights, gradients and the optimizer's state each holds its part, and weights are
+    gathered layer by layer as they are needed (FSDP: Zhao et al., arXiv 2304.11277; ZeRO: Rajbhandari et al., arXiv
+    1910.02054). Where one is null, it is whatever is left of the ranks. With both, shards are gathered among neighbours
+    and gradients averaged over the copies. tensor, pipeline: for later.
+
+    compress: of replicas, in which precision gradients travel. precision: of shards, in which the weights are gathered
+    and the model computes; the shards themselves, and the sums of gradients, stay FP32. offload: shards stay in the
+    host's memory, where the optimizer steps.
+    """
+
+    replicate: int | None = Field(default=None, ge=1)
+    shard: int | None = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+    compress: Literal["fp16", "bf16"] | None = None
+    precision: Literal["bf16"] | None = None
+    offload: bool = False
+
+    @field_validator("tensor", "pipeline")
+    @classmethod
+    def _one(cls, ranks: int) -> int:
+        if ranks != 1:
+            raise ValueError(f"{ranks} ranks are not possible yet: layers are not cut, only copied or sharded. Leave 1")
+        return ranks
+
+    @model_validator(mode="after")
+    def _settings_have_a_place(self) -> Self:
+        if self.sharded and self.compress:
+            raise ValueError("compress is for replicas, and this mesh has shards. Set precision in its place")
+        if not self.sharded and (self.precision or self.offload):
+            name = "precision" if self.precision else "offload"
+            raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")
+        return self
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold shards, be it a single one."""
+        return self.shard != 1
+
+    @property
+    def way(self) -> Way:
+        """How work is spread."""
+        return "shard" if self.sharded else "replicate"
+
+    def resolve(self, world: int) -> tuple[int, int]:
+        """Copies of the model and shards of each, for so many ranks. Raises RecipeError where they do not fit."""
+        shard = self.shard or max(1, world // (self.replicate or 1))
+        replicate = self.replicate or max(1, world // shard)
+        if replicate * shard != world:
+            raise RecipeError(
+                f"mesh: {replicate} x {shard} ranks (replicate x shard) were expected, and {world} were started. Start "
+                f"`torchrun --nproc-per-node {replicate * shard} -m laconic ...`, or set one of them to null"
+            )
+        return replicate, shard

@@ -1,0 +1,1 @@
+"""Snapshots of a training run to resume from: asynchronous, incremental, atomic."""
