@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from laconic.artifacts.artifact import Artifact, make_runtime
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import milliseconds, speedup
 from laconic.cache import VARIABLE, Cache
 from laconic.data.dataset import Dataset
@@ -20,7 +20,7 @@ from laconic.models.source import open_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import answers
-from laconic.runtimes.runtime import Session
+from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 from laconic.timing.measurements import Timing

@@ -24,11 +24,11 @@ import torch
 from studies import Study
 
 from laconic import registry
-from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
+from laconic.config import Named
 from laconic.errors import RecipeError
 from laconic.finetune.evaluate import evaluate
-from laconic.recipes.recipe import Named
+from laconic.hashing import hash_of
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
 from laconic.training.train import Watching, teach

@@ -13,11 +13,10 @@ import torch_pruning
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from torch import nn
 
-from laconic.artifacts.artifact import make_runtime
 from laconic.data.dataset import Dataset, batches, read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
-from laconic.runtimes.runtime import Session
+from laconic.runtimes.runtime import Session, make_runtime
 from laconic.runtimes.torch import TorchSession
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays

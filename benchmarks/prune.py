@@ -21,11 +21,11 @@ from compress.prune.heads import Heads
 from compress.prune.layers import Layers
 from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
+from laconic.config import Named
 from laconic.data.dataset import Dataset, read, split
 from laconic.metrics import cosine, similarities, spearman
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
-from laconic.recipes.recipe import Named
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession

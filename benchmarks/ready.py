@@ -14,7 +14,7 @@ from solve import digits
 from compress.pipeline import compress
 from laconic.cache import Cache
 from laconic.commands.tables import compressed
-from laconic.recipes.document import read_yaml
+from laconic.config import read_yaml
 from laconic.recipes.ready import find
 from laconic.recipes.recipe import Recipe
 

@@ -24,15 +24,16 @@ from inputs import texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
-from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
+from laconic.config import Named
 from laconic.data.dataset import Dataset, split
 from laconic.finetune.evaluate import evaluate
+from laconic.hashing import hash_of
 from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.models.language_model import LanguageModel
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.progress import Steps
-from laconic.recipes.recipe import Named, Step
+from laconic.recipes.recipe import Step
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec

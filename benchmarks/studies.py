@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from training import eager
 
+from laconic.config import Named
 from laconic.data.dataset import Dataset, split
 from laconic.finetune.head import with_labels
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.language_model import LanguageModel
-from laconic.recipes.recipe import Named
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tensor import TensorSpec

@@ -8,11 +8,11 @@ from typing import Any
 import transformers
 from torch import nn
 
+from laconic.config import Named
 from laconic.models import builder, huggingface
 from laconic.models.embedder import read_json
 from laconic.planner.combinations import spelled
 from laconic.planner.meta_model import CONFIG, Subject, open_subject
-from laconic.recipes.recipe import Named
 from laconic.training.settings import Training
 
 CNN = "digits:build"

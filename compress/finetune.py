@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
+from laconic.hashing import code_version, hash_of
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training

@@ -15,13 +15,14 @@ from export.build import PROBE_OPTION, Bench, Option, options
 from export.candidates import Candidate, climb, fastest, overall, ways
 from export.evidence import question
 from laconic import __version__, registry
-from laconic.artifacts.artifact import MODEL, Artifact, check_destination, make_runtime, publish
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish
+from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import Parts, assemble
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import this_machine
+from laconic.hashing import code_version, hash_of
 from laconic.models.source import Source, capture, capture_error
 from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
@@ -29,6 +30,7 @@ from laconic.quantization.plan import Ladder, Plan
 from laconic.recipes.goal import missed, tightened, wanted
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, TorchStage, describe
+from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
 from laconic.timing.measurements import ORIGINAL, Measured, knee

@@ -12,10 +12,11 @@ import torch
 
 from laconic import registry
 from laconic.artifacts.gain import amount, count, nines
-from laconic.artifacts.record import Record, code_version, hash_of
-from laconic.cache import Cache
+from laconic.artifacts.record import Record
+from laconic.cache import Cache, scratch
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
+from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import BUILD, Checkpoint
 from laconic.models.footprint import footprint
 from laconic.models.source import Source, open_source
@@ -26,7 +27,6 @@ from laconic.recipes.stage import Context, Property, Stage, TorchContext, TorchS
 from laconic.recipes.stage_order import MEANINGS
 from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession
-from laconic.scratch import scratch
 from laconic.tensor import Array, Arrays
 
 KEPT, TIME = "checkpoint", "seconds.json"

@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from laconic import registry
-from laconic.artifacts.artifact import make_runtime
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage
 from laconic.hardware import cores, this_machine
+from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
 from laconic.runtimes.predict import answers
-from laconic.runtimes.runtime import Compute, Session
+from laconic.runtimes.runtime import Compute, Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
 

@@ -1,13 +1,8 @@
 """Laconic: the same answers, with fewer bits."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from laconic.quiet_imports import hush
-
-hush()
-
-from laconic import registry  # noqa: E402 - after the hush, which comes before all imports
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -24,5 +19,24 @@ def load(path: str | Path, **given: Any) -> "Checkpoint":
     given: `task`, `builder`, `arguments`, `inputs`, for weights of a model of your own; `trust=True` lets a source
     execute code that it carries. Raises SourceError, UntrustedSource. Torch is imported here, and not before.
     """
-    checkpoint: Checkpoint = registry.load("laconic.models.checkpoint:load_source")(Path(path), **given)
-    return checkpoint
+    from laconic.models.checkpoint import load_source
+
+    return load_source(Path(path), **given)
+
+
+NOISE = {"torchao": "Failed to load ", "torch.utils._pytree": "%s is an Enum subclass"}
+"""How it begins, by logger: torchao's kernels for other machines; torch, to torchao's authors."""
+
+
+def quiet_imports() -> None:
+    """Leave these records out, and no others. It comes before all imports: transformers brings torchao by itself."""
+    for name in NOISE:
+        logging.getLogger(name).addFilter(worth_reading)
+
+
+def worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a record of one of these loggers is something else."""
+    return not str(record.msg).startswith(NOISE[record.name])
+
+
+quiet_imports()

@@ -1,19 +1,21 @@
-"""Results by the key of what they were made from: an interrupted run resumes, an unchanged step is not done twice."""
+"""Results by the key of what they were made from, so that an interrupted run resumes; and scratch folders."""
 
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import platformdirs
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from laconic.lock import locked
+from laconic.errors import UsageError
 from laconic.tensor import Arrays
 
 VARIABLE = "LACONIC_CACHE"
@@ -68,7 +70,7 @@ class Cache:
         A folder that a killed process left half filled is removed: nobody can be at work on it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / f"{key}.lock"):
+        with FileLock(self.folder / f"{key}.lock"):
             for half in self.folder.glob(f"{key}.*/"):
                 shutil.rmtree(half, ignore_errors=True)
             yield
@@ -82,3 +84,32 @@ class Cache:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+SCRATCH, LOCK = "unfinished-", "lock"
+"""What is in the name of each, so that somebody who finds one knows what it is; and the file in it that is locked while
+its run lasts."""
+
+
+@contextmanager
+def scratch(destination: Path) -> Iterator[Path]:
+    """A folder beside the destination that is gone afterwards, whatever happens; if the process is killed, the next run
+    to the same destination removes it. Raises UsageError where it cannot be made."""
+    prefix = f".{destination.name}.{SCRATCH}"
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        for left in destination.parent.glob(f"{escape(prefix)}*/"):
+            with suppress(OSError, NotImplementedError), FileLock(left / LOCK, timeout=0):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
+    except OSError as error:
+        raise UsageError(f"cannot write to {destination.parent}: {error.strerror}. Choose another --output") from None
+    try:
+        with ExitStack() as stack:
+            with suppress(
+                OSError, NotImplementedError
+            ):  # a disk that knows no locks gives none to who would remove the folder either
+                stack.enter_context(FileLock(folder / LOCK, timeout=0))
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,7 @@ from laconic.commands.compression import compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.training import finetune, plan
 from laconic.errors import LaconicError
-from laconic.rooms import check_rooms
+from laconic.packages import check_packages
 
 INTERRUPTED = 130
 """The exit code that shells give to what was stopped by Ctrl-C."""
@@ -75,7 +75,7 @@ def main() -> NoReturn:
     """The console script."""
     signal.signal(signal.SIGTERM, stop)
     try:
-        check_rooms()
+        check_packages()
         code = app(standalone_mode=False) or 0
     except LaconicError as error:
         fail(str(error), error.exit_code)

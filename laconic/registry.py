@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from laconic.errors import MissingPackage, UsageError
-from laconic.rooms import ROOMS
+
+PACKAGES = ("laconic", "compress", "export", "serve")
+"""The top-level packages."""
 
 TASKS = {
     "text-embedding": "laconic.tasks.text_embedding:TextEmbedding",
@@ -142,6 +144,9 @@ TABLES = {
     "schedule": SCHEDULES,
 }
 
+RENAMED: dict[str, dict[str, str]] = {}
+"""By kind, names of earlier versions and today's: an old name is refused with the new one."""
+
 # The package that an engine or a library comes in, by the name that fails to import.
 EXTRAS = {
     "torch": "compress",
@@ -187,6 +192,8 @@ def resolve(kind: str, name: str) -> Any:
     table = TABLES[kind]
     address = table.get(name, name)
     if ":" not in address:
+        if name in RENAMED.get(kind, {}):
+            raise UsageError(f"{kind} {name!r} is now called {RENAMED[kind][name]!r}")
         raise UsageError(f"unknown {kind} {name!r}. {did_you_mean(name, table)}")
     return load(address)
 
@@ -198,7 +205,7 @@ def load(address: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and not module_name.startswith(error.name):
-            if error.name.partition(".")[0] in ("laconic", *ROOMS):
+            if error.name.partition(".")[0] in PACKAGES:
                 raise  # a fault of Laconic's own, not a package to install
             raise missing(error.name) from error
         raise UsageError(f"there is no module {module_name!r} (from {address!r})") from error

@@ -8,9 +8,10 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest, digest, seal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import this_machine
+from laconic.hashing import digest, seal
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
 from laconic.timing.measurements import Measured

@@ -17,8 +17,9 @@ from models import Perceptron, randomize
 from safetensors.torch import save_file
 
 from compress.reduce import reduce
-from laconic.artifacts.record import Record, hash_of
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
+from laconic.hashing import hash_of
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import TorchStage

@@ -13,7 +13,8 @@ import numpy as np
 from artifacts import write_artifact
 from safetensors.numpy import save_file
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, digest, seal, unseal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED
+from laconic.hashing import digest, seal, unseal
 from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
 from laconic.tasks.image_classification import ImageClassification

@@ -8,19 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from laconic.artifacts.artifact import (
-    GOLDEN,
-    MANIFEST,
-    MEASURED,
-    MODEL,
-    REPORT,
-    Artifact,
-    check_destination,
-    digest,
-    publish,
-    seal,
-    unseal,
-)
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, check_destination, publish
 from laconic.errors import (
     ArtifactError,
     CorruptArtifact,
@@ -30,6 +18,7 @@ from laconic.errors import (
     UnprovenArtifact,
     UsageError,
 )
+from laconic.hashing import digest, seal, unseal
 
 ASSETS = {"tokenizer.json": b'{"model": {}}', "preprocess.json": b"{}"}
 USED = (MANIFEST, MEASURED, MODEL, GOLDEN, *ASSETS)
@@ -151,7 +140,7 @@ def test_without_any_engine_the_way_to_one_is_named(folder, monkeypatch):
     def absent(name):
         raise MissingPackage(name)
 
-    monkeypatch.setattr("laconic.artifacts.artifact.make_runtime", absent)
+    monkeypatch.setattr("laconic.runtimes.runtime.make_runtime", absent)
     with pytest.raises(MissingPackage, match=r"pip install 'laconic\[cpu\]'"):
         Artifact.load(folder).runtime()
 

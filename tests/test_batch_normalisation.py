@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.recipes.recipe import Named
+from laconic.config import Named
 from laconic.training.assembly import make_kit
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers.adamw import AdamW

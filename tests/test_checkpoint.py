@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from laconic.artifacts.artifact import seal, unseal
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError, UntrustedSource, UsageError
+from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.models.signature import specs_from_arrays
 from laconic.runtimes.torch import Torch, TorchSession

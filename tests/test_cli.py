@@ -16,9 +16,10 @@ import torch
 import typer
 from artifacts import FAILED, write_artifact
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact, seal, unseal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact
 from laconic.cache import VARIABLE
 from laconic.cli import app, main
+from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 
 HERE = Path(__file__).parent

@@ -7,10 +7,11 @@ import pytest
 from artifacts import FAILED, write_artifact
 from test_report import measured
 
-from laconic.artifacts.artifact import MANIFEST, MEASURED, seal, unseal
+from laconic.artifacts.artifact import MANIFEST, MEASURED
 from laconic.artifacts.compare import compare, table
 from laconic.artifacts.record import Record
 from laconic.errors import ArtifactError, DataError, UsageError
+from laconic.hashing import seal, unseal
 
 
 def change(path, **changes):

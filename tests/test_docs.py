@@ -12,9 +12,10 @@ import yaml
 from laconic import registry
 from laconic.artifacts.artifact import Manifest
 from laconic.cli import app
+from laconic.config import Named
 from laconic.errors import MissingPackage
 from laconic.planner.memory_plan import HEADROOM
-from laconic.recipes.recipe import Data, Goal, Named, Recipe
+from laconic.recipes.recipe import Data, Goal, Recipe
 from laconic.training.data.batch_loader import FeedSettings
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingData, TrainingRecipe

@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 
+from laconic import NOISE
 from laconic.errors import DataError, SourceError
 from laconic.finetune.head import class_names, labels_of, open_for, with_labels
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.quiet_imports import CHATTER
 from laconic.training.settings import TrainingRecipe
 
 LABELS = ["red", "green", "blue", "green", "black"]
@@ -197,7 +197,7 @@ def test_a_command_prints_nothing_of_what_torchao_has_to_say():
 
 
 def test_only_known_chatter_is_left_out(caplog):
-    for name, begins in CHATTER.items():
+    for name, begins in NOISE.items():
         logging.getLogger(name).warning(f"{begins}...")
         logging.getLogger(name).warning("something else")
     assert [record.message for record in caplog.records] == ["something else"] * 2

@@ -7,20 +7,10 @@ import sys
 import pytest
 from artifacts import FAILED, X, write_artifact
 
-from laconic.artifacts.artifact import (
-    GOLDEN,
-    MANIFEST,
-    MEASURED,
-    MODEL,
-    REPORT,
-    Artifact,
-    Manifest,
-    digest,
-    seal,
-    unseal,
-)
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, Manifest
 from laconic.artifacts.inspection import batch_sizes, bench, kernels, summary, verify
 from laconic.errors import ArtifactError, UsageError
+from laconic.hashing import digest, seal, unseal
 
 
 def verdicts(checks):

@@ -13,8 +13,8 @@ import pytest
 from laconic.registry import EXTRAS
 
 HOME = Path(__file__).parents[1]
-ROOMS = ("compress", "export", "serve")
-OWN = ("laconic", *ROOMS)
+PACKAGES = ("compress", "export", "serve")
+OWN = ("laconic", *PACKAGES)
 FILES = sorted(path for package in OWN for path in (HOME / package).rglob("*.py"))
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors.torch", "matplotlib", "pyarrow"}
 """What neither the command line's help nor the server may load."""

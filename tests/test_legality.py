@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from laconic import registry
+from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipes.recipe import Named
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.step.legality import NEEDS, ONE, check, conflict, ordered
 from laconic.training.step.technique import SLOTS, Technique

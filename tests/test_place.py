@@ -14,14 +14,13 @@ from export.audit import audit
 from export.capture.capture import capture, example
 from export.place import place
 from laconic import registry
-from laconic.artifacts.artifact import make_runtime
 from laconic.errors import CaptureError, UnsupportedPrecision
 from laconic.metrics import cosine
 from laconic.models.checkpoint import load_source
 from laconic.quantization.plan import Plan
 from laconic.quantization.qparams import quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.runtime import Kernel
+from laconic.runtimes.runtime import Kernel, make_runtime
 from laconic.tensor import BATCH
 
 ENGINES = ("onnxruntime", "openvino")

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from laconic.cache import Cache
+from laconic.config import Named
 from laconic.models import huggingface
 from laconic.models.embedder import read_json
 from laconic.planner.memory_timeline import Ledger
@@ -21,7 +22,6 @@ from laconic.planner.meta_model import Subject, open_subject
 from laconic.planner.prediction import predict
 from laconic.planner.rates import Curve, Rates, measure, per_parameter
 from laconic.planner.simulate import STEPS, Prepare, Watch, imagining, trace
-from laconic.recipes.recipe import Named
 from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
 from laconic.training.step.objective import Batch

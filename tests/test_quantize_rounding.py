@@ -18,13 +18,13 @@ from compress.quantize.rounding import errors, rounded
 from export.capture.capture import capture
 from export.place import place
 from laconic import registry
-from laconic.artifacts.artifact import make_runtime
 from laconic.errors import UnsupportedPrecision
 from laconic.models.checkpoint import load_source
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Rounded
 from laconic.quantization.qparams import FOUR_BITS, group_scales, quantize_groups, quantize_weight, spread
 from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import TensorSpec
 
 ENGINES = ("onnxruntime", "openvino")

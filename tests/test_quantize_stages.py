@@ -22,7 +22,6 @@ from export.audit import audit
 from export.capture.capture import capture
 from export.place import place
 from laconic import registry
-from laconic.artifacts.artifact import make_runtime
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -35,6 +34,7 @@ from laconic.quantization.plan import Plan, Range
 from laconic.recipes.stage import PlanContext, TorchContext
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import answers
+from laconic.runtimes.runtime import make_runtime
 
 ENGINES = ("onnxruntime", "openvino")
 SETTINGS = {

@@ -13,11 +13,12 @@ from export.build import Option
 from export.candidates import Candidate
 from export.report.changes import searched
 from export.report.report import MARK, add_search, render
-from laconic.artifacts.artifact import REPORT, Artifact, FileDigest, Manifest
+from laconic.artifacts.artifact import REPORT, Artifact, Manifest
 from laconic.artifacts.inspection import verify
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.hardware import Machine
+from laconic.hashing import FileDigest
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Ladder, Plan
 from laconic.recipes.recipe import Recipe

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from laconic import registry
-from laconic.artifacts.artifact import make_runtime
 from laconic.errors import MissingPackage, RuntimeFailure
 from laconic.runtimes.fake import Fake
+from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import TensorSpec
 
 onnx = pytest.importorskip("onnx")

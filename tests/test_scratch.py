@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from laconic.cache import scratch
 from laconic.errors import UsageError
-from laconic.scratch import scratch
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from laconic.scratch import scratch
+from laconic.cache import scratch
 with scratch(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("done")
     print(folder, flush=True)

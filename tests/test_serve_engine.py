@@ -11,7 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from served import change_artifact, running
 from tritonclient import http as triton
 
-from laconic.artifacts.artifact import MANIFEST, MODEL, digest, unseal
+from laconic.artifacts.artifact import MANIFEST, MODEL
+from laconic.hashing import digest, unseal
 from laconic.tensor import TensorSpec
 
 pytestmark = pytest.mark.usefixtures("own_tasks")

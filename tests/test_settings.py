@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic import registry
+from laconic.config import Named
 from laconic.errors import RecipeError
-from laconic.recipes.recipe import Named
 from laconic.training.settings import Training, TrainingRecipe
 
 

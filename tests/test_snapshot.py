@@ -27,8 +27,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from laconic.artifacts.artifact import seal, unseal
 from laconic.errors import SourceError, TrainingFailure, UnknownFormat, UsageError
+from laconic.hashing import seal, unseal
 from laconic.training.snapshots import pack
 from laconic.training.snapshots.card import PACKS, card_path
 from laconic.training.snapshots.snapshot import Snapshots

@@ -24,7 +24,6 @@ from compress.search.space import AXES, axes, foreseen, heals, with_settings
 from compress.search.study import Study
 from export.build import Option
 from laconic import registry
-from laconic.artifacts.artifact import make_runtime
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, UsageError
@@ -33,6 +32,7 @@ from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
 from laconic.quantization.plan import Plan, Range
 from laconic.recipes.recipe import Goal, Recipe
+from laconic.runtimes.runtime import make_runtime
 from laconic.timing.measurements import Trial
 
 FIGURE = st.floats(0, 10)

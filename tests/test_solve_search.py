@@ -17,8 +17,8 @@ from compress.search.strategy import search
 from compress.search.trial import Outcome
 from export.build import Option
 from laconic import registry
-from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
+from laconic.hashing import hash_of
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import Tolerance

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import registry
+from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
 from laconic.planner.simulate import imagined, simulate, trace
-from laconic.recipes.recipe import Named
 from laconic.training.assembly import make_kit
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken

@@ -3,9 +3,9 @@ from artifacts import FAILED, PASSED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.artifacts.record import hash_of
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import cores, this_machine
+from laconic.hashing import hash_of
 
 
 def compare(figure, required):

@@ -14,10 +14,11 @@ from compress.distill.distillation import Distillation
 from compress.distill.distillation_loss import Imitation
 from compress.distill.layer_mapping import Pair, pairs
 from laconic import registry
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
+from laconic.config import Named
 from laconic.errors import DataError
+from laconic.hashing import code_version, hash_of
 from laconic.progress import Step
-from laconic.recipes.recipe import Named
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
 from laconic.training.loop import Event

@@ -14,7 +14,7 @@ from compress.distill.features import Hidden
 from compress.distill.healing_monitor import WHOLE, Course
 from compress.distill.logits import Probabilities
 from compress.distill.outputs import Outputs
-from laconic.recipes.recipe import Named
+from laconic.config import Named
 from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import Task
 

@@ -12,8 +12,9 @@ from compress.distill.student_init import inherit, spaced
 from compress.transformer.anatomy import anatomy, configs
 from compress.transformer.surgery import keep_blocks
 from laconic import registry
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
+from laconic.hashing import code_version, hash_of
 from laconic.models import huggingface
 from laconic.models.checkpoint import prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage

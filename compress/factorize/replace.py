@@ -12,9 +12,10 @@ from compress.factorize.fit import imitate
 from compress.factorize.parts import Shape, put, split
 from compress.statistics.gram import Moments
 from compress.statistics.refit import refit
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError, UsageError
+from laconic.hashing import code_version, hash_of
 from laconic.recipes.stage import Stage, TorchContext, describe
 from laconic.registry import did_you_mean
 

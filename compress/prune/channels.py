@@ -20,11 +20,12 @@ from compress.statistics.gram import forward_batches, matrix
 from compress.statistics.refit import fits, refit
 from compress.transformer.proof import TOLERANCE, distance
 from compress.transformer.shapes import changes, resize, sizes
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
+from laconic.config import Named
 from laconic.data.dataset import Dataset
 from laconic.errors import BrokenCut, RecipeError, UsageError
+from laconic.hashing import code_version, hash_of
 from laconic.models.signature import call
-from laconic.recipes.recipe import Named
 from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
 from laconic.registry import did_you_mean
 from laconic.tasks.task import Task

@@ -13,8 +13,9 @@ from compress.transformer.anatomy import anatomy
 from compress.transformer.proof import prove, skipped
 from compress.transformer.refit_blocks import aim, settle
 from compress.transformer.surgery import keep_blocks
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
+from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
 

@@ -10,10 +10,11 @@ from compress.criteria.criterion import Criterion
 from compress.criteria.sparsegpt import SparseGpt
 from compress.prune.layer_selection import Chosen, choose
 from compress.prune.sparsity import counted, running, watches
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
+from laconic.config import Named
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
-from laconic.recipes.recipe import Named
+from laconic.hashing import code_version, hash_of
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from compress.transformer.proof import prove, silenced
 from compress.transformer.refit_blocks import Choose, aim, settle
 from compress.transformer.shapes import sizes
 from compress.transformer.surgery import agree, cut, replay, structure
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
+from laconic.config import Named
 from laconic.errors import RecipeError
+from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.recipe import Named
 from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
 
 

@@ -23,8 +23,8 @@ PACE = 10.0
 
 
 class LearnedRange(nn.Module):
-    """The unsigned grid over a range, as `laconic.quantization.qparams.rounded_activation` has it; the ends learn, and an end that is
-    zero stays there."""
+    """The unsigned grid over a range, as `laconic.quantization.qparams.rounded_activation` has it; the ends learn, and
+    an end that is zero stays there."""
 
     def __init__(self, limits: Range) -> None:
         super().__init__()

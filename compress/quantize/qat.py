@@ -22,9 +22,9 @@ from compress.quantize.histogram import Histogram
 from compress.quantize.learned_ranges import RANGES
 from compress.quantize.ranges import METHODS
 from compress.statistics.gram import watched
+from laconic.config import Named
 from laconic.errors import RecipeError, UsageError
 from laconic.models.signature import call
-from laconic.recipes.recipe import Named
 from laconic.recipes.stage import Property, TorchContext
 from laconic.registry import did_you_mean
 from laconic.tasks.task import Task

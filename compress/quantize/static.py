@@ -15,12 +15,12 @@ from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import flights, harms
 from compress.quantize.smoothquant import smooth_all
 from compress.quantize.weight_adjustment import Adjustment, adjusted
-from laconic.artifacts.artifact import make_runtime
-from laconic.artifacts.record import code_version, hash_of
 from laconic.data.dataset import Dataset
+from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Ladder, Plan, Precision, Range, Smoothing
 from laconic.recipes.stage import PlanContext, PlanStage
+from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import Array, Arrays
 
 

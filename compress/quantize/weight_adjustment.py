@@ -13,13 +13,13 @@ from compress.quantize.calibrate import singles
 from compress.quantize.graph_moments import Moments, Quantize, moments
 from compress.quantize.product import Product
 from compress.quantize.rounding import Levels, Rounding, rounded
-from laconic.artifacts.artifact import make_runtime
-from laconic.artifacts.record import code_version, hash_of
 from laconic.data.dataset import Dataset
+from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, Range, Rounded, Smoothing
 from laconic.quantization.qparams import FOUR_BITS, LARGEST, group_scales, quantize_weight, rounded_activation, spread
 from laconic.recipes.stage import PlanContext
+from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import Array, Arrays
 
 WEIGHED: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-weight"})

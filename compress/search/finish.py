@@ -15,9 +15,9 @@ from compress.search.trial import Ground
 from export.build import Option
 from export.candidates import overall
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.hardware import cores, this_machine
+from laconic.hashing import code_version, hash_of
 from laconic.progress import Steps
 from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, missed

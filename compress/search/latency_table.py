@@ -7,11 +7,11 @@ from compress.search.layer_spec import Cell
 from compress.search.reference_timer import Yardstick
 from compress.search.single_layer import alone
 from export.build import Option
-from laconic.artifacts.artifact import make_runtime
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.hardware import this_machine
+from laconic.hashing import code_version, hash_of
 from laconic.quantization.plan import Precision
+from laconic.runtimes.runtime import make_runtime
 from laconic.timing.race import TRIAL_BATCHES
 
 NOTHING = Cell("linear", (1, 8), (8, 8))

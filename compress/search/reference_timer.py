@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from compress.search.layer_spec import Cell
 from compress.search.single_layer import alone
 from export.build import Option
-from laconic.artifacts.artifact import make_runtime
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.runtimes.runtime import Session
+from laconic.hashing import code_version, hash_of
+from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tensor import Array
 
 LAYER, ROWS = Cell("linear", (1, 128, 384), (384, 384)), 8

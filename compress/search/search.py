@@ -15,12 +15,11 @@ from compress.search.trial import ground, origin
 from compress.search.trial_runner import Workshop
 from export.report.report import add_search
 from laconic.artifacts.artifact import Artifact, check_destination, publish
-from laconic.cache import Cache
+from laconic.cache import Cache, scratch
 from laconic.hardware import cores
 from laconic.progress import Steps
 from laconic.recipes.goal import missed
 from laconic.recipes.recipe import Recipe
-from laconic.scratch import scratch
 from laconic.timing.measurements import Trial
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import optuna
 
 from compress.search.space import WHOLE, Axis
-from laconic.artifacts.record import hash_of
+from laconic.hashing import hash_of
 
 SHARES = (1 / 2, 1 / 4, 3 / 4, 1)
 """How far along their axes the first settings lie, all together."""

@@ -14,10 +14,10 @@ from compress.search.constraints import Figures, figures
 from compress.search.layer_spec import Cell, cells
 from compress.transform import Job as Shared
 from compress.transform import Transformation
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.errors import LaconicError
 from laconic.hardware import cores
+from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import Source, open_source
 from laconic.progress import Steps

@@ -12,8 +12,8 @@ from compress.search.finish import Built, build
 from compress.search.search_candidate import Candidate, wrong
 from compress.search.space import with_settings
 from compress.search.trial import OUTCOME, Ground, Job, Outcome, attempt
-from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
+from laconic.hashing import hash_of
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from export.passes.normalize import normalize
 from laconic import __version__
-from laconic.artifacts.artifact import MODEL, digest
-from laconic.artifacts.record import hash_of
+from laconic.artifacts.artifact import MODEL
+from laconic.hashing import digest, hash_of
 from laconic.quantization.graph import Graph
 from laconic.tensor import TensorSpec
 

@@ -14,13 +14,14 @@ from export.candidates import Candidate
 from export.report.changes import Changes, searched
 from export.report.charts import latency, throughput
 from laconic import registry
-from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest, digest, seal
+from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest
 from laconic.artifacts.gain import amount, at_batch, duration, gains, milliseconds, nines, shipped
 from laconic.artifacts.ledger import Entry, brief, ledger
 from laconic.artifacts.verdict import Comparison
+from laconic.config import PATHS
+from laconic.hashing import digest, seal
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, Ladder
-from laconic.recipes.document import PATHS
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import Measured, Trial
 

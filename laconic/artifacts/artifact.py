@@ -8,10 +8,8 @@ measured.json       what was timed, and on which machine: it differs from run to
 report.html         for people
 """
 
-import hashlib
-import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +22,8 @@ from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import ENGINE, Verdict
 from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, UnknownFormat, UnprovenArtifact, UsageError
-from laconic.runtimes.runtime import Compute, Runtime, Session
+from laconic.hashing import FileDigest, check_digest, unseal
+from laconic.runtimes.runtime import Compute, Runtime, Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays, TensorSpec
 from laconic.timing.measurements import Measured
@@ -38,15 +37,6 @@ REPORT = "report.html"
 GOLDEN_FLOOR = 0.98
 """How faithful a golden answer must be at load. The same engine on another processor (BF16 or not, another INT8
 kernel) moved MiniLM's answers by up to 0.003; a processor whose INT8 sums overflow moves them by more than 0.05."""
-
-
-class FileDigest(BaseModel):
-    """Of one file of the artifact. size in bytes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    sha256: str
-    size: int
 
 
 class Manifest(BaseModel):
@@ -227,52 +217,6 @@ def read_measured(path: Path) -> Measured:
         return Measured.model_validate(unseal(path / MEASURED))
     except ValidationError as error:
         raise CorruptArtifact(f"{path / MEASURED} does not fit its format: {error}") from error
-
-
-def make_runtime(name: str) -> Runtime:
-    """The engine registered under `name`."""
-    runtime: Runtime = registry.resolve("runtime", name)()
-    return runtime
-
-
-def digest(path: Path) -> FileDigest:
-    """Of a file on disk."""
-    with path.open("rb") as file:
-        return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
-
-
-def check_digest(path: Path, expected: FileDigest) -> None:
-    """Raise CorruptArtifact unless the file is there and is the one that was written."""
-    if not path.is_file():
-        raise CorruptArtifact(f"{path} is missing. Copy the artifact again, or compress the model again")
-    found = digest(path)
-    if found != expected:
-        raise CorruptArtifact(
-            f"{path} is not the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., expected "
-            f"{expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress again"
-        )
-
-
-def seal(content: Mapping[str, Any]) -> bytes:
-    """JSON that carries the digest of the rest of itself, so that one flipped byte is found."""
-    body = json.dumps(content, sort_keys=True, ensure_ascii=False)
-    sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), **content}
-    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
-def unseal(path: Path) -> dict[str, Any]:
-    """The content of a sealed file. Raises CorruptArtifact for one that is not as it was written."""
-    try:
-        content = json.loads(path.read_bytes())
-        expected = content.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptArtifact(
-            f"{path} does not read ({type(error).__name__}: {error}). Copy the artifact again"
-        ) from None
-    body = json.dumps(content, sort_keys=True, ensure_ascii=False)
-    if hashlib.sha256(body.encode()).hexdigest() != expected:
-        raise CorruptArtifact(f"{path} was changed after it was written. Copy the artifact again, or compress again")
-    return dict(content)
 
 
 def check_destination(path: Path) -> None:

@@ -11,21 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from laconic import registry
-from laconic.artifacts.artifact import (
-    MANIFEST,
-    MEASURED,
-    REPORT,
-    Artifact,
-    Manifest,
-    check_digest,
-    digest,
-    read_manifest,
-    read_measured,
-)
+from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measured
 from laconic.artifacts.ledger import JSON, Entry, ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, LaconicError, UsageError
+from laconic.hashing import check_digest, digest
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.runtime import Session, kernel_of

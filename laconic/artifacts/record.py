@@ -1,9 +1,5 @@
 """One step of a model's history, and the key that addresses its result."""
 
-import hashlib
-import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -25,20 +21,3 @@ class Record(BaseModel):
     key: str
     figures: dict[str, float] = {}
     structure: dict[str, Any] = {}
-
-
-def hash_of(*parts: Any) -> str:
-    """Hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-@cache
-def code_version() -> str:
-    """Digest of Laconic's own sources: a result of other code is never taken from the cache."""
-    home = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for room in ("laconic", "compress", "export"):
-        for path in sorted((home / room).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:32]

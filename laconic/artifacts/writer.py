@@ -8,7 +8,8 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest, digest, seal
+from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
+from laconic.hashing import digest, seal
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 from laconic.timing.measurements import Measured

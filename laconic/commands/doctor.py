@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from laconic import __version__, registry
-from laconic.artifacts.artifact import make_runtime
 from laconic.cache import Cache
 from laconic.errors import LaconicError
 from laconic.hardware import Machine, this_machine
+from laconic.runtimes.runtime import make_runtime
 
 DISTRIBUTIONS = {"PIL": "pillow"}
 """Packages that are installed under another name than they are imported by."""

@@ -12,11 +12,11 @@ from typing import Any, overload
 import numpy as np
 
 from laconic import registry
-from laconic.artifacts.record import hash_of
 from laconic.data.formats import LABEL, Row
 from laconic.data.parse import Entry, content, entry
 from laconic.errors import DataError
 from laconic.hardware import cores
+from laconic.hashing import hash_of
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
 

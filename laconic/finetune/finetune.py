@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from laconic.artifacts.record import Record, code_version, hash_of
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, read, split
 from laconic.errors import OutOfMemory, RecipeError, UsageError
 from laconic.finetune.advice import advised, available, fitted, longest, subject_of
 from laconic.finetune.evaluate import ROWS, evaluate
 from laconic.finetune.head import open_for
+from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import CARD, Checkpoint
 from laconic.planner.meta_model import Subject
 from laconic.progress import Steps

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from laconic import registry
-from laconic.artifacts.artifact import digest
 from laconic.errors import MissingPackage, SourceError, UntrustedSource, UsageError
+from laconic.hashing import digest
 from laconic.models.weights import fill, read_weights
-from laconic.rooms import ROOMS
+from laconic.registry import PACKAGES
 from laconic.tensor import BATCH, TensorSpec
 
 
@@ -138,7 +138,7 @@ def working_folder() -> Iterator[None]:
 
     The rooms are imported first, since an editable install may find them later than any entry of the path.
     """
-    for room in ROOMS:
+    for room in PACKAGES:
         importlib.import_module(room)
     here = str(Path.cwd())
     sys.path.append(here)

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from laconic import registry
-from laconic.artifacts.artifact import seal, unseal
-from laconic.artifacts.record import Record, hash_of
+from laconic.artifacts.record import Record
 from laconic.errors import CorruptArtifact, SourceError, UntrustedSource, UsageError
+from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
 from laconic.models import huggingface
 from laconic.models.processors import plain_task

@@ -8,15 +8,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from laconic import registry
-from laconic.artifacts.artifact import digest, make_runtime
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.errors import SourceError
+from laconic.hashing import code_version, digest, hash_of
 from laconic.models.checkpoint import Checkpoint, is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.quantization.graph import Graph
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.runtime import Session
+from laconic.runtimes.runtime import Session, make_runtime
 from laconic.runtimes.torch import TorchSession
 from laconic.tasks.task import Task
 

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from laconic.artifacts.record import hash_of
 from laconic.errors import SourceError, UntrustedSource
+from laconic.hashing import hash_of
 
 NESTS = ("state_dict", "model_state_dict", "model")
 """Where training scripts put the state dict in what they save."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.meta_model import Subject
 from laconic.planner.simulate import imagined, imagining
-from laconic.recipes.recipe import Named
 from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
 from laconic.training.step.legality import conflict

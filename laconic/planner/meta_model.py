@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, models
 from torch import nn
 
 from laconic import registry
-from laconic.artifacts.artifact import unseal
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError, UntrustedSource
+from laconic.hashing import unseal
 from laconic.models import builder as builders
 from laconic.models import huggingface
 from laconic.models.checkpoint import CARD, check_trust, is_onnx, rebuild

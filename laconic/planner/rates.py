@@ -11,9 +11,9 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
 from laconic.hardware import this_machine
+from laconic.hashing import hash_of
 
 SIDES = {"cpu": (32, 128, 512, 1536), "cuda": (128, 512, 2048, 8192)}
 """Of the square matrices that are multiplied."""

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from laconic import registry
+from laconic.config import read_yaml
 from laconic.errors import RecipeError
-from laconic.recipes.document import read_yaml
 
 HOME = Path(__file__).parent
 

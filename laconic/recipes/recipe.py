@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic import registry
-from laconic.errors import MissingPackage, RecipeError, UsageError
-from laconic.recipes.document import explain, read_yaml
+from laconic.config import Named, Strict, explain, read_yaml
+from laconic.errors import RecipeError
 from laconic.recipes.stage import Stage, TorchStage
 from laconic.recipes.stage_order import check_order, wounds
 from laconic.tensor import TensorSpec
@@ -20,21 +20,6 @@ DEFAULT_STAGES = {"cpu": ("quantize.static",)}
 
 HEAL = "distill.heal"
 """The stage that heals."""
-
-
-class Strict(BaseModel):
-    """A part of a recipe. A key that it does not know is refused, with the one that was probably meant."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    raise ValueError(f"unknown key {key!r}. {registry.did_you_mean(str(key), cls.model_fields)}")
-        return values
 
 
 class Data(Strict):
@@ -49,53 +34,6 @@ class Data(Strict):
     train: Path | None = None
     evaluate: Path | None = None
     limit: int | None = Field(default=None, ge=3)
-
-
-class Named(Strict):
-    """Something that a registry knows, by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
-
-    name: str
-    config: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if isinstance(values, str):
-            return {"name": values}
-        if isinstance(values, Mapping) and len(values) == 1 and "name" not in values:
-            name, config = next(iter(values.items()))
-            return {"name": name, "config": {} if config is None else config}
-        if isinstance(values, Mapping) and "name" in values:
-            return values
-        raise ValueError(f"expected a name, or {{name: {{setting: value}}}}, got {values!r}")
-
-    def configure(self, kind: str, base: type[BaseModel] = BaseModel) -> Any:
-        """The thing of this kind, derived from `base`, with these settings.
-
-        Raises RecipeError, or MissingPackage for a package that it needs.
-        """
-        try:
-            model = registry.resolve(kind, self.name)
-        except MissingPackage:
-            raise
-        except UsageError as error:
-            raise RecipeError(str(error)) from None
-        if not (isinstance(model, type) and issubclass(model, base)):
-            article = "an" if kind[0] in "aeiou" else "a"
-            raise RecipeError(f"{self.name} is not {article} {kind}")
-        for key in self.config:
-            if key not in model.model_fields:
-                raise RecipeError(f"{self.name}: unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}")
-        try:
-            return model.model_validate(self.config)
-        except ValidationError as error:
-            raise RecipeError(explain(error, self.name)) from None
-        except RecipeError as error:  # of what its settings name in their turn
-            raise RecipeError(f"{self.name}: {error}") from None
-
-    def plain(self) -> Any:
-        """As it would be written in YAML."""
-        return {self.name: self.config} if self.config else self.name
 
 
 class Step(Named):

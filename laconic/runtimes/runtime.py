@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal, Self
 
+from laconic import registry
 from laconic.tensor import Array, Arrays
 
 Compute = Literal["float32", "bfloat16"]
@@ -94,3 +95,9 @@ class Runtime(ABC):
         An engine that can keep the weights once for all of them does so here; otherwise each session holds its own.
         """
         return [self.open(model, threads=threads, compute=compute) for _ in range(count)]
+
+
+def make_runtime(name: str) -> Runtime:
+    """The engine registered under `name`."""
+    runtime: Runtime = registry.resolve("runtime", name)()
+    return runtime

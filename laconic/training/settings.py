@@ -9,9 +9,9 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from laconic.config import Named, Strict, explain, read_yaml
 from laconic.errors import RecipeError
-from laconic.recipes.document import explain, read_yaml
-from laconic.recipes.recipe import Named, Origin, Strict
+from laconic.recipes.recipe import Origin
 from laconic.training.data.batch_loader import FeedSettings
 from laconic.training.optimizers import Optimizer
 from laconic.training.optimizers.schedule import Schedule

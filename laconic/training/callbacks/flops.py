@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from laconic.artifacts.record import hash_of
 from laconic.cache import Cache
 from laconic.hardware import this_machine
+from laconic.hashing import hash_of
 
 TERA = 1e12
 DATASHEETS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]], ...] = (

@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 
 from laconic.cache import Cache
+from laconic.config import Strict
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError, UsageError
 from laconic.hardware import cores
-from laconic.recipes.recipe import Strict
 from laconic.training.data.batch_builder import Batch, Collate, Maker, batches, can_leave, check_main
 from laconic.training.data.batch_sampler import Order
 from laconic.training.data.prefetch import on_device

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laconic.artifacts.record import code_version, hash_of
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
 from laconic.hardware import cores, this_machine
+from laconic.hashing import code_version, hash_of
 from laconic.tasks.task import Task
 from laconic.tensor import Array
 

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from laconic.config import Strict
 from laconic.errors import RecipeError
-from laconic.recipes.recipe import Strict
 
 Way = Literal["replicate", "shard"]
 """How work is spread: each rank has the whole model, or a shard of it."""

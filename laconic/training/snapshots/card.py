@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from laconic.artifacts.artifact import unseal
 from laconic.errors import CorruptArtifact, SourceError, UnknownFormat
+from laconic.hashing import unseal
 
 FORMAT = 1
 PACKS = "packs"

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from laconic.artifacts.artifact import seal
 from laconic.errors import SourceError
+from laconic.hashing import seal
 from laconic.training.snapshots.card import PACKS, Card, Pack, Piece, Whole, card_path, whole
 
 PACK_SIZE = 64 * 2**20

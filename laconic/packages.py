@@ -8,14 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from laconic.errors import UsageError
+from laconic.registry import PACKAGES
 
-ROOMS = ("compress", "export", "serve")
 
-
-def check_rooms() -> None:
+def check_packages() -> None:
     """Raise UsageError, naming the file, if another module stands where one of Laconic's rooms should be."""
     home = Path(__file__).resolve().parent.parent
-    for room in ROOMS:
+    for room in PACKAGES:
         spec = find_spec(room)
         expected = home / room / "__init__.py"
         if spec is None or spec.origin is None:

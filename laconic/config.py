@@ -1,0 +1,147 @@
+"""Settings as people write them: strict models, entries that name something registered, and YAML files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from laconic import registry
+from laconic.errors import MissingPackage, RecipeError, UsageError
+
+PATHS = ("calibrate", "train", "evaluate")
+"""The keys of `data` that name files."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML without a key given twice, of which the last would quietly win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values of a recipe's file, its paths counted from its folder. Raises RecipeError."""
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
+    except FileNotFoundError:
+        raise RecipeError(f"there is no recipe {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
+    return relocated(content, path.parent)
+
+
+def relocated(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The content with its paths counted from `folder`."""
+
+    def moved(value: Any) -> Any:
+        return str(folder / value) if isinstance(value, str) else value
+
+    content = dict(content)
+    if "source" in content:
+        content["source"] = moved(content["source"])
+    data = content.get("data")
+    if isinstance(data, dict):
+        content["data"] = data | {key: moved(data[key]) for key in PATHS if key in data}
+    elif data is not None:
+        content["data"] = moved(data)
+    return content
+
+
+def explain(error: ValidationError, where: str) -> str:
+    """What a model of pydantic found wrong, in one sentence a fault: where, which key, what was expected."""
+    faults = []
+    for fault in error.errors():
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+        cause = fault.get("ctx", {}).get("error")
+        got = "" if cause is not None or fault["type"] == "missing" else f", got {fault['input']!r}"
+        message = (
+            str(cause)
+            if cause is not None
+            else fault["msg"][:1].lower() + fault["msg"][1:].replace("valid tuple", "list")
+        )
+        faults.append(f"{key}: {message}{got}" if key else f"{message}{got}")
+    return f"{where}: {'; '.join(faults)}"
+
+
+class Strict(BaseModel):
+    """A part of a recipe. A key that it does not know is refused, with the one that was probably meant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Keys of earlier versions and today's: an old key is refused with the new one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    raise ValueError(unknown_key(str(key), cls))
+        return values
+
+
+def unknown_key(key: str, model: type[BaseModel]) -> str:
+    """What to say of a key that a model of settings does not have: its new name, or the nearest known key."""
+    renamed: Mapping[str, str] = getattr(model, "renamed", {})
+    if key in renamed:
+        return f"key {key!r} is now called {renamed[key]!r}"
+    return f"unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}"
+
+
+class Named(Strict):
+    """Something that a registry knows, by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
+
+    name: str
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return {"name": values}
+        if isinstance(values, Mapping) and len(values) == 1 and "name" not in values:
+            name, config = next(iter(values.items()))
+            return {"name": name, "config": {} if config is None else config}
+        if isinstance(values, Mapping) and "name" in values:
+            return values
+        raise ValueError(f"expected a name, or {{name: {{setting: value}}}}, got {values!r}")
+
+    def configure(self, kind: str, base: type[BaseModel] = BaseModel) -> Any:
+        """The thing of this kind, derived from `base`, with these settings.
+
+        Raises RecipeError, or MissingPackage for a package that it needs.
+        """
+        try:
+            model = registry.resolve(kind, self.name)
+        except MissingPackage:
+            raise
+        except UsageError as error:
+            raise RecipeError(str(error)) from None
+        if not (isinstance(model, type) and issubclass(model, base)):
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise RecipeError(f"{self.name} is not {article} {kind}")
+        for key in self.config:
+            if key not in model.model_fields:
+                raise RecipeError(f"{self.name}: {unknown_key(key, model)}")
+        try:
+            return model.model_validate(self.config)
+        except ValidationError as error:
+            raise RecipeError(explain(error, self.name)) from None
+        except RecipeError as error:  # of what its settings name in their turn
+            raise RecipeError(f"{self.name}: {error}") from None
+
+    def plain(self) -> Any:
+        """As it would be written in YAML."""
+        return {self.name: self.config} if self.config else self.name
