@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from compress.pipeline import compress
+from export.sources import open_source
 from laconic.cache import Cache
-from laconic.models.source import open_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tensor import TensorSpec

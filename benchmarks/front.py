@@ -23,9 +23,10 @@ from minilm import LACONIC, ORIGINAL, faithful, fidelity_rows, kind_rows, speed_
 from peers import Way, optimum, peers
 from run import table
 
+from export.sources import as_checkpoint_source, open_source
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
-from laconic.models.source import Source, open_source
+from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.timing.race import race
@@ -49,9 +50,11 @@ def main() -> None:
     task = next(iter(made.values())).task()
     with ExitStack() as stack:
         original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
-        assert original.checkpoint is not None
         graph = made["export"].model
-        ways = [*own(original, made, stack), *peers(graph, original.checkpoint, data, folder, stack)]
+        ways = [
+            *own(original, made, stack),
+            *peers(graph, as_checkpoint_source(original).checkpoint, data, folder, stack),
+        ]
         if arguments.optimum:
             ways.append(optimum(arguments.optimum, graph, folder, stack))
         sessions = {name: session for name, session, _ in ways}

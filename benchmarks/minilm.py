@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from export.sources import open_source
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import milliseconds, speedup
 from laconic.cache import VARIABLE, Cache
 from laconic.data.dataset import Dataset
-from laconic.models.source import open_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import answers

@@ -16,8 +16,8 @@ from torch import nn
 from laconic.data.dataset import Dataset, batches, read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
+from laconic.models.torch_runtime import TorchSession
 from laconic.runtimes.runtime import Session, make_runtime
-from laconic.runtimes.torch import TorchSession
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 

@@ -25,10 +25,10 @@ from laconic.config import Named
 from laconic.data.dataset import Dataset, read, split
 from laconic.metrics import cosine, similarities, spearman
 from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import answers
-from laconic.runtimes.torch import TorchSession
 from laconic.tensor import Array
 
 PLAIN: dict[str, Any] = {"compensate": False}

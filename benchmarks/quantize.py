@@ -18,9 +18,10 @@ from inputs import model_folder, texts
 from run import table
 
 from export.build import Option
+from export.sources import capture_graph, open_source
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
-from laconic.models.source import Source, capture, open_source
+from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe, Step
 from laconic.recipes.splits import gather
@@ -60,7 +61,7 @@ def rows(
     source: Source, seen: Dataset, unseen: Dataset, cache: Cache, samples: int, only: list[str]
 ) -> Iterator[list[str]]:
     """A row for each way: its size, and for each engine the mean and the worst of its answers' likeness."""
-    graph = capture(source, cache)
+    graph = capture_graph(source, cache)
     with source.open(1) as session:
         original = answers(session, source.task, unseen)
     for name in only:

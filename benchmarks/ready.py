@@ -13,9 +13,9 @@ from solve import digits
 
 from compress.pipeline import compress
 from laconic.cache import Cache
-from laconic.commands.tables import compressed
+from laconic.commands.tables import print_compressed
 from laconic.config import read_yaml
-from laconic.recipes.ready import find
+from laconic.recipes.ready import find_recipe
 from laconic.recipes.recipe import Recipe
 
 DROP = "1%"
@@ -33,11 +33,11 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     model: dict[str, Any] = MODELS[given.recipe](given.folder)
     model.pop("heal", None)  # the recipe says how it heals
-    ready = read_yaml(find(Path(given.recipe)))
+    ready = read_yaml(find_recipe(Path(given.recipe)))
     goal = {**ready.get("goal", {}), "max_drop": DROP}
     recipe = Recipe.parse({**ready, **model, "goal": goal})
     made = compress(recipe, given.folder / f"{given.recipe}.laconic", cache=Cache(given.folder / "cache"))
-    compressed(made.artifact)
+    print_compressed(made.artifact)
 
 
 if __name__ == "__main__":

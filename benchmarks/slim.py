@@ -28,10 +28,10 @@ from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
+from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import answers
-from laconic.runtimes.torch import TorchSession
 from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
 from laconic.tensor import Array, Arrays
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from export.place import place
 from laconic import registry
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -36,7 +37,7 @@ class Option:
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the plan into the graph for this engine."""
         rules = registry.resolve("placement", self.runtime)[self.compute]
-        registry.load("export.place:place")(graph, plan, rules, path)
+        place(graph, plan, rules, path)
 
     def open(self, path: Path, threads: int) -> Session:
         """Load a graph that was built for this engine."""

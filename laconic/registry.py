@@ -34,7 +34,7 @@ OBJECTIVES = {
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
-    "torch": "laconic.runtimes.torch:Torch",
+    "torch": "laconic.models.torch_runtime:Torch",
     "fake": "laconic.runtimes.fake:Fake",
 }
 

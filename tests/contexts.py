@@ -7,10 +7,10 @@ import numpy as np
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.models.checkpoint import Checkpoint
+from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext
 from laconic.runtimes.predict import answers
-from laconic.runtimes.torch import TorchSession
 from laconic.tensor import Array
 
 

@@ -16,7 +16,7 @@ import torch
 from models import Perceptron, randomize
 from safetensors.torch import save_file
 
-from compress.reduce import reduce
+from compress.pipeline import compress_checkpoint
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.hashing import hash_of
@@ -102,7 +102,9 @@ def recipe(folder, **changes):
 
 def run(folder, name="out"):
     torch.set_num_threads(1)
-    return reduce(recipe(folder), folder / name, trust=True, steps=Dying(), cache=Cache(folder / f"{name}-cache"))
+    return compress_checkpoint(
+        recipe(folder), folder / name, trust=True, steps=Dying(), cache=Cache(folder / f"{name}-cache")
+    )
 
 
 def watch(cache):

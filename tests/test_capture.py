@@ -22,8 +22,8 @@ from export.capture.capture import capture, capture_parity
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import order, probe_module
+from laconic.models.torch_runtime import TorchSession
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.torch import TorchSession
 from laconic.tasks.tensors import Tensors
 
 SAVED = {

@@ -18,7 +18,7 @@ from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.models.signature import specs_from_arrays
-from laconic.runtimes.torch import Torch, TorchSession
+from laconic.models.torch_runtime import Torch, TorchSession
 from laconic.tensor import TensorSpec
 
 TEXTS = ["hello world", "a model answers every question", "the"]
@@ -506,7 +506,7 @@ def test_a_saved_checkpoint_answers_bit_for_bit_the_same_in_another_process(tmp_
     inputs = checkpoint.task.encode(TEXTS)
     np.savez(tmp_path / "inputs.npz", **inputs)
     code = (
-        "import sys, numpy as np; from pathlib import Path; from laconic.runtimes.torch import Torch\n"
+        "import sys, numpy as np; from pathlib import Path; from laconic.models.torch_runtime import Torch\n"
         "folder = Path(sys.argv[1])\n"
         "with Torch().open(folder / 'saved') as session:\n"
         "    np.savez(folder / 'answers.npz', **session.run(dict(np.load(folder / 'inputs.npz'))))\n"

@@ -7,8 +7,10 @@ import sys
 import pytest
 from artifacts import FAILED, X, write_artifact
 
+from export.bench import bench
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, Manifest
-from laconic.artifacts.inspection import batch_sizes, bench, kernels, summary, verify
+from laconic.artifacts.inspection import count_kernels, summarize, verify
+from laconic.commands.artifacts import parse_batches
 from laconic.errors import ArtifactError, UsageError
 from laconic.hashing import digest, seal, unseal
 
@@ -33,7 +35,7 @@ def flip(path, place=-2):
 
 def test_a_summary_is_json_and_says_what_the_artifact_is(tmp_path):
     artifact = Artifact.load(write_artifact(tmp_path / "twice.laconic"))
-    found = json.loads(json.dumps(summary(artifact)))
+    found = json.loads(json.dumps(summarize(artifact)))
     assert found["name"] == "twice"
     assert found["task"] == "tensors"
     assert found["size"] == artifact.size
@@ -45,14 +47,14 @@ def test_a_summary_is_json_and_says_what_the_artifact_is(tmp_path):
 
 
 def test_a_summary_of_an_artifact_without_a_verdict_says_so(tmp_path):
-    assert summary(Artifact.load(write_artifact(tmp_path / "x.laconic", verdict=None)))["verdict"] is None
+    assert summarize(Artifact.load(write_artifact(tmp_path / "x.laconic", verdict=None)))["verdict"] is None
 
 
 def test_an_engine_that_tells_nothing_of_its_kernels_is_not_guessed_at(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     content = unseal(path / MANIFEST) | {"precision": {"a": "int8", "b": "int8", "c": "float32"}}
     (path / MANIFEST).write_bytes(seal(content))
-    assert kernels(Artifact.load(path)) == {
+    assert count_kernels(Artifact.load(path)) == {
         "engine": "fake 1",
         "layers": {"int8": {"not told": 2}, "float32": {"not told": 1}},
     }
@@ -60,7 +62,7 @@ def test_an_engine_that_tells_nothing_of_its_kernels_is_not_guessed_at(tmp_path)
 
 def test_an_engine_that_refuses_the_model_is_a_reason_not_a_failure(tmp_path):
     artifact = Artifact.load(write_artifact(tmp_path / "x.laconic"))
-    found = kernels(artifact, "onnxruntime")
+    found = count_kernels(artifact, "onnxruntime")
     assert found["layers"] == {}
     assert "onnxruntime refused" in found["error"]
 
@@ -134,13 +136,13 @@ def test_another_version_of_the_engine_is_noted_and_passes(tmp_path):
 
 
 def test_batch_sizes_are_whole_numbers():
-    assert batch_sizes("1,8, 32,8") == (1, 8, 32)
+    assert parse_batches("1,8, 32,8") == (1, 8, 32)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "1;2", "-4", "1.5", "many"])
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(UsageError, match="1,8,32"):
-        batch_sizes(text)
+        parse_batches(text)
 
 
 def test_artifacts_are_timed_side_by_side_under_names_that_tell_them_apart(tmp_path):
@@ -174,8 +176,8 @@ def test_without_the_original_torch_is_not_loaded(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     code = (
         "import sys, pathlib; from laconic.artifacts.artifact import Artifact;"
-        "from laconic.artifacts.inspection import bench, verify, kernels;"
-        f"p = pathlib.Path({str(path)!r}); bench([p], rounds=1); verify(p); kernels(Artifact.load(p));"
+        "from laconic.artifacts.inspection import bench, verify, count_kernels;"
+        f"p = pathlib.Path({str(path)!r}); bench([p], rounds=1); verify(p); count_kernels(Artifact.load(p));"
         "assert not {'torch', 'onnx', 'transformers', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True)

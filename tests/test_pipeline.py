@@ -14,7 +14,7 @@ import torch
 
 from compress.pipeline import compress
 from laconic.artifacts.artifact import MEASURED, MODEL, REPORT, Artifact
-from laconic.artifacts.inspection import kernels, verify
+from laconic.artifacts.inspection import count_kernels, verify
 from laconic.cache import Cache
 from laconic.errors import DataError, UsageError
 from laconic.progress import Steps
@@ -106,7 +106,7 @@ def test_it_passes_every_check(reads_digits):
 
 
 def test_its_own_engine_runs_in_int8_what_is_said_to(reads_digits):
-    found = kernels(reads_digits)
+    found = count_kernels(reads_digits)
     assert found["engine"].startswith(reads_digits.manifest.placement)
     assert set(found["layers"]["int8"]) == {"int8"}
     assert "float32" not in found["layers"] or set(found["layers"]["float32"]) <= {"float32", "bfloat16", "not told"}

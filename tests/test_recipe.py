@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipes.recipe import Data, Goal, Recipe, Step
-from laconic.recipes.schema import json_schema
+from laconic.recipes.recipe import Data, Goal, Recipe, Step, json_schema
 from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import laconic
-from compress.reduce import reduce
+from compress.pipeline import compress_checkpoint
 from laconic import registry
 from laconic.cache import Cache
 from laconic.errors import LaconicError, MissingPackage, RecipeError
@@ -88,7 +88,7 @@ def source_for(sources, name):
 
 def run(given, stages, path, cache):
     recipe = Recipe.parse({**given, "to": "checkpoint", "heal": False, "stages": stages})
-    return reduce(recipe, path, trust=True, steps=Steps(quiet=True), cache=Cache(cache))
+    return compress_checkpoint(recipe, path, trust=True, steps=Steps(quiet=True), cache=Cache(cache))
 
 
 def answer(module, inputs):

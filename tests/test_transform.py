@@ -14,12 +14,11 @@ import torch
 from nudging import LOG
 
 import laconic
-from compress.pipeline import compress
-from compress.reduce import reduce
-from compress.transform import broken, standing
+from compress.pipeline import compress, compress_checkpoint
+from compress.transform import find_broken
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, Artifact
-from laconic.artifacts.inspection import report_of
+from laconic.artifacts.inspection import read_report
 from laconic.artifacts.ledger import JSON, ledger
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
@@ -27,6 +26,7 @@ from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError
 from laconic.models.footprint import footprint
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
+from laconic.recipes.stage import standing_records
 
 MOMENTS = (
     "load the source and the samples",
@@ -80,7 +80,7 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_bytes(source):
 def test_a_second_run_computes_nothing(source):
     nudging.run(source)
     before = lines(source)
-    again = reduce(
+    again = compress_checkpoint(
         nudging.recipe(source), source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "out-cache")
     )
     assert lines(source) == before
@@ -94,7 +94,9 @@ def nudges(source, *sizes, **changes):
     """The figures of the last stage, after nudges of these sizes, over one cache."""
     stages = [{"nudging:Nudge": {"size": size}} for size in sizes]
     given = nudging.recipe(source, stages=stages, **changes)
-    return reduce(given, source / "made", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache"))
+    return compress_checkpoint(
+        given, source / "made", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache")
+    )
 
 
 def test_the_same_settings_in_another_order_or_with_other_data_are_another_result(source):
@@ -113,7 +115,7 @@ def test_stages_of_the_same_settings_never_share_a_result(source, monkeypatch):
     monkeypatch.setattr(nudging, "Other", type("Other", (nudging.Nudge,), {"__module__": "nudging"}), raising=False)
     names = ("nudging:Nudge", "nudging:Other")
     for name in names:
-        reduce(
+        compress_checkpoint(
             nudging.recipe(source, stages=[{name: {"size": 0.05}}]),
             source / "made",
             trust=True,
@@ -157,19 +159,21 @@ def test_a_checkpoint_is_opened_and_compressed_again(source):
     given = nudging.recipe(
         source, source=str(made.path), builder=None, arguments={}, stages=[{"nudging:Nudge": {"size": 0.02}}]
     )
-    again = reduce(given, source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache"))
+    again = compress_checkpoint(
+        given, source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache")
+    )
     assert [record.stage for record in again.checkpoint.history] == ["nudging:Nudge", "nudging:Nudge"]
     assert [stage["stage"] for stage in again.report["stages"]] == ["as it came", "nudging:Nudge"]
 
 
 def test_what_a_checkpoint_has_been_through_can_be_looked_at_again(source):
     made = nudges(source, 0.05)
-    assert report_of(made.path) == made.report
+    assert read_report(made.path) == made.report
     (made.path / "report.json").write_text('{"task": "tensors", "drift": 3}')
     with pytest.raises(ArtifactError, match="Compress the model again"):
-        report_of(made.path)
+        read_report(made.path)
     (made.path / "report.json").unlink()
-    assert report_of(made.path) is None
+    assert read_report(made.path) is None
 
 
 def test_a_goal_that_a_checkpoint_misses_is_said(source):
@@ -217,10 +221,10 @@ def record(stage):
 
 def test_what_a_later_stage_has_broken_does_not_stand():
     history = [record("quantize.qat"), record("prune.heads"), record("prune.two-four"), record("distill.heal")]
-    assert [each.stage for each in standing(history)] == ["prune.heads", "prune.two-four", "distill.heal"]
+    assert [each.stage for each in standing_records(history)] == ["prune.heads", "prune.two-four", "distill.heal"]
 
 
 def test_a_stage_that_breaks_what_the_source_came_with_is_found():
     cut = registry.resolve("stage", "factorize.low-rank")()
     history = [record("nudging:Nudge"), record("prune.two-four")]
-    assert [(each.stage, what) for each, what in broken(cut, history)] == [("prune.two-four", "zeros")]
+    assert [(each.stage, what) for each, what in find_broken(cut, history)] == [("prune.two-four", "zeros")]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.pipeline import Result
 from compress.search.budget import Budget
 from compress.search.constraints import Aim
 from compress.search.executor import executor
@@ -13,6 +12,7 @@ from compress.search.search_candidate import Candidate
 from compress.search.strategy import search
 from compress.search.trial import ground, origin
 from compress.search.trial_runner import Workshop
+from export.pipeline import Result
 from export.report.report import add_search
 from laconic.artifacts.artifact import Artifact, check_destination, publish
 from laconic.cache import Cache, scratch

@@ -15,6 +15,7 @@ from compress.search.study import Study, described
 from compress.search.trial import Outcome
 from compress.search.trial_runner import Workshop
 from laconic.errors import RecipeError
+from laconic.models.source import GraphSource
 
 ROUNDS = 10
 """How often the search goes from cuts to artifacts, at most."""
@@ -48,7 +49,7 @@ def begin(board: Board) -> Candidate:
     """Quantize what is there: the first artifact, from which is learned how fast anything else will be."""
     shop = board.shop
     plain = Candidate({}, Prediction(0.0, 1.0, 0.0))
-    graph = shop.base.source.checkpoint is None
+    graph = isinstance(shop.base.source, GraphSource)
     outcome = Outcome(Figures(1.0, 1.0, 0.0, 0.0)) if graph else shop.tried([plain], "load")[0]
     if outcome.figures is None:
         raise RecipeError(outcome.error)

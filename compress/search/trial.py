@@ -12,20 +12,22 @@ from pydantic import TypeAdapter
 
 from compress.search.constraints import Figures, figures
 from compress.search.layer_spec import Cell, cells
-from compress.transform import Job as Shared
-from compress.transform import Transformation
+from compress.transform import apply_stages
+from export.lineage import Job as SharedJob
+from export.lineage import Lineage
+from export.sources import as_checkpoint_source, open_source
 from laconic.cache import Cache
 from laconic.errors import LaconicError
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.source import Source, open_source
+from laconic.models.source import Source
+from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.recipe import Goal, Recipe, Step
 from laconic.recipes.splits import Samples, gather
 from laconic.recipes.stage import TorchStage, describe
 from laconic.runtimes.predict import answers
-from laconic.runtimes.torch import TorchSession
 
 CELLS = TypeAdapter(tuple[Cell, ...])
 BYTES = {True: 1, False: 4}
@@ -116,16 +118,15 @@ def tried(
     torch.set_num_threads(threads)
     try:
         with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
-            line = Transformation(base.source, Shared(recipe, base.samples, Path(folder), Steps(quiet=True), cache))
-            line.pass_through(stages)
+            lineage = Lineage(base.source, SharedJob(recipe, base.samples, Path(folder), Steps(quiet=True), cache))
+            apply_stages(lineage, stages)
     finally:
         torch.set_num_threads(before)
-    checkpoint = line.model.checkpoint
-    assert checkpoint is not None
+    checkpoint = as_checkpoint_source(lineage.model).checkpoint
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
         found = answers(session, task, choose)
     return Outcome(
-        figures(task, line.reference(choose), found, choose, recipe.seed), cells(checkpoint), size(checkpoint)
+        figures(task, lineage.reference(choose), found, choose, recipe.seed), cells(checkpoint), size(checkpoint)
     )
 
 

@@ -18,9 +18,9 @@ from export.passes.attention import plain_attention
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import bind, probe_inputs, probe_sizes
+from laconic.models.torch_runtime import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.torch import TorchSession
 from laconic.tasks.text import TextTask
 from laconic.tensor import BATCH, Arrays, TensorSpec
 

@@ -1,27 +1,19 @@
 """Look at artifacts: what one is, whether it still is what was written, how fast several are side by side."""
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from laconic import registry
 from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measured
 from laconic.artifacts.ledger import JSON, Entry, ledger
 from laconic.artifacts.verdict import Comparison
-from laconic.cache import Cache
-from laconic.errors import ArtifactError, LaconicError, UsageError
+from laconic.errors import ArtifactError, LaconicError
 from laconic.hashing import check_digest, digest
-from laconic.progress import Steps
-from laconic.recipes.recipe import Recipe
-from laconic.runtimes.runtime import Session, kernel_of
-from laconic.timing.measurements import ORIGINAL, Timing
-from laconic.timing.race import race
+from laconic.runtimes.runtime import kernel_of
 
 
 class Check(BaseModel):
@@ -42,7 +34,7 @@ class CheckpointReport(BaseModel):
     drift: Comparison
 
 
-def summary(artifact: Artifact) -> dict[str, Any]:
+def summarize(artifact: Artifact) -> dict[str, Any]:
     """What an artifact is, JSON-ready: the manifest and what was measured, without digests, with what is counted."""
     manifest, measured = artifact.manifest, artifact.measured
     content = manifest.model_dump(mode="json", exclude={"files", "verdict"})
@@ -59,7 +51,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def report_of(folder: Path) -> dict[str, Any] | None:
+def read_report(folder: Path) -> dict[str, Any] | None:
     """What was written beside a checkpoint that was compressed: what each stage gained and cost, JSON-ready. None for
     anything else. Raises ArtifactError for a report that cannot be read."""
     path = folder / JSON
@@ -75,7 +67,7 @@ def report_of(folder: Path) -> dict[str, Any] | None:
     return dict(json.loads(content))
 
 
-def kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:
+def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:
     """Which kernels run at which precision: {"engine": ..., "layers": {planned: {running: how many}}}, JSON-ready.
 
     What the engine does not tell of is counted as "not told". Where no engine opens the artifact, "error" says why.
@@ -152,82 +144,3 @@ def answers(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
     else:
         found = f"{engine.name} {version}" + (", as back then" if version == before else f"; back then {before}")
     yield Check(check="engine", found=found, passed=True)
-
-
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Of "1,8,32". Raises UsageError for anything but whole numbers from 1."""
-    try:
-        sizes = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"--batches must be whole numbers with commas between them, as 1,8,32, not {text!r}")
-    return sizes
-
-
-def bench(
-    paths: Sequence[Path],
-    original: Path | None = None,
-    *,
-    threads: int = 1,
-    length: int = 128,
-    batches: tuple[int, ...] = (1, 8, 32),
-    rounds: int = 15,
-    runtime: str | None = None,
-    trust: bool = False,
-) -> list[Timing]:
-    """Time artifacts side by side: in each round each runs once. Speed-ups are against the original where it is given,
-    else against the first artifact.
-
-    Raises UsageError for artifacts that do not take the same inputs.
-    """
-    artifacts = [Artifact.load(path) for path in paths]
-    for artifact in artifacts:
-        check_alike(artifacts[0], artifact)
-    with ExitStack() as stack:
-        sessions: dict[str, Session] = {}
-        if original is not None:
-            sessions[ORIGINAL] = stack.enter_context(open_original(original, artifacts[0], threads, trust=trust))
-        for artifact in artifacts:
-            session = stack.enter_context(artifact.open(runtime, threads=threads))
-            sessions[name_of(artifact, runtime, sessions)] = session
-        with Steps().step("bench", len(batches)) as step:
-            return race(
-                sessions,
-                artifacts[0].task(),
-                baseline=next(iter(sessions)),
-                batches=batches,
-                threads=threads,
-                step=step,
-                length=length,
-                rounds=rounds,
-                patience=math.inf,
-            )
-
-
-def check_alike(first: Artifact, other: Artifact) -> None:
-    """Raise UsageError unless two artifacts take the same inputs."""
-    wanted, found = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
-    if wanted != found:
-        raise UsageError(
-            f"{other.path} takes {[spec.describe() for spec in other.manifest.inputs]}, {first.path} takes "
-            f"{[spec.describe() for spec in first.manifest.inputs]}: they cannot be timed on the same inputs"
-        )
-
-
-def name_of(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
-    """What an artifact is called among the timings; the second of a name has its folder with it."""
-    engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
-    name = f"{artifact.name} ({engine})"
-    return name if name not in taken else f"{artifact.path} ({engine})"
-
-
-def open_original(path: Path, artifact: Artifact, threads: int, *, trust: bool) -> Session:
-    """The model that an artifact was made from, in full precision."""
-    made = artifact.manifest.source
-    given: dict[str, Any] = {"source": str(path), "task": artifact.manifest.task, "stages": []}
-    if made.get("kind") == "builder":
-        given |= {"builder": made["builder"], "arguments": made["arguments"], "inputs": artifact.manifest.inputs}
-    source = registry.load("laconic.models.source:open_source")(Recipe.parse(given), Cache(), trust=trust)
-    session: Session = source.open(threads)
-    return session

@@ -5,25 +5,25 @@ from typing import Annotated
 
 import typer
 
-from laconic import registry
 from laconic.commands.options import ArtifactPath, Data, Json, RuntimeName, Threads, Trust
 from laconic.commands.output import print_json
-from laconic.errors import GoalMissed
+from laconic.errors import GoalMissed, UsageError
 
 
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
     """What an artifact is: signature, precision, kernels, history, sizes, speed, verdict; or what a checkpoint that was
     compressed has been through."""
-    report = registry.load("laconic.artifacts.inspection:report_of")(artifact)
+    from laconic.artifacts.artifact import Artifact
+    from laconic.artifacts.inspection import count_kernels, read_report, summarize
+    from laconic.commands.tables import print_artifact, print_checkpoint
+
+    report = read_report(artifact)
     if report is not None:
-        print_json(report) if as_json else registry.load("laconic.commands.tables:reduced")(artifact, report)
+        print_json(report) if as_json else print_checkpoint(artifact, report)
         return
-    opened = registry.load("laconic.artifacts.artifact:Artifact").load(artifact)
-    kernels = registry.load("laconic.artifacts.inspection:kernels")(opened, runtime)
-    if as_json:
-        print_json(registry.load("laconic.artifacts.inspection:summary")(opened) | {"kernels": kernels})
-        return
-    registry.load("laconic.commands.tables:inspected")(opened, kernels)
+    opened = Artifact.load(artifact)
+    kernels = count_kernels(opened, runtime)
+    print_json(summarize(opened) | {"kernels": kernels}) if as_json else print_artifact(opened, kernels)
 
 
 def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
@@ -31,11 +31,11 @@ def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = 
 
     Exit code 3 where a check fails; each of them is listed.
     """
-    checks = registry.load("laconic.artifacts.inspection:verify")(artifact, runtime)
-    if as_json:
-        print_json([check.model_dump() for check in checks])
-    else:
-        registry.load("laconic.commands.tables:checked")(checks)
+    from laconic.artifacts.inspection import verify
+    from laconic.commands.tables import print_checks
+
+    checks = verify(artifact, runtime)
+    print_json([check.model_dump() for check in checks]) if as_json else print_checks(checks)
     failed = [check.check for check in checks if not check.passed]
     if failed:
         raise GoalMissed(f"{artifact} did not pass: {', '.join(failed)}")
@@ -56,21 +56,31 @@ def bench(
 
     Speed-ups are against the original where --original is given, else against the first artifact.
     """
-    sizes = registry.load("laconic.artifacts.inspection:batch_sizes")(batches)
-    timings = registry.load("laconic.artifacts.inspection:bench")(
+    from export.bench import bench
+    from laconic.commands.tables import print_timings
+
+    timings = bench(
         artifacts,
         original,
         threads=threads,
         length=length,
-        batches=sizes,
+        batches=parse_batches(batches),
         rounds=rounds,
         runtime=runtime,
         trust=trust,
     )
-    if as_json:
-        print_json([timing.model_dump() for timing in timings])
-        return
-    registry.load("laconic.commands.tables:timed")(timings)
+    print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Batch sizes from "1,8,32". Raises UsageError for anything but whole numbers from 1."""
+    try:
+        sizes = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"--batches must be whole numbers with commas between them, as 1,8,32, not {text!r}")
+    return sizes
 
 
 def serve(
@@ -82,9 +92,9 @@ def serve(
     unproven: Annotated[bool, typer.Option("--unproven", help="Serve artifacts whose verdict failed.")] = False,
 ) -> None:
     """Answer over HTTP, with dynamic batching."""
-    registry.load("serve.server:serve")(
-        artifacts, host=host, port=port, runtime=runtime, threads=threads, unproven=unproven
-    )
+    from serve.server import serve
+
+    serve(artifacts, host=host, port=port, runtime=runtime, threads=threads, unproven=unproven)
 
 
 def compare(
@@ -98,8 +108,8 @@ def compare(
 
     With --data both answer the same samples, and their answers are compared.
     """
-    found = registry.load("laconic.artifacts.compare:compare")(first, second, data, runtime)
-    if as_json:
-        print_json(found)
-        return
-    registry.load("laconic.commands.tables:compared")(found)
+    from laconic.artifacts.compare import compare
+    from laconic.commands.tables import print_comparison
+
+    found = compare(first, second, data, runtime)
+    print_json(found) if as_json else print_comparison(found)

@@ -1,14 +1,19 @@
 """From a checkpoint to an artifact, or to a smaller checkpoint."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic import registry
 from laconic.commands.options import Builder, Data, Json, Output, Source, Task, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
+from laconic.units import parse_budget
+
+if TYPE_CHECKING:
+    from compress.pipeline import CompressedCheckpoint
+    from export.pipeline import Result
+    from laconic.recipes.recipe import Recipe
 
 EXPORT_FIDELITY = 0.9999
 """What an export in full precision must reach: FP32 of two engines differs by less than 1e-5, BF16 by 3e-5."""
@@ -47,7 +52,7 @@ def compress(
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal)
-    seconds = None if budget is None else registry.load("laconic.units:parse_budget")(budget)
+    seconds = None if budget is None else parse_budget(budget)
     if seconds is None and engine != "local":
         raise UsageError("--engine says where a search works, and none is asked for. Give --budget, as 30m")
     if show_recipe:
@@ -58,12 +63,17 @@ def compress(
     if seconds is not None:
         if chosen.to == "checkpoint":
             raise UsageError("a search is for artifacts, whose speed can be measured. Leave out --budget or --to")
-        solve = registry.load("compress.search.search:solve")
+        from compress.search.search import solve
+
         finish(solve(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
     elif chosen.to == "checkpoint":
-        finish_checkpoint(registry.load("compress.reduce:reduce")(chosen, output, trust=trust), as_json)
+        from compress.pipeline import compress_checkpoint
+
+        finish_checkpoint(compress_checkpoint(chosen, output, trust=trust), as_json)
     else:
-        finish(registry.load("compress.pipeline:compress")(chosen, output, trust=trust), as_json)
+        from compress.pipeline import compress
+
+        finish(compress(chosen, output, trust=trust), as_json)
 
 
 def export(
@@ -86,31 +96,36 @@ def export(
         "stages": [],
         "data": data and str(data),
     }
+    from export.pipeline import export
+
     chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY})
-    finish(registry.load("compress.pipeline:compress")(chosen, output, trust=trust), as_json)
+    finish(export(chosen, output, trust=trust), as_json)
 
 
-def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) -> Any:
+def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) -> "Recipe":
     """The recipe of a file, a ready one, or the default one; what is given on the command line stands above it."""
     given = {key: value for key, value in given.items() if value is not None}
     asked = {key: value for key, value in goal.items() if value is not None}
     given |= {"goal": asked} if asked else {}
     if path is None and "source" not in given:
         raise UsageError("nothing to compress. Give a SOURCE, or a --recipe that names one")
-    kind = registry.load("laconic.recipes.recipe:Recipe")
+    from laconic.recipes.ready import find_recipe
+    from laconic.recipes.recipe import Recipe
+
     if path is None:
-        return kind.parse(given, where="command line")
-    return kind.load(registry.load("laconic.recipes.ready:find")(path), **given)
+        return Recipe.parse(given, where="command line")
+    return Recipe.load(find_recipe(path), **given)
 
 
-def finish(result: Any, as_json: bool) -> None:
+def finish(result: "Result", as_json: bool) -> None:
     """Show an artifact that was written; raise GoalMissed for what it misses."""
+    from laconic.artifacts.inspection import summarize
+    from laconic.commands.tables import print_compressed
+
     if as_json:
-        print_json(
-            registry.load("laconic.artifacts.inspection:summary")(result.artifact) | {"missed": list(result.missed)}
-        )
+        print_json(summarize(result.artifact) | {"missed": list(result.missed)})
     else:
-        registry.load("laconic.commands.tables:compressed")(result.artifact)
+        print_compressed(result.artifact)
     if result.missed:
         raise GoalMissed(
             f"the goal was missed: {'; '.join(result.missed)}. The best result is in {result.artifact.path}. "
@@ -118,11 +133,13 @@ def finish(result: Any, as_json: bool) -> None:
         )
 
 
-def finish_checkpoint(result: Any, as_json: bool) -> None:
+def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
     """Show a checkpoint that was written; raise GoalMissed for what it misses."""
+    from laconic.commands.tables import print_checkpoint
+
     if as_json:
         print_json(result.report | {"path": str(result.path), "missed": list(result.missed)})
     else:
-        registry.load("laconic.commands.tables:reduced")(result.path, result.report)
+        print_checkpoint(result.path, result.report)
     if result.missed:
         raise GoalMissed(f"the goal was missed: {'; '.join(result.missed)}. The checkpoint is in {result.path}")

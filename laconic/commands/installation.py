@@ -1,28 +1,29 @@
 """What is installed here, and what comes with it."""
 
-from laconic import registry
 from laconic.commands.options import Json
 from laconic.commands.output import print_json
 
 
 def doctor(as_json: Json = False) -> None:
     """Which engines work here, and for each thing that does not, why."""
-    findings = registry.load("laconic.commands.doctor:examine")()
-    if as_json:
-        print_json([finding.model_dump(by_alias=True) for finding in findings])
-        return
-    registry.load("laconic.commands.tables:examined")(findings)
+    from laconic.commands.doctor import examine
+    from laconic.commands.tables import print_findings
+
+    findings = examine()
+    print_json([each.model_dump(by_alias=True) for each in findings]) if as_json else print_findings(findings)
 
 
 def recipes(as_json: Json = False) -> None:
     """The ready recipes, for --recipe NAME."""
-    found = registry.load("laconic.recipes.ready:ready")()
-    if as_json:
-        print_json(found)
-        return
-    registry.load("laconic.commands.tables:offered")(found)
+    from laconic.commands.tables import print_recipes
+    from laconic.recipes.ready import list_recipes
+
+    found = list_recipes()
+    print_json(found) if as_json else print_recipes(found)
 
 
 def schema() -> None:
     """The JSON Schema of a recipe, for editors to complete it by."""
-    print_json(registry.load("laconic.recipes.schema:json_schema")())
+    from laconic.recipes.recipe import json_schema
+
+    print_json(json_schema())

@@ -39,7 +39,7 @@ def grid(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
     return table
 
 
-def compressed(artifact: Artifact) -> None:
+def print_compressed(artifact: Artifact) -> None:
     """The table at the end of a run: original against artifact."""
     manifest = artifact.manifest
     metric = registry.resolve("task", manifest.task).metric
@@ -52,7 +52,7 @@ def compressed(artifact: Artifact) -> None:
     OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
-def reduced(path: Path, report: Mapping[str, Any]) -> None:
+def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
     """What `compress --to checkpoint` made."""
     drift = Comparison.model_validate(report["drift"])
     OUT.print(
@@ -71,7 +71,7 @@ def stage_table(entries: Sequence[Entry], title: str) -> Table:
     return table
 
 
-def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
+def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     """What an artifact is."""
     manifest, measured = artifact.manifest, artifact.measured
     table = grid(artifact.name, "", "")
@@ -98,7 +98,7 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
         for each in getattr(manifest.verdict, kind, ()):
             state = "" if each.passed else " (failed)"
             table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
-    table.add_row("verdict", said(manifest.verdict))
+    table.add_row("verdict", format_verdict(manifest.verdict))
     OUT.print(table)
     entries = ledger(manifest.source, manifest.history, measured.seconds)
     if len(entries) > 1:
@@ -121,7 +121,7 @@ def search_table(trials: Sequence[Trial]) -> Table:
     return table
 
 
-def said(verdict: Verdict | None) -> str:
+def format_verdict(verdict: Verdict | None) -> str:
     """In a word, or what is wrong."""
     return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
 
@@ -147,7 +147,9 @@ def timing_table(timings: Sequence[Timing], title: str) -> Table:
     """Latency, throughput and speed-up, with their spread."""
     threads = sorted({time.threads for time in timings})
     lengths = sorted({time.length for time in timings} - {0})
-    title = f"{title}; {one_of(threads, 'thread')}" + (f", length {', '.join(map(str, lengths))}" if lengths else "")
+    title = f"{title}; {format_plural(threads, 'thread')}" + (
+        f", length {', '.join(map(str, lengths))}" if lengths else ""
+    )
     table = grid(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
     order = list(dict.fromkeys(time.engine for time in timings))
     for time in sorted(timings, key=lambda time: (time.batch, order.index(time.engine))):
@@ -161,7 +163,7 @@ def timing_table(timings: Sequence[Timing], title: str) -> Table:
     return table
 
 
-def compared(found: Mapping[str, Any]) -> None:
+def print_comparison(found: Mapping[str, Any]) -> None:
     """Two artifacts side by side."""
     names = [side["name"] for side in (found["a"], found["b"])]
     if names[0] == names[1]:
@@ -183,7 +185,7 @@ def compared(found: Mapping[str, Any]) -> None:
         OUT.print("\nThey were timed on different machines. Time them side by side with laconic bench.")
 
 
-def offered(recipes: Sequence[Mapping[str, Any]]) -> None:
+def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
     """The ready recipes."""
     table = grid("", "recipe", "for", "stages")
     for recipe in recipes:
@@ -192,17 +194,17 @@ def offered(recipes: Sequence[Mapping[str, Any]]) -> None:
     OUT.print(table)
 
 
-def timed(timings: Sequence[Timing]) -> None:
+def print_timings(timings: Sequence[Timing]) -> None:
     """What `bench` found."""
     OUT.print(timing_table(timings, "median of interleaved rounds"))
 
 
-def one_of(numbers: Sequence[int], noun: str) -> str:
+def format_plural(numbers: Sequence[int], noun: str) -> str:
     """`1 thread`, `2 threads`."""
     return f"{', '.join(map(str, numbers))} {noun}{'' if list(numbers) == [1] else 's'}"
 
 
-def checked(checks: Sequence[Check]) -> None:
+def print_checks(checks: Sequence[Check]) -> None:
     """What `verify` found."""
     table = grid("", "", "", "")
     for check in checks:
@@ -210,7 +212,7 @@ def checked(checks: Sequence[Check]) -> None:
     OUT.print(table)
 
 
-def examined(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[Finding]) -> None:
     """What `doctor` found."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:

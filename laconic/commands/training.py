@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from laconic import registry
 from laconic.commands.options import Builder, Json, Source, Task, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
@@ -54,24 +53,22 @@ def finetune(
     given = {key: value for key, value in given.items() if value is not None}
     if recipe is None and not {"source", "data"} <= given.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
-    chosen = registry.load("laconic.training.settings:TrainingRecipe").load(recipe, **given)
+    from laconic.finetune.finetune import finetune
+    from laconic.finetune.summary import show, summary
+    from laconic.training.settings import TrainingRecipe
+    from laconic.training.train import Watching
+
+    chosen = TrainingRecipe.load(recipe, **given)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    watching = registry.load("laconic.training.train:Watching")(
-        trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard
-    )
-    tuned = registry.load("laconic.finetune.finetune:finetune")(
-        chosen, output, trust=trust, auto=auto, watching=watching
-    )
+    watching = Watching(trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard)
+    tuned = finetune(chosen, output, trust=trust, auto=auto, watching=watching)
     if os.environ.get("RANK", "0") != "0":
         return  # the first says it for all
-    if as_json:
-        print_json(registry.load("laconic.finetune.summary:summary")(tuned))
-        return
-    registry.load("laconic.finetune.summary:show")(tuned)
+    print_json(summary(tuned)) if as_json else show(tuned)
 
 
 def plan(
@@ -94,9 +91,14 @@ def plan(
 
     Nothing is allocated, and no weight is read: a folder with a config.json is enough. Exit code 3 where nothing fits.
     """
+    from laconic.planner.plan_tables import show, summary
+    from laconic.planner.plots import bars, check
+    from laconic.planner.plots import timeline as draw_timeline
+    from laconic.planner.request import request
+
     for drawing in filter(None, (picture, timeline)):
-        registry.load("laconic.planner.plots:check")(drawing)
-    found = registry.load("laconic.planner.request:request")(
+        check(drawing)
+    found = request(
         Path(source),
         memory=memory,
         batch=batch,
@@ -108,12 +110,9 @@ def plan(
         devices=devices,
         trust=trust,
     )
-    for path, draw in ((picture, "bars"), (timeline, "timeline")):
+    for path, draw in ((picture, bars), (timeline, draw_timeline)):
         if path is not None:
-            registry.load(f"laconic.planner.plots:{draw}")(found, path)
-    if as_json:
-        print_json(registry.load("laconic.planner.plan_tables:summary")(found))
-    else:
-        registry.load("laconic.planner.plan_tables:show")(found, everything=everything)
+            draw(found, path)
+    print_json(summary(found)) if as_json else show(found, everything=everything)
     if found.chosen is None:
         raise GoalMissed("no combination of techniques fits. Take a smaller --batch or --seq, or more --memory")

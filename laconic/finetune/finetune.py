@@ -19,7 +19,7 @@ from laconic.finetune.advice import advised, available, fitted, longest, subject
 from laconic.finetune.evaluate import ROWS, evaluate
 from laconic.finetune.head import open_for
 from laconic.hashing import code_version, hash_of
-from laconic.models.checkpoint import CARD, Checkpoint
+from laconic.models.checkpoint import Checkpoint, check_free
 from laconic.planner.meta_model import Subject
 from laconic.progress import Steps
 from laconic.training.loop import short_of_memory
@@ -178,20 +178,6 @@ class Judge:
         rows = min(self._rows, kit.rows or ROWS)
         with kit.gathered():
             return evaluate(kit.module, kit.objective, held, kit.device, rows=rows, passing=kit.passing)
-
-
-def check_free(destination: Path) -> None:
-    """Raise UsageError where the checkpoint could not be written in the end."""
-    taken = destination.exists() and not destination.is_dir()
-    if taken or (destination.is_dir() and any(destination.iterdir()) and not (destination / CARD).is_file()):
-        raise UsageError(
-            f"{destination} exists and is not a checkpoint: it will not be overwritten. Choose another --output"
-        )
-    if not destination.name:
-        raise UsageError(f"{destination} is no folder that could be written. Choose another --output")
-    for parent in destination.parents:
-        if parent.exists() and not parent.is_dir():
-            raise UsageError(f"{parent} is a file, so {destination} cannot be made in it. Choose another --output")
 
 
 def gather(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:

@@ -275,3 +275,17 @@ def read_licence(folder: Path) -> str | None:
         return None
     licence = front.get("license") if isinstance(front, dict) else None
     return str(licence) if licence else None
+
+
+def check_free(destination: Path) -> None:
+    """Raise UsageError where the checkpoint could not be written in the end."""
+    taken = destination.exists() and not destination.is_dir()
+    if taken or (destination.is_dir() and any(destination.iterdir()) and not (destination / CARD).is_file()):
+        raise UsageError(
+            f"{destination} exists and is not a checkpoint: it will not be overwritten. Choose another --output"
+        )
+    if not destination.name:
+        raise UsageError(f"{destination} is no folder that could be written. Choose another --output")
+    for parent in destination.parents:
+        if parent.exists() and not parent.is_dir():
+            raise UsageError(f"{parent} is a file, so {destination} cannot be made in it. Choose another --output")

@@ -11,7 +11,7 @@ from laconic.errors import RecipeError
 HOME = Path(__file__).parent
 
 
-def find(recipe: Path) -> Path:
+def find_recipe(recipe: Path) -> Path:
     """The file of a recipe: the path itself, or the ready one of that name. Raises RecipeError for neither."""
     if recipe.suffix or recipe.is_file():
         return recipe
@@ -23,7 +23,7 @@ def find(recipe: Path) -> Path:
     )
 
 
-def ready() -> list[dict[str, Any]]:
+def list_recipes() -> list[dict[str, Any]]:
     """The ready recipes, JSON-ready: name, what it is for, its stages as they are written."""
     found = []
     for path in sorted(HOME.glob("*.yaml"), key=lambda path: path.stem):

@@ -1,13 +1,14 @@
 """The interface of a stage: a frozen config that sits beside the code it drives."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -118,3 +119,21 @@ class PlanStage(Stage):
 def describe(stage: Stage) -> dict[str, Any]:
     """The stage's settings, JSON-ready."""
     return stage.model_dump(mode="json")
+
+
+def made_properties(record: Record) -> frozenset[Property]:
+    """What a step has given the model that later steps have to leave in place."""
+    made: frozenset[Property] = getattr(registry.resolve("stage", record.stage), "makes", frozenset())
+    return made
+
+
+def standing_records(history: Sequence[Record]) -> tuple[Record, ...]:
+    """The steps of a history, without those whose properties a later step has broken."""
+    breaks: list[frozenset[Property]] = [
+        getattr(registry.resolve("stage", record.stage), "breaks", frozenset()) for record in history
+    ]
+    return tuple(
+        record
+        for place, record in enumerate(history)
+        if not made_properties(record) & frozenset[Property]().union(*breaks[place + 1 :])
+    )

@@ -48,6 +48,7 @@ class Fake(Runtime):
     """The engine."""
 
     name = "fake"
+    package = "laconic"
 
     def version(self) -> str:
         return "1"

@@ -72,6 +72,7 @@ class OnnxRuntime(Runtime):
     """ONNX Runtime on the CPU."""
 
     name = "onnxruntime"
+    package = "onnxruntime"
 
     def version(self) -> str:
         return str(ort.__version__)

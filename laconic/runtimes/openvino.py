@@ -60,6 +60,7 @@ class OpenVino(Runtime):
     """OpenVINO on the CPU."""
 
     name = "openvino"
+    package = "openvino"
 
     def version(self) -> str:
         return str(ov.__version__)

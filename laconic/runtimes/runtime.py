@@ -75,6 +75,9 @@ class Runtime(ABC):
 
     name: ClassVar[str]
 
+    package: ClassVar[str]
+    """The Python package that brings the engine; a manifest records its version."""
+
     @abstractmethod
     def version(self) -> str:
         """The engine's version."""

@@ -46,6 +46,7 @@ class Torch(Runtime):
     """PyTorch on the CPU. Its model file is the folder that `Checkpoint.save` writes."""
 
     name = "torch"
+    package = "torch"
 
     def version(self) -> str:
         return str(torch.__version__)

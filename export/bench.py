@@ -1,0 +1,83 @@
+"""Time artifacts side by side, and the model that they were made from."""
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from export.sources import open_source
+from laconic.artifacts.artifact import Artifact
+from laconic.cache import Cache
+from laconic.errors import UsageError
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.runtimes.runtime import Session
+from laconic.timing.measurements import ORIGINAL, Timing
+from laconic.timing.race import race
+
+
+def bench(
+    paths: Sequence[Path],
+    original: Path | None = None,
+    *,
+    threads: int = 1,
+    length: int = 128,
+    batches: tuple[int, ...] = (1, 8, 32),
+    rounds: int = 15,
+    runtime: str | None = None,
+    trust: bool = False,
+) -> list[Timing]:
+    """Time artifacts side by side: in each round each runs once. Speed-ups are against the original where it is given,
+    else against the first artifact.
+
+    Raises UsageError for artifacts that do not take the same inputs.
+    """
+    artifacts = [Artifact.load(path) for path in paths]
+    for artifact in artifacts:
+        check_alike(artifacts[0], artifact)
+    with ExitStack() as stack:
+        sessions: dict[str, Session] = {}
+        if original is not None:
+            sessions[ORIGINAL] = stack.enter_context(open_original(original, artifacts[0], threads, trust=trust))
+        for artifact in artifacts:
+            session = stack.enter_context(artifact.open(runtime, threads=threads))
+            sessions[name_of(artifact, runtime, sessions)] = session
+        with Steps().step("bench", len(batches)) as step:
+            return race(
+                sessions,
+                artifacts[0].task(),
+                baseline=next(iter(sessions)),
+                batches=batches,
+                threads=threads,
+                step=step,
+                length=length,
+                rounds=rounds,
+                patience=math.inf,
+            )
+
+
+def check_alike(first: Artifact, other: Artifact) -> None:
+    """Raise UsageError unless two artifacts take the same inputs."""
+    wanted, found = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
+    if wanted != found:
+        raise UsageError(
+            f"{other.path} takes {[spec.describe() for spec in other.manifest.inputs]}, {first.path} takes "
+            f"{[spec.describe() for spec in first.manifest.inputs]}: they cannot be timed on the same inputs"
+        )
+
+
+def name_of(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
+    """What an artifact is called among the timings; the second of a name has its folder with it."""
+    engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
+    name = f"{artifact.name} ({engine})"
+    return name if name not in taken else f"{artifact.path} ({engine})"
+
+
+def open_original(path: Path, artifact: Artifact, threads: int, *, trust: bool) -> Session:
+    """The model that an artifact was made from, in full precision."""
+    made = artifact.manifest.source
+    given: dict[str, Any] = {"source": str(path), "task": artifact.manifest.task}
+    if made.get("kind") == "builder":
+        given |= {"builder": made["builder"], "arguments": made["arguments"], "inputs": artifact.manifest.inputs}
+    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
