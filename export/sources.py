@@ -2,11 +2,13 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from export.capture.capture import capture, capture_parity
 from export.capture.onnx_source import adopt
+from laconic.artifacts.artifact import read_manifest
 from laconic.cache import Cache
 from laconic.errors import SourceError
 from laconic.hashing import code_version, digest, hash_of
@@ -14,7 +16,8 @@ from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.models.source import CheckpointSource, GraphSource, Source
 from laconic.quantization.graph import Graph
-from laconic.recipes.recipe import Origin
+from laconic.recipes.recipe import Origin, Recipe
+from laconic.runtimes.runtime import Session
 
 GRAPH = TypeAdapter(Graph)
 GRAPH_FILE = "graph.json"
@@ -87,6 +90,19 @@ def as_checkpoint_source(source: Source) -> CheckpointSource:
     if not isinstance(source, CheckpointSource):
         raise SourceError("an ONNX file is a graph without a module. Stages that change the module need the checkpoint")
     return source
+
+
+def open_original(path: Path, artifact: Path, threads: int, *, trust: bool) -> Session:
+    """Open the model that an artifact was made from, in full precision.
+
+    Raises SourceError, or ArtifactError where there is no artifact.
+    """
+    manifest = read_manifest(artifact)
+    made = manifest.source
+    given: dict[str, Any] = {"source": str(path), "task": manifest.task}
+    if made.get("kind") == "builder":
+        given |= {"builder": made["builder"], "arguments": made["arguments"], "inputs": manifest.inputs}
+    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
 
 
 def write_graph(graph: Graph, folder: Path) -> None:

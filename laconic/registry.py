@@ -12,7 +12,7 @@ from typing import Any
 from laconic.errors import MissingPackage, UsageError
 
 PACKAGES = ("laconic", "compress", "export", "serve")
-"""The top-level packages."""
+"""The top-level packages that are installed together."""
 
 TASKS = {
     "text-embedding": "laconic.tasks.text_embedding:TextEmbedding",

@@ -140,7 +140,7 @@ def test_without_any_engine_the_way_to_one_is_named(folder, monkeypatch):
     def absent(name):
         raise MissingPackage(name)
 
-    monkeypatch.setattr("laconic.runtimes.runtime.make_runtime", absent)
+    monkeypatch.setattr("laconic.artifacts.artifact.make_runtime", absent)
     with pytest.raises(MissingPackage, match=r"pip install 'laconic\[cpu\]'"):
         Artifact.load(folder).runtime()
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 from artifacts import FAILED, X, write_artifact
 
-from export.bench import bench
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, Manifest
+from laconic.artifacts.bench import bench
 from laconic.artifacts.inspection import count_kernels, summarize, verify
 from laconic.commands.artifacts import parse_batches
 from laconic.errors import ArtifactError, UsageError
@@ -176,7 +176,8 @@ def test_without_the_original_torch_is_not_loaded(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     code = (
         "import sys, pathlib; from laconic.artifacts.artifact import Artifact;"
-        "from laconic.artifacts.inspection import bench, verify, count_kernels;"
+        "from laconic.artifacts.bench import bench;"
+        "from laconic.artifacts.inspection import verify, count_kernels;"
         f"p = pathlib.Path({str(path)!r}); bench([p], rounds=1); verify(p); count_kernels(Artifact.load(p));"
         "assert not {'torch', 'onnx', 'transformers', 'matplotlib'} & set(sys.modules)"
     )

@@ -1,5 +1,6 @@
 """What is done with artifacts that are there."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -56,19 +57,19 @@ def bench(
 
     Speed-ups are against the original where --original is given, else against the first artifact.
     """
-    from export.bench import bench
+    from laconic.artifacts.bench import bench
     from laconic.commands.tables import print_timings
 
-    timings = bench(
-        artifacts,
-        original,
-        threads=threads,
-        length=length,
-        batches=parse_batches(batches),
-        rounds=rounds,
-        runtime=runtime,
-        trust=trust,
-    )
+    sizes = parse_batches(batches)
+    with ExitStack() as stack:
+        session = None
+        if original is not None:
+            from export.sources import open_original
+
+            session = stack.enter_context(open_original(original, artifacts[0], threads, trust=trust))
+        timings = bench(
+            artifacts, session, threads=threads, length=length, batches=sizes, rounds=rounds, runtime=runtime
+        )
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
 
 

@@ -4,14 +4,10 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from export.sources import open_source
 from laconic.artifacts.artifact import Artifact
-from laconic.cache import Cache
 from laconic.errors import UsageError
 from laconic.progress import Steps
-from laconic.recipes.recipe import Recipe
 from laconic.runtimes.runtime import Session
 from laconic.timing.measurements import ORIGINAL, Timing
 from laconic.timing.race import race
@@ -19,14 +15,13 @@ from laconic.timing.race import race
 
 def bench(
     paths: Sequence[Path],
-    original: Path | None = None,
+    original: Session | None = None,
     *,
     threads: int = 1,
     length: int = 128,
     batches: tuple[int, ...] = (1, 8, 32),
     rounds: int = 15,
     runtime: str | None = None,
-    trust: bool = False,
 ) -> list[Timing]:
     """Time artifacts side by side: in each round each runs once. Speed-ups are against the original where it is given,
     else against the first artifact.
@@ -39,7 +34,7 @@ def bench(
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
         if original is not None:
-            sessions[ORIGINAL] = stack.enter_context(open_original(original, artifacts[0], threads, trust=trust))
+            sessions[ORIGINAL] = original
         for artifact in artifacts:
             session = stack.enter_context(artifact.open(runtime, threads=threads))
             sessions[name_of(artifact, runtime, sessions)] = session
@@ -72,12 +67,3 @@ def name_of(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) 
     engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
     name = f"{artifact.name} ({engine})"
     return name if name not in taken else f"{artifact.path} ({engine})"
-
-
-def open_original(path: Path, artifact: Artifact, threads: int, *, trust: bool) -> Session:
-    """The model that an artifact was made from, in full precision."""
-    made = artifact.manifest.source
-    given: dict[str, Any] = {"source": str(path), "task": artifact.manifest.task}
-    if made.get("kind") == "builder":
-        given |= {"builder": made["builder"], "arguments": made["arguments"], "inputs": artifact.manifest.inputs}
-    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
