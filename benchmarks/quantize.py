@@ -17,7 +17,7 @@ import numpy as np
 from inputs import model_folder, texts
 from run import table
 
-from export.build import Option
+from export.build import EngineOption
 from export.sources import capture_graph, open_source
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -75,7 +75,7 @@ def rows(
             plan = Step(name=stage, config=settings).stage().plan(graph, context).flights[0][0]  # type: ignore[attr-defined]
             cells = []
             for engine in ENGINES:
-                option, path = Option(engine, "float32"), Path(folder) / f"{engine}.onnx"
+                option, path = EngineOption(engine, "float32"), Path(folder) / f"{engine}.onnx"
                 option.build(graph, plan, path)
                 with option.open(path, 1) as session:
                     found = source.task.fidelity(original, answers(session, source.task, unseen))

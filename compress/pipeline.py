@@ -21,7 +21,7 @@ from laconic.hardware import cores, this_machine
 from laconic.models.checkpoint import Checkpoint, check_free
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.goal import wanted
+from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Goal, Recipe
 from laconic.recipes.stage import TorchStage
 from laconic.runtimes.predict import answers
@@ -82,7 +82,7 @@ def compress_checkpoint(
         (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         (folder / REPORT).write_text(render_checkpoint(report, recipe), encoding="utf-8")
         put(folder, destination)
-    return CompressedCheckpoint(checkpoint, destination, report, tuple(find_missed(found, report, recipe.goal)))
+    return CompressedCheckpoint(checkpoint, destination, report, tuple(missed_by(found, report, recipe.goal)))
 
 
 def compare_with_original(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
@@ -101,7 +101,7 @@ def compare_with_original(lineage: Lineage, checkpoint: Checkpoint) -> Compariso
         together={},
         made_up=not job.samples.fingerprints,
     )
-    found_drift = drift(evidence, task, wanted(task, goal), goal, job.recipe.seed)
+    found_drift = drift(evidence, task, required_tolerance(task, goal), goal, job.recipe.seed)
     # The task's own tolerance is for what is served; a checkpoint is held to what was asked for alone.
     asked = {"fidelity": goal.fidelity, "fidelity_worst": goal.worst, "metric_change": goal.max_drop}
     required = {name: least for name, least in found_drift.required.items() if asked.get(name) is not None}
@@ -121,7 +121,7 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Compari
     }
 
 
-def find_missed(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
+def missed_by(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
     """A sentence for each part of the goal that a checkpoint misses."""
     yield from found.failures
     size = report["stages"][-1]["figures"]["bytes"]

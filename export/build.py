@@ -1,4 +1,4 @@
-"""Build a plan for an engine, and see how faithful its answers are."""
+"""Build a plan for an engine, and measure the fidelity of its outputs."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,38 +23,40 @@ from laconic.tensor import Array, Arrays
 
 
 @dataclass(frozen=True)
-class Option:
-    """An engine, and the arithmetic of what is not quantized. The graph is written as that engine wants it."""
+class EngineOption:
+    """An engine, and the arithmetic of the layers that are not quantized."""
 
     runtime: str
     compute: Compute
 
     @property
     def name(self) -> str:
-        """As shown to people: `openvino, bfloat16`."""
+        """As shown to users: `openvino, bfloat16`."""
         return f"{self.runtime}, {self.compute}"
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
-        """Write the plan into the graph for this engine."""
+        """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`."""
         rules = registry.resolve("placement", self.runtime)[self.compute]
         place(graph, plan, rules, path)
 
     def open(self, path: Path, threads: int) -> Session:
-        """Load a graph that was built for this engine."""
+        """Load a graph that `build` wrote for this engine."""
         return make_runtime(self.runtime).open(path, threads=threads, compute=self.compute)
 
 
-PROBE_OPTION = Option("onnxruntime", "float32")
-"""Where a layer's harm is measured: it is the grid's, not the engine's, and this one opens a graph fastest."""
+SENSITIVITY_OPTION = EngineOption("onnxruntime", "float32")
+"""The option that layer sensitivity is measured with: it depends on the quantization grid and not on the engine, and
+this one opens a graph fastest."""
 
 
-def options(engines: tuple[str, ...]) -> list[Option]:
-    """Every way to run on this machine, the preferred first. Raises MissingPackage where no engine is installed."""
-    found: list[Option] = []
+def list_options(engines: tuple[str, ...]) -> list[EngineOption]:
+    """Every engine and arithmetic that runs on this machine, the preferred first. Raises MissingPackage where no engine
+    is installed."""
+    found: list[EngineOption] = []
     absent: list[str] = []
     for name in engines:
         try:
-            found += [Option(name, compute) for compute in make_runtime(name).computes()]
+            found += [EngineOption(name, compute) for compute in make_runtime(name).computes()]
         except MissingPackage as error:
             absent.append(str(error))
     if not found:
@@ -63,8 +65,11 @@ def options(engines: tuple[str, ...]) -> list[Option]:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Where plans are tried. reference: the source's answers, by the fingerprint of the samples."""
+class PlanEvaluator:
+    """Builds plans of one graph and measures their fidelity.
+
+    folder: for the built models. reference: the source's outputs, by the fingerprint of the samples.
+    """
 
     graph: Graph
     task: Task
@@ -72,20 +77,20 @@ class Bench:
     folder: Path
     reference: dict[str, Arrays]
 
-    def fidelity(self, plan: Plan, option: Option, dataset: Dataset) -> Array:
-        """Fidelity per sample, [samples]. Kept in the cache, by everything that it depends upon."""
+    def fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
+        """The fidelity of a plan's outputs to the reference, per sample: [samples]. Kept in the cache."""
         key = hash_of(
             "trial",
             self.graph.key,
             sorted(plan.precision.items()),
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
-            digests({name: each.factors for name, each in plan.smoothing.items()}),
-            sorted((*layer, each.group, digests(each.arrays)) for layer, each in plan.weights.items()),
+            hash_arrays({name: each.factors for name, each in plan.smoothing.items()}),
+            sorted((*layer, each.group, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),
             option.name,
             make_runtime(option.runtime).version(),
             this_machine().features,
             dataset.fingerprint,
-            digests(self.reference[dataset.fingerprint]),
+            hash_arrays(self.reference[dataset.fingerprint]),
             code_version(),
         )
 
@@ -99,6 +104,6 @@ class Bench:
         return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])
 
 
-def digests(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
-    """The digest of each array, by name."""
+def hash_arrays(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
+    """The SHA-256 of each array, by name."""
     return sorted((name, hashlib.sha256(array.tobytes()).hexdigest()) for name, array in arrays.items())

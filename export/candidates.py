@@ -1,12 +1,11 @@
-"""Find, for each engine, the first plan of the ladder that meets the goal; then the fastest of them."""
+"""Choose a plan and an engine: per engine the smallest plan that meets the goal, then the fastest of these."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
-import numpy as np
-
-from export.build import Option
+from export.build import EngineOption
 from laconic.quantization.plan import INTEGER, Ladder, Plan
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
@@ -19,12 +18,15 @@ at the same fidelity."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A plan, built for an engine. fidelity: per sample of those it is chosen by. met: whether it meets the goal.
-    arithmetic: the share of the weights that each arithmetic works on, as the engine tells. speedup: over the original,
-    1 until it was timed."""
+class EngineCandidate:
+    """A plan, built for an engine.
 
-    option: Option
+    fidelity: [samples], on the samples that choices are made with. met: whether it meets the goal. arithmetic: the
+    share of the weights that each arithmetic multiplies with, as the engine reports it. speedup: over the original, 1
+    until it is timed.
+    """
+
+    option: EngineOption
     plan: Plan
     model: Path
     fidelity: Array
@@ -34,25 +36,25 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """As shown to people: the engine, its arithmetic, and whether the weights alone are in fewer bits, or nothing
-        is. No two of a run have the same."""
-        if self.plain:
+        """As shown to users: the engine, its arithmetic, and whether only the weights, or nothing, is quantized. Unique
+        within a run."""
+        if self.is_plain:
             return f"{self.option.name}, as it was"
-        return self.option.name if self.integer else f"{self.option.name}, weights alone"
+        return self.option.name if self.is_integer else f"{self.option.name}, weights alone"
 
     @property
-    def integer(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether some layer computes in INT8."""
         return bool(INTEGER & set(self.plan.precision.values()))
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether nothing was quantized."""
         return set(self.plan.precision.values()) <= {"float32"}
 
 
-def ways(ladder: Ladder, options: Sequence[Option]) -> Iterator[tuple[Ladder, Option]]:
-    """What is tried of a ladder with each engine, the preferred first.
+def pair_ladders(ladder: Ladder, options: Sequence[EngineOption]) -> Iterator[tuple[Ladder, EngineOption]]:
+    """Yield each engine option with the part of the ladder to try on it, the preferred first.
 
     BF16 goes from the top of one flight to the top of the next as well: weights in fewer bits and no arithmetic in
     INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
@@ -67,7 +69,7 @@ def ways(ladder: Ladder, options: Sequence[Option]) -> Iterator[tuple[Ladder, Op
     yield from ((last, option) for option in options if choice and option.compute == "float32")
 
 
-def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
+def find_plan(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
     """The first plan that meets the goal, its fidelity, and whether one does; else the most faithful that was tried.
 
     Bisects each flight: fidelity grows along it, but for small steps down, which may cost a step and never the goal.
@@ -96,14 +98,14 @@ def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tu
     return plan, fidelity, False
 
 
-def fastest(candidates: Sequence[Candidate]) -> Candidate:
+def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
     """Of those that meet the goal the fastest; an engine that comes later in the order of preference must be faster by
     ADVANTAGE. The graph as it was is taken only where everything smaller is slower than the original. Where none meets
     the goal, the most faithful."""
     meeting = [candidate for candidate in candidates if candidate.met]
     if not meeting:
         return max(candidates, key=lambda candidate: float(candidate.fidelity.mean()))
-    quick = [candidate for candidate in meeting if not candidate.plain and candidate.speedup >= 1]
+    quick = [candidate for candidate in meeting if not candidate.is_plain and candidate.speedup >= 1]
     best, *others = quick or meeting
     for candidate in others:
         if candidate.speedup > best.speedup * ADVANTAGE:
@@ -111,6 +113,6 @@ def fastest(candidates: Sequence[Candidate]) -> Candidate:
     return best
 
 
-def overall(timings: Sequence[Timing]) -> float:
-    """One figure for the speed-ups at several batch sizes: their geometric mean."""
-    return float(np.exp(np.mean([np.log(timing.speedup) for timing in timings])))
+def mean_speedup(timings: Sequence[Timing]) -> float:
+    """The geometric mean of the speed-ups at several batch sizes."""
+    return geometric_mean(timing.speedup for timing in timings)

@@ -1,10 +1,10 @@
-"""The answers that a verdict is found from."""
+"""The outputs that a verdict is derived from."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.build import Option
+from export.build import EngineOption
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.runtimes.onnxruntime import OnnxRuntime
@@ -21,7 +21,7 @@ PARITY_SAMPLES = 40
 
 @dataclass(frozen=True)
 class Evidence:
-    """The answers that a verdict is found from, each [samples, ...] by output.
+    """The outputs that a verdict is derived from, each [samples, ...] by name.
 
     capture_error: the captured graph's largest error against the module, relative to the largest output; None where
     the source was a graph. original: the source's answers to the samples set aside for judging; artifact: the engine's
@@ -40,8 +40,8 @@ class Evidence:
     made_up: bool = False
 
 
-def question(
-    option: Option,
+def collect_evidence(
+    option: EngineOption,
     model: Path,
     task: Task,
     judge: Dataset,
@@ -51,9 +51,10 @@ def question(
     made_up: bool,
     seed: int,
 ) -> tuple[Evidence, list[tuple[Arrays, Arrays]]]:
-    """Ask an engine for everything that the verdict needs; and for the golden answers.
+    """Run an engine on everything that the verdict needs, and on the golden batches.
 
-    judge: the samples to judge by. original: the source's answers to them.
+    judge: the test samples. original: the source's outputs for them, [samples, ...] by name. Returns the evidence, and
+    the golden pairs of inputs and outputs.
     """
     few = judge.take(PARITY_SAMPLES, seed)
     with option.open(model, 1) as session:

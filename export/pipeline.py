@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from export.audit import audit
-from export.build import PROBE_OPTION, Bench, Option, options
-from export.candidates import Candidate, climb, fastest, overall, ways
-from export.evidence import question
+from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
+from export.candidates import EngineCandidate, choose_fastest, find_plan, mean_speedup, pair_ladders
+from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.report.report import render
 from export.sources import capture_graph, measure_capture_error
-from export.validate import independent, validate
+from export.validate import is_batch_independent, validate
 from laconic import __version__
 from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish
 from laconic.artifacts.record import Record
@@ -30,7 +30,7 @@ from laconic.hashing import code_version, hash_of
 from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Ladder, Plan
-from laconic.recipes.goal import missed, tightened, wanted
+from laconic.recipes.goal import find_missed, required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, describe, standing_records
 from laconic.runtimes.runtime import make_runtime
@@ -65,14 +65,14 @@ def export(
 def write_artifact(lineage: Lineage, destination: Path) -> Result:
     """Build, prove and write the artifact of a lineage's model."""
     folder = lineage.job.folder / "artifact"
-    assemble(EngineBuild(lineage).parts(), folder)
+    assemble(EngineBuild(lineage).make_parts(), folder)
     publish(folder, destination)
     artifact = Artifact.load(destination)
-    return Result(artifact, tuple(missed(artifact, lineage.job.recipe.goal)))
+    return Result(artifact, tuple(find_missed(artifact, lineage.job.recipe.goal)))
 
 
 class EngineBuild:
-    """The engines of one model: what the steps from its graph to the artifact share."""
+    """The steps from one model's graph to the parts of its artifact."""
 
     def __init__(self, lineage: Lineage) -> None:
         job = lineage.job
@@ -83,92 +83,100 @@ class EngineBuild:
         self.steps = job.steps
         self.cache = job.cache
         self.task: Task = lineage.source.task
-        self.tolerance = wanted(self.task, job.recipe.goal)
+        self.tolerance = required_tolerance(self.task, job.recipe.goal)
 
-    def parts(self) -> Parts:
+    def make_parts(self) -> Parts:
         """Take all steps, and return what the artifact is made of."""
         with self.steps.step("capture the graph") as step:
             graph = capture_graph(self.lineage.model, self.cache)
             capture_error = measure_capture_error(self.lineage.model, graph, self.cache)
             step.note = f"{len(graph.layers)} layers, error {capture_error or 0:.1g}"
-        bench = Bench(graph, self.task, self.cache, self.folder, self.references())
-        found = options(self.recipe.engines)
+        evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
+        options = list_options(self.recipe.engines)
         start = time.perf_counter()
         stages = zip((step.name for step in self.recipe.stages), self.recipe.build(), strict=True)
-        planned = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
-        ladder = self.planned(planned, graph, bench)
-        made = self.candidates(ladder, bench, found)
+        plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
+        ladder = self.plan(plan_stages, graph, evaluator)
+        built = self.build_candidates(ladder, evaluator, options)
         seconds = time.perf_counter() - start
-        candidates = self.raced(made, graph)
-        chosen = fastest(candidates)
-        for name, stage in planned:
-            self.enter(name, stage, chosen, seconds)
+        candidates = self.race_candidates(built, graph)
+        chosen = choose_fastest(candidates)
+        for name, stage in plan_stages:
+            self.record_stage(name, stage, chosen, seconds)
         with self.steps.step("validate") as step:
-            verdict, golden = self.validated(chosen, bench, capture_error)
+            verdict, golden = self.validate(chosen, evaluator, capture_error)
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
-        measured = self.measured(chosen)
-        manifest = self.manifest(chosen, graph, verdict)
+        measured = self.measure(chosen)
+        manifest = self.make_manifest(chosen, graph, verdict)
         report = partial(render, recipe=self.recipe, ladder=ladder, graph=graph, candidates=candidates)
         return Parts(manifest, chosen.model, self.task, golden, measured, report)
 
-    def references(self) -> dict[str, Arrays]:
-        """The source's answers to all samples that something is decided or judged by."""
+    def compute_references(self) -> dict[str, Arrays]:
+        """The original's outputs for all samples that something is chosen or judged by, by the samples' fingerprint."""
         sets = (self.samples.choose, self.samples.probe, self.samples.judge)
-        with self.steps.step("ask the original", sum(map(len, sets))) as step:
+        with self.steps.step("run the original", sum(map(len, sets))) as step:
             return {dataset.fingerprint: self.lineage.reference(dataset, step) for dataset in sets}
 
-    def planned(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, bench: Bench) -> Ladder:
-        """What quantization proposes; without it, the graph as it is."""
+    def plan(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, evaluator: PlanEvaluator) -> Ladder:
+        """The plans that quantization proposes; without it, the graph as it is."""
         if not stages:
             return Ladder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         ((name, stage),) = stages
-        trial = partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe)
+        trial = partial(evaluator.fidelity, option=SENSITIVITY_OPTION, dataset=self.samples.probe)
         context = self.lineage.context(name, stage)
         history = standing_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
-    def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
-        """For each engine, and each way to go with it, the first plan that meets the goal, built and looked into.
+    def build_candidates(
+        self, ladder: Ladder, evaluator: PlanEvaluator, options: list[EngineOption]
+    ) -> list[EngineCandidate]:
+        """For each engine option, build the first plan that meets the goal, and audit it.
 
-        An engine that refuses the graph, or does not run what was asked for, is left out; raises its error where none
-        is left.
+        An engine that refuses the graph, or does not run the precision that was asked for, is left out; raises its
+        error where none is left.
         """
-        made: dict[str, Candidate] = {}
+        built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.steps.step("find what meets the goal") as step:
-            for number, (plans, option) in enumerate(ways(ladder, found)):
+            for number, (plans, option) in enumerate(pair_ladders(ladder, options)):
                 try:
-                    candidate = self.candidate(plans, bench, option, self.folder / f"candidate-{number}", step)
-                    made.setdefault(candidate.name, candidate)
+                    folder = self.folder / f"candidate-{number}"
+                    candidate = self.build_candidate(plans, evaluator, option, folder, step)
+                    built.setdefault(candidate.name, candidate)
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
-            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in made.values())
-        if not made:
+            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
+        if not built:
             raise refused[0]
         for reason in refused:
             self.steps.warn(str(reason))
-        return list(made.values())
+        return list(built.values())
 
-    def candidate(self, ladder: Ladder, bench: Bench, option: Option, folder: Path, step: Step) -> Candidate:
-        """The first plan that meets the goal with one engine."""
+    def build_candidate(
+        self, ladder: Ladder, evaluator: PlanEvaluator, option: EngineOption, folder: Path, step: Step
+    ) -> EngineCandidate:
+        """Build the first plan that meets the goal with one engine option, and audit the kernels that run."""
 
         def trial(plan: Plan) -> Array:
             step.advance()
-            return bench.fidelity(plan, option, self.samples.choose)
+            return evaluator.fidelity(plan, option, self.samples.choose)
 
-        plan, fidelity, met = climb(ladder, trial, tightened(self.tolerance))
+        plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance))
         folder.mkdir()
         model = folder / MODEL
-        option.build(bench.graph, plan, model)
+        option.build(evaluator.graph, plan, model)
         with option.open(model, 1) as session:
             session.run(self.task.encode(self.samples.choose.samples[:1]))
-            shares = audit(bench.graph, plan, session.kernels(), option.name)
-        most = self.recipe.goal.max_size
-        return Candidate(option, plan, model, fidelity, met and (most is None or weight(folder) <= most), shares)
+            shares = audit(evaluator.graph, plan, session.kernels(), option.name)
+        limit = self.recipe.goal.max_size
+        met = met and (limit is None or folder_size(folder) <= limit)
+        return EngineCandidate(option, plan, model, fidelity, met, shares)
 
-    def raced(self, candidates: list[Candidate], graph: Graph) -> list[Candidate]:
-        """The candidates, timed, where there is a choice. The times are kept, so that the same run gives the same
-        artifact on the same machine."""
+    def race_candidates(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
+        """The same candidates with their speed-ups, timed where there is a choice.
+
+        The times are kept in the cache, so that the same run gives the same artifact on the same machine.
+        """
         if len(candidates) == 1:
             return candidates
         key = hash_of(
@@ -180,59 +188,58 @@ class EngineBuild:
             this_machine().model_dump(),
             code_version(),
         )
-
-        def compute() -> dict[str, float]:
-            with self.steps.step("race the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
-                sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
-                sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1)), **sessions}
-                # By the processor's time: what else runs on the machine must not decide.
-                times = race(
-                    sessions,
-                    self.task,
-                    baseline=ORIGINAL,
-                    batches=TRIAL_BATCHES,
-                    threads=1,
-                    step=step,
-                    clock=time.process_time,
-                )
-                speedups = {name: overall([each for each in times if each.engine == name]) for name in sessions}
-                step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
-                return speedups
-
-        speedups = self.cache.json(f"raced-{key}", compute)
+        speedups = self.cache.json(f"raced-{key}", partial(self.time_candidates, candidates))
         return [replace(each, speedup=speedups[each.name]) for each in candidates]
 
-    def enter(self, name: str, stage: PlanStage, chosen: Candidate, seconds: float) -> None:
-        """Quantization into the history, with what it gained and cost."""
+    def time_candidates(self, candidates: list[EngineCandidate]) -> dict[str, float]:
+        """The mean speed-up of each candidate over the original, by name."""
+        with self.steps.step("race the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
+            sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
+            sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1)), **sessions}
+            # By the processor's time: what else runs on the machine must not decide.
+            times = race(
+                sessions,
+                self.task,
+                baseline=ORIGINAL,
+                batches=TRIAL_BATCHES,
+                threads=1,
+                step=step,
+                clock=time.process_time,
+            )
+            speedups = {name: mean_speedup([each for each in times if each.engine == name]) for name in sessions}
+            step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
+            return speedups
+
+    def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
+        """Append quantization to the history, with what it gained and cost."""
         key = self.lineage.context(name, stage).key
-        figures = {"bytes": weight(chosen.model.parent), **summarize_fidelity(chosen.fidelity)}
+        figures = {"bytes": folder_size(chosen.model.parent), **summarize_fidelity(chosen.fidelity)}
         self.lineage.history.append(Record(stage=name, config=describe(stage), key=key, figures=figures))
         self.lineage.seconds[key] = seconds
 
-    def validated(
-        self, chosen: Candidate, bench: Bench, capture_error: float | None
+    def validate(
+        self, chosen: EngineCandidate, evaluator: PlanEvaluator, capture_error: float | None
     ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
-        """The verdict, and the golden pairs."""
-        evidence, golden = question(
+        """The verdict on the test samples, and the golden pairs of inputs and outputs."""
+        evidence, golden = collect_evidence(
             chosen.option,
             chosen.model,
             self.task,
             self.samples.judge,
-            original=bench.reference[self.samples.judge.fingerprint],
+            original=evaluator.reference[self.samples.judge.fingerprint],
             capture_error=capture_error,
             made_up=not self.samples.fingerprints,
             seed=self.recipe.seed,
         )
         verdict = validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)
         if self.lineage.teacher:
-            drift = (
-                each.model_copy(update={"against": f"model after {self.lineage.teacher}"}) for each in verdict.drift
-            )
-            verdict = verdict.model_copy(update={"drift": tuple(drift)})
+            against = {"against": f"model after {self.lineage.teacher}"}
+            drift = tuple(each.model_copy(update=against) for each in verdict.drift)
+            verdict = verdict.model_copy(update={"drift": drift})
         return verdict, golden
 
-    def measured(self, chosen: Candidate) -> Measured:
-        """Latency and throughput, the original beside it."""
+    def measure(self, chosen: EngineCandidate) -> Measured:
+        """Time the candidate and the original, interleaved: latency, throughput, and the knee."""
         with self.steps.step("measure the speed", len(BATCHES)) as step, ExitStack() as stack:
             sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1))}
             sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
@@ -242,7 +249,7 @@ class EngineBuild:
         return Measured(
             machine=this_machine(),
             timings=tuple(times),
-            # By the quicker quarter of the runs: throughput is flat around the knee, and other work moves medians.
+            # By the faster quartile of the runs: throughput is flat around the knee, and other work moves medians.
             knee=knee({time.batch: time.quartiles[0] for time in own}),
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -251,8 +258,8 @@ class EngineBuild:
             seconds=self.lineage.seconds,
         )
 
-    def manifest(self, chosen: Candidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
-        """What the artifact is, but for the digests of its files."""
+    def make_manifest(self, chosen: EngineCandidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
+        """The manifest, JSON-ready, without the digests of the files."""
         runtime = make_runtime(chosen.option.runtime)
         versions = {"laconic": __version__, "python": platform.python_version(), runtime.package: runtime.version()}
         return {
@@ -267,13 +274,13 @@ class EngineBuild:
             "history": [record.model_dump(mode="json") for record in self.lineage.history],
             "recipe": self.recipe.model_dump(mode="json", exclude={"source", "data"}),
             "verdict": verdict.model_dump(mode="json"),
-            "batching": independent(verdict),
+            "batching": is_batch_independent(verdict),
             "versions": versions,
             "data": self.samples.fingerprints,
             "licence": self.lineage.source.licence,
         }
 
 
-def weight(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     """Bytes of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir())

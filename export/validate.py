@@ -63,7 +63,7 @@ def engine_fidelity(tolerance: Tolerance) -> dict[str, float]:
     return {"fidelity": rounded(mean), "fidelity_worst": rounded(max(1 - WORST * (1 - mean), 0.0))}
 
 
-def independent(verdict: Verdict) -> bool:
+def is_batch_independent(verdict: Verdict) -> bool:
     """Whether an answer does not depend on who shares its batch."""
     comparison = next(each for each in verdict.parity if each.subject == "answer in a batch")
     figures = comparison.figures

@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.build import Option
-from export.candidates import Candidate, climb, fastest, ways
+from export.build import EngineOption
+from export.candidates import EngineCandidate, choose_fastest, find_plan, pair_ladders
 from laconic.quantization.plan import BITS, Ladder, Plan
-from laconic.recipes.goal import tightened, wanted
+from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Tolerance
 from laconic.tasks.text_classification import TextClassification
@@ -39,7 +39,7 @@ class Trials:
 
 def climbed(ladder, mean):
     trials = Trials()
-    plan, fidelity, met = climb(ladder, trials, Tolerance(mean=mean))
+    plan, fidelity, met = find_plan(ladder, trials, Tolerance(mean=mean))
     assert fidelity[0] == fidelity_of(plan)
     return fidelity_of(plan), met, len(trials.plans)
 
@@ -71,8 +71,8 @@ def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
     assert tried <= 3 + np.log2(len(flight) + 1)
 
 
-CANDIDATE = Candidate(
-    Option("openvino", "float32"),
+CANDIDATE = EngineCandidate(
+    EngineOption("openvino", "float32"),
     Plan({"layer": "int8"}),
     Path("model.onnx"),
     np.array([0.99]),
@@ -83,31 +83,31 @@ CANDIDATE = Candidate(
 
 
 def test_a_less_preferred_engine_must_be_faster_by_more_than_noise():
-    other = replace(CANDIDATE, option=Option("onnxruntime", "float32"))
-    assert fastest([CANDIDATE, replace(other, speedup=3.1)]) is CANDIDATE
-    assert fastest([CANDIDATE, replace(other, speedup=3.2)]).option.runtime == "onnxruntime"
-    assert fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
+    other = replace(CANDIDATE, option=EngineOption("onnxruntime", "float32"))
+    assert choose_fastest([CANDIDATE, replace(other, speedup=3.1)]) is CANDIDATE
+    assert choose_fastest([CANDIDATE, replace(other, speedup=3.2)]).option.runtime == "onnxruntime"
+    assert choose_fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
 
 
 def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_original():
     plain = replace(CANDIDATE, plan=Plan({"layer": "float32"}), speedup=5.0)
-    assert fastest([CANDIDATE, plain]) is CANDIDATE
-    assert fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).plain
+    assert choose_fastest([CANDIDATE, plain]) is CANDIDATE
+    assert choose_fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).plain
     assert plain.name == "openvino, float32, as it was"
 
 
 def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first():
-    options = [Option("openvino", "float32"), Option("openvino", "bfloat16")]
+    options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
     low, lifted, last = (Plan({"layer": precision}) for precision in ("int8", "int8-weight", "float32"))
     ladder = Ladder(((low, lifted), (last,)))
-    found = list(ways(ladder, options))
+    found = list(pair_ladders(ladder, options))
     assert found[1:3] == [(ladder, option) for option in options]
     assert [(each.flights, option.compute) for each, option in (found[0], found[3])] == [
         (((lifted,), (last,)), "bfloat16"),
         (((last,),), "float32"),
     ]
     only = Ladder.of(low)
-    assert list(ways(only, options)) == [(only, option) for option in options], "there is no choice"
+    assert list(pair_ladders(only, options)) == [(only, option) for option in options], "there is no choice"
 
 
 def test_a_candidate_is_named_by_what_its_layers_compute_in():
@@ -118,20 +118,20 @@ def test_a_candidate_is_named_by_what_its_layers_compute_in():
 
 def test_where_none_meets_the_goal_the_most_faithful_is_taken():
     best = replace(CANDIDATE, met=False, fidelity=np.array([0.98]), speedup=1.0)
-    assert fastest([replace(CANDIDATE, met=False, fidelity=np.array([0.9])), best]) is best
+    assert choose_fastest([replace(CANDIDATE, met=False, fidelity=np.array([0.9])), best]) is best
 
 
 def test_the_goal_asks_for_more_where_it_is_given_and_for_the_tasks_own_where_not():
-    assert wanted(TextEmbedding, Goal()) == Tolerance(mean=0.99, worst=0.95)
-    asked = wanted(TextEmbedding, Goal(fidelity=0.999))
+    assert required_tolerance(TextEmbedding, Goal()) == Tolerance(mean=0.99, worst=0.95)
+    asked = required_tolerance(TextEmbedding, Goal(fidelity=0.999))
     assert asked.mean == 0.999
     assert round(asked.worst, 6) == 0.99
-    assert wanted(TextEmbedding, Goal(fidelity=0.999, worst=0.9)).worst == 0.9
-    assert wanted(TextClassification, Goal(fidelity=0.999)).worst is None
+    assert required_tolerance(TextEmbedding, Goal(fidelity=0.999, worst=0.9)).worst == 0.9
+    assert required_tolerance(TextClassification, Goal(fidelity=0.999)).worst is None
 
 
 def test_what_is_chosen_by_is_stricter_than_what_is_judged_by():
-    assert tightened(Tolerance(mean=0.99, worst=0.95)).mean > 0.99
-    assert tightened(Tolerance(mean=0.99, worst=0.95)).worst > 0.95
-    assert tightened(Tolerance(mean=1.0)).mean == 1.0
-    assert tightened(Tolerance(mean=0.9, worst=0.0)).worst == 0.0, "nothing was asked of the worst"
+    assert tighten(Tolerance(mean=0.99, worst=0.95)).mean > 0.99
+    assert tighten(Tolerance(mean=0.99, worst=0.95)).worst > 0.95
+    assert tighten(Tolerance(mean=1.0)).mean == 1.0
+    assert tighten(Tolerance(mean=0.9, worst=0.0)).worst == 0.0, "nothing was asked of the worst"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from artifacts import PASSED, X, Y, write_artifact
 
-from export.build import Option
-from export.candidates import Candidate
+from export.build import EngineOption
+from export.candidates import EngineCandidate
 from export.report.changes import searched
 from export.report.report import MARK, add_search, render
 from laconic.artifacts.artifact import REPORT, Artifact, Manifest
@@ -258,8 +258,8 @@ def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
     (tmp_path / "model.onnx").write_bytes(bytes(1_500_000))
     made = {"plan": plan, "model": tmp_path / "model.onnx", "fidelity": np.array([0.99, 0.97]), "met": True}
     given["candidates"] = [
-        Candidate(Option("openvino", "float32"), **made, arithmetic={}, speedup=3.5),
-        Candidate(Option("openvino", "bfloat16"), **{**made, "met": False}, arithmetic={}, speedup=4.0),
+        EngineCandidate(EngineOption("openvino", "float32"), **made, arithmetic={}, speedup=3.5),
+        EngineCandidate(EngineOption("openvino", "bfloat16"), **{**made, "met": False}, arithmetic={}, speedup=4.0),
     ]
     html = render(given.pop("manifest"), given.pop("measured"), **given)
     table = next(table for table in tree(html).iter("table") if "meets the goal" in "".join(table.itertext()))

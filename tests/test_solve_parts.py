@@ -22,7 +22,7 @@ from compress.search.pareto import dominates, with_front
 from compress.search.single_layer import ATTENDED, write
 from compress.search.space import AXES, axes, foreseen, heals, with_settings
 from compress.search.study import Study
-from export.build import Option
+from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -323,12 +323,12 @@ def test_what_a_study_asks_lies_in_the_space():
 
 
 def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
-    table = Table(Option("onnxruntime", "float32"), Cache(tmp_path))
+    table = Table(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
     small, large = (Cell("linear", (1, 128, width), (width, width)) for width in (32, 512))
     seconds = [[table.seconds(cell, batch) for cell in (small, large)] for batch in (1, 8)]
     assert seconds[0][0] < seconds[0][1] < seconds[1][1]
     assert table.measured == 3  # the two, and a layer of nearly nothing
-    again = Table(Option("onnxruntime", "float32"), Cache(tmp_path))
+    again = Table(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
     assert [[again.seconds(cell, batch) for cell in (small, large)] for batch in (1, 8)] == seconds
     assert again.measured == 0
 
@@ -336,7 +336,7 @@ def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("precision", ["int8", "int8-weight", "float32"])
 def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
-    table = Table(Option(engine, "float32"), Cache(tmp_path), precision)
+    table = Table(EngineOption(engine, "float32"), Cache(tmp_path), precision)
     for cell in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
         assert table.seconds(cell, 1) > 0
 
@@ -344,7 +344,7 @@ def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
 def test_what_slows_the_machine_slows_the_yardstick_too(tmp_path, monkeypatch):
     pace = {"seconds": 0.001}
     monkeypatch.setattr(yardstick, "once", lambda session, inputs: pace["seconds"])
-    measure = yardstick.Yardstick(Option("onnxruntime", "float32"), Cache(tmp_path))
+    measure = yardstick.Yardstick(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
     with single.alone(yardstick.LAYER, measure.option, "float32") as (session, drawn):
         inputs = drawn(1)
         quiet = measure.timed(session, inputs)
@@ -368,7 +368,7 @@ def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
     plan = Plan({layer.node: "int8" for layer in graph.layers}, dict.fromkeys(("x", *ATTENDED), Range(-1, 1)))
-    Option("openvino", "float32").build(graph, plan, tmp_path / "model.onnx")
+    EngineOption("openvino", "float32").build(graph, plan, tmp_path / "model.onnx")
     makers = {out: node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node for out in node.output}
     products = [node for node in onnx.load(tmp_path / "model.onnx").graph.node if node.op_type == "MatMul"]
     assert len(products) == 3

@@ -15,7 +15,7 @@ from compress.search.search_candidate import wrong
 from compress.search.space import foreseen
 from compress.search.strategy import search
 from compress.search.trial import Outcome
-from export.build import Option
+from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
 from laconic.hashing import hash_of
@@ -92,7 +92,7 @@ class World:
         self.charge("build", candidate.name)
         return Built(
             folder=candidate.name,
-            option=Option("onnxruntime", "float32"),
+            option=EngineOption("onnxruntime", "float32"),
             precision="int8",
             figures=Figures(fidelity, fidelity),
             latency=costs[1],

@@ -8,7 +8,7 @@ import numpy as np
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.metrics import interval
-from laconic.recipes.goal import tightened, wanted
+from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
 from laconic.tensor import Arrays
@@ -70,7 +70,7 @@ class Aim:
                 'Give --data rows with a "label", or ask for a --fidelity'
             )
         counts = goal.max_drop is None or goal.fidelity is not None
-        tolerance = tightened(wanted(task, goal)) if counts else None
+        tolerance = tighten(required_tolerance(task, goal)) if counts else None
         latency = None if goal.max_latency is None else (1 - NOISE) * goal.max_latency
         return cls(tolerance, goal.max_drop, latency, goal.max_size)
 

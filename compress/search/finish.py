@@ -12,15 +12,15 @@ from compress.pipeline import compress
 from compress.search.constraints import Aim, Figures, figures
 from compress.search.reference_timer import Yardstick
 from compress.search.trial import Ground
-from export.build import Option
-from export.candidates import overall
+from export.build import EngineOption
+from export.candidates import mean_speedup
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.progress import Steps
 from laconic.quantization.plan import Precision
-from laconic.recipes.goal import MARGIN, missed
+from laconic.recipes.goal import MARGIN, find_missed
 from laconic.recipes.recipe import Goal, Recipe
 from laconic.recipes.stage import describe
 from laconic.runtimes.predict import answers
@@ -43,7 +43,7 @@ class Built:
     against it. highest: the upper end of the drop's 95 % interval on those samples; None without labels."""
 
     folder: str
-    option: Option
+    option: EngineOption
     precision: Precision
     figures: Figures
     latency: float
@@ -100,7 +100,7 @@ def measured(recipe: Recipe, base: Ground, folder: Path, cache: Cache) -> Built:
 
     key = hash_of("original", base.source.key, choose.fingerprint, code_version())
     reference = cache.arrays(f"answers-{key}", original)
-    option = Option(artifact.manifest.placement, artifact.manifest.compute)
+    option = EngineOption(artifact.manifest.placement, artifact.manifest.compute)
     yardstick = Yardstick(option, cache)
     with artifact.open(threads=1) as session:
         found = answers(session, task, choose)
@@ -116,9 +116,9 @@ def measured(recipe: Recipe, base: Ground, folder: Path, cache: Cache) -> Built:
         figures=figures(task, reference, found, choose, recipe.seed),
         latency=artifact.measured.lone_latency,
         size=float(artifact.size),
-        speedup=overall(own),
+        speedup=mean_speedup(own),
         costs=costs,
-        failures=tuple(missed(artifact, recipe.goal)),
+        failures=tuple(find_missed(artifact, recipe.goal)),
         highest=max((-low for low, _ in changes), default=None),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from compress.search.layer_spec import Cell
 from compress.search.reference_timer import Yardstick
 from compress.search.single_layer import alone
-from export.build import Option
+from export.build import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
@@ -28,7 +28,7 @@ class Table:
     precision: of the layers.
     """
 
-    option: Option
+    option: EngineOption
     cache: Cache
     precision: Precision = "int8"
     measured: int = field(default=0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compress.search.layer_spec import Cell
 from compress.search.single_layer import alone
-from export.build import Option
+from export.build import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
@@ -28,7 +28,7 @@ class Yardstick:
     """Of one engine. What else runs on the machine slows a layer and the yardstick alike. Without it, a search beside
     which tests were running foretold that every mild cut was too slow."""
 
-    option: Option
+    option: EngineOption
     cache: Cache
 
     def timed(self, session: Session, inputs: Mapping[str, Array]) -> float:

@@ -18,7 +18,7 @@ from laconic.artifacts.artifact import Artifact, check_destination, publish
 from laconic.cache import Cache, scratch
 from laconic.hardware import cores
 from laconic.progress import Steps
-from laconic.recipes.goal import missed
+from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import Trial
 
@@ -75,4 +75,4 @@ def solve(
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
     steps.say("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
-    return Solution(artifact, tuple(missed(artifact, recipe.goal)), clock.spent, clock.overrun)
+    return Solution(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)

@@ -11,7 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.search.layer_spec import Cell
-from export.build import Option
+from export.build import EngineOption
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, Range
 from laconic.runtimes.runtime import Session
@@ -25,7 +25,7 @@ ATTENDED = ("queries", "keys", "values")
 
 
 @contextmanager
-def alone(cell: Cell, option: Option, precision: Precision) -> Iterator[tuple[Session, Callable[[int], Arrays]]]:
+def alone(cell: Cell, option: EngineOption, precision: Precision) -> Iterator[tuple[Session, Callable[[int], Arrays]]]:
     """The layer in an engine, in one thread; and what makes inputs for so many samples."""
     with tempfile.TemporaryDirectory() as folder:
         graph = write(cell, Path(folder))

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from export.candidates import Candidate
+from export.candidates import EngineCandidate
 from export.report.changes import Changes, searched
 from export.report.charts import latency, throughput
 from laconic import registry
@@ -93,7 +93,7 @@ def render(
     recipe: Recipe,
     ladder: Ladder,
     graph: Graph,
-    candidates: Sequence[Candidate] = (),
+    candidates: Sequence[EngineCandidate] = (),
 ) -> str:
     """The page. The same arguments give the same bytes. candidates: what the artifact was chosen from."""
     source = Path(recipe.source).resolve().name
@@ -235,7 +235,7 @@ def precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, f
     return [(each, layers[each], 100 * weights[each] / total) for each in BITS if each in layers]
 
 
-def tried(candidate: Candidate, manifest: Manifest) -> Tried:
+def tried(candidate: EngineCandidate, manifest: Manifest) -> Tried:
     """How a candidate came out; it was taken if the manifest speaks of it."""
     counts = Counter(candidate.plan.precision.values())
     files = candidate.model.parent.glob(f"{candidate.model.name}*")
