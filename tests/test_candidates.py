@@ -92,7 +92,7 @@ def test_a_less_preferred_engine_must_be_faster_by_more_than_noise():
 def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_original():
     plain = replace(CANDIDATE, plan=Plan({"layer": "float32"}), speedup=5.0)
     assert choose_fastest([CANDIDATE, plain]) is CANDIDATE
-    assert choose_fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).plain
+    assert choose_fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).is_plain
     assert plain.name == "openvino, float32, as it was"
 
 

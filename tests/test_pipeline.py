@@ -24,7 +24,7 @@ ENGINES = ("openvino", "onnxruntime")
 STEPS = (
     "load the source and the samples",
     "capture the graph",
-    "ask the original",
+    "run the original",
     "calibrate",
     "round the weights",
     "measure each layer's harm",
