@@ -218,3 +218,48 @@ def test_a_page_needs_nothing_from_another_server():
 def test_an_example_recipe_is_a_good_one():
     Recipe.load(HOME / "examples" / "fast.yaml", source="model")
     TrainingRecipe.load(HOME / "examples" / "finetune.yaml", source="model", data={"train": "d.jsonl"})
+
+
+STANDARD_TERMS = (
+    "activation checkpointing",
+    "activation offloading",
+    "bootstrap",
+    "calibration",
+    "confidence interval",
+    "constant folding",
+    "data parallel",
+    "dynamic batching",
+    "fully sharded data parallel",
+    "gradient accumulation",
+    "gradient checkpointing",
+    "gradient clipping",
+    "knowledge distillation",
+    "learning-rate schedule",
+    "low-rank factorization",
+    "mixed precision",
+    "Pareto front",
+    "post-training quantization",
+    "quantization-aware training",
+    "sensitivity",
+    "SmoothQuant",
+    "structured pruning",
+    "test set",
+    "validation set",
+    "weight-only quantization",
+)
+"""What a newcomer searches for; each is found in the glossary and on the page that covers it."""
+
+
+@pytest.mark.parametrize("term", STANDARD_TERMS)
+def test_a_standard_term_is_in_the_glossary_and_on_another_page(term):
+    pages = [path.name for path in DOCS.glob("*.md") if term.lower() in " ".join(path.read_text().lower().split())]
+    assert "glossary.md" in pages
+    assert len(pages) > 1
+
+
+@pytest.mark.parametrize(
+    "term", ["gradient checkpointing", "gradient accumulation", "knowledge distillation", "SmoothQuant"]
+)
+def test_a_standard_term_leads_to_the_code(term):
+    sources = [path for package in registry.PACKAGES for path in (HOME / package).rglob("*.py")]
+    assert any(term.lower() in " ".join(path.read_text(encoding="utf-8").lower().split()) for path in sources)
