@@ -184,7 +184,7 @@ def add_predict(app: FastAPI, repository: Repository, settings: Settings) -> Non
         "/v1/models/{name}/predict",
         tags=["models"],
         response_class=Response,
-        openapi_extra=openapi.PREDICT_BODY,
+        openapi_extra=openapi.describe_predict_body(model.task for model in repository),
         responses=openapi.PREDICT_ANSWER,
     )
     async def predict_samples(name: str, request: Request) -> Response:

@@ -75,14 +75,6 @@ class Model:
         items = self.batcher.submit([layout.part(inputs) for inputs in encoded])
         return [self._decode(outputs) for outputs in await self._collect(items, timeout)]
 
-    def example(self) -> dict[str, Any]:
-        """A request to `predict`, in JSON but for its arrays; for people, who fill in an image themselves."""
-        if self.task.field == "text":
-            return {"text": "Hello there."}
-        if self.task.field == "image":
-            return {"image": "..."}
-        return {self.task.field: {name: array.round(2) for name, array in self.task.examples(1)[0].items()}}
-
     def close(self) -> None:
         """Stop when the running batches have ended, and give the memory back."""
         self.batcher.close()

@@ -105,12 +105,14 @@ def render_tensor(tensor: dict[str, object]) -> str:
 
 
 def render_field(model: Model) -> str:
-    """What the form asks for: an image, or JSON with an example in it."""
-    if model.task.field == "image":
-        return '<label>Image<br><input type="file" name="image" accept="image/*" required></label>'
-    sample = to_json(model.example()).decode()
+    """The form's control: a file to upload, or JSON with an example in it."""
+    field, upload = model.task.field, model.task.upload
+    if upload is not None:
+        name, accept = escape(field), escape(upload.content_type)
+        return f'<label>{name.capitalize()}<br><input type="file" name="{name}" accept="{accept}" required></label>'
+    sample = to_json(model.task.example_request()).decode()
     if len(sample) > LONGEST_SAMPLE:
-        sample = f'{{"{model.task.field}": ...}}'
+        sample = f'{{"{field}": ...}}'
     return f'<label>Sample<textarea name="body" spellcheck="false">{escape(sample)}</textarea></label>'
 
 

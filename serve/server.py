@@ -152,9 +152,9 @@ def welcome(app: App, host: str, port: int) -> str:
 def example(model: Model, url: str) -> str:
     """A request as a shell command."""
     address = f"{url}/v1/models/{model.name}/predict"
-    if model.task.field == "image":
-        return f"curl {address} -F image=@picture.jpg"
-    body = to_json(model.example()).decode()
+    if model.task.upload is not None:
+        return f"curl {address} -F {model.task.field}=@{model.task.upload.example}"
+    body = to_json(model.task.example_request()).decode()
     if len(body) > LONGEST_EXAMPLE:
         return f"curl {url}/v2/models/{model.name}"
     return f"curl {address} -d {shlex.quote(body)}"

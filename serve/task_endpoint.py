@@ -56,11 +56,11 @@ async def predict(model: Model, settings: Settings, scope: Scope, receive: Recei
 
 
 async def read_samples(body: bytes, content_type: bytes, model: Model) -> list[Any]:
-    """The samples of a request: JSON unless the content type says that it is a form or an image."""
+    """The samples of a request: JSON unless the content type says that it is a form, or a file that the task takes."""
     kind = content_type.partition(b";")[0].strip().lower()
     if kind == b"multipart/form-data":
         return await read_form(body, content_type, model.task.field)
-    if kind.startswith(b"image/"):
+    if model.task.upload is not None and model.task.upload.matches(kind.decode("latin-1")):
         return [body]
     content = from_json(body)
     key = model.task.field

@@ -16,7 +16,8 @@ from laconic.data.dataset import Dataset, batches, read, split
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, gather
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 
@@ -292,7 +293,7 @@ def test_a_folder_that_makes_no_sense_is_refused(names, message, tmp_path):
 
 
 def test_a_folder_is_no_file_of_texts(tmp_path):
-    with pytest.raises(DataError, match="image samples only, task 'text-embedding' reads 'text'"):
+    with pytest.raises(DataError, match="holds images, task 'text-embedding' reads texts"):
         read(tmp_path, TEXT)
 
 

@@ -133,8 +133,7 @@ def read(path: Path, task: Task) -> Dataset:
     path = Path(path)
     rows = rows_of(path, task)
     check = partial(entry, task=task, path=path)
-    if task.field == "image":
-        # Decoding lets go of the interpreter lock.
+    if task.decodes_files:
         with ThreadPoolExecutor(cores()) as pool:
             entries = list(pool.map(check, rows))
     else:

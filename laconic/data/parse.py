@@ -32,7 +32,7 @@ def entry(row: Row, task: Task, path: Path) -> Entry:
         sources, label = sources_of(row.values, task, path)
         parsed = [task.parse(source) for source in sources]
         for sample in parsed:
-            check_finite(sample)
+            check_finite(sample, task.field)
         if label is not None and len(parsed) == 1:
             label = task.parse_label(label)
         # Of an image only the way to it is kept; of all else, the sample.
@@ -62,12 +62,7 @@ def sources_of(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple
         return (values[first], values[second]), parse_score(values.get(score))
     if task.field not in values:
         raise InputError(f"there is no {task.field!r}. {registry.did_you_mean(task.field, values)}")
-    value = values[task.field]
-    if task.field == "text" and not isinstance(value, (str, list, tuple)):
-        raise InputError(f"expected a string under 'text', got {type(value).__name__}")
-    if task.field == "image":
-        value = image_source(value, path)
-    return (value,), values.get(LABEL)
+    return (task.read_field(values[task.field], path.parent),), values.get(LABEL)
 
 
 def parse_score(value: Any) -> float | None:
@@ -83,21 +78,9 @@ def parse_score(value: Any) -> float | None:
     return number
 
 
-def image_source(value: Any, path: Path) -> Any:
-    """A file's path, relative to the file that names it; the bytes of an image; or an array."""
-    if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold images
-        return bytes(value["bytes"])
-    if isinstance(value, str):
-        found = path.parent / value
-        if not found.is_file():
-            raise InputError(f"there is no image {value!r} (looked for {found})")
-        return found
-    return value
-
-
-def check_finite(sample: Any) -> None:
+def check_finite(sample: Any, field: str) -> None:
     """Raise InputError for an array with NaN or infinity in it, which would poison every range that is measured."""
-    for name, array in sample.items() if isinstance(sample, Mapping) else [("image", sample)]:
+    for name, array in sample.items() if isinstance(sample, Mapping) else [(field, sample)]:
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InputError(f"{name!r} holds NaN or infinity")
 

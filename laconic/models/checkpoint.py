@@ -23,7 +23,6 @@ from laconic.models.processors import plain_task
 from laconic.models.signature import order, probe_module
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
 from laconic.tasks.task import Task
-from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 
 FORMAT = 1
@@ -223,7 +222,7 @@ def load_source(
     else:
         module, origin = builders.load(source, builder, arguments or {}, trust=trust)
         own = tuple(getattr(module, "inputs", ()))
-    return _with_signature(module, origin, inputs or own, task or Tensors.name, source)
+    return _with_signature(module, origin, inputs or own, task, source)
 
 
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
@@ -249,7 +248,7 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
 
 
 def _with_signature(
-    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str, path: Path
+    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None, path: Path
 ) -> Checkpoint:
     """A checkpoint of a module that does not say itself what it is for."""
     if not inputs:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.tensor import BATCH, Array, Arrays, TensorSpec
+from laconic.tensor import BATCH, Array, Arrays, TensorSpec, sample_inputs
 
 ROWS = (2, 5)
 """Of the two runs that find out which axes of the outputs are free. Every other free axis takes sizes of its own, the
@@ -90,7 +90,7 @@ def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, le
     runs is that axis; one that changes otherwise gets a name of its own.
     """
     (sizes, answers), (others, repeats) = (
-        (sizes, run(probe_inputs(inputs, sizes)))
+        (sizes, run(sample_inputs(inputs, sizes)))
         for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(ROWS)))
     )
     bounds = {name: limits for spec in inputs for name, limits in spec.bounds.items()}
@@ -128,13 +128,6 @@ def probe_module(
         return {name: answer.numpy() for name, answer in zip(called, answers.values(), strict=True)}
 
     return probe(run, inputs)
-
-
-def probe_inputs(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Inputs of the given sizes. No mask is empty: what a row with nothing to attend to gives is not defined."""
-    rng = np.random.default_rng(seed)
-    arrays = {spec.name: spec.sample(rng, sizes) for spec in inputs}
-    return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}
 
 
 def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) -> dict[str, int]:

@@ -2,17 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from laconic.errors import DataError
 from laconic.metrics import Scorer, mean_scorer, overlap, softmax
-from laconic.tasks.task import LABELS, Tolerance, first, read_asset, to_json
+from laconic.tasks.task import LABELS, HealingLoss, Tolerance, first, read_asset, to_json
 from laconic.tensor import Array, Arrays
 
 SHOWN = 5
 """How many of the likeliest classes an answer names."""
+
+PROBABILITIES = 0.3
+"""The weight of the probabilities beside the hidden states in healing. With a weight of 1 the hidden states, which say
+more about each layer, count for too little. A MiniLM that tells 20 packages apart, with half of its heads and
+feed-forward units, after 600 steps: a divergence from the original of 0.057 with this weight, and of 0.064 with a
+weight of 1; after 300 of them 0.089, 0.097, and 0.124 with 3 and no temperature."""
 
 
 class Classification:
@@ -23,6 +29,8 @@ class Classification:
 
     tolerance = Tolerance(mean=0.98)
     metric: ClassVar[str] = "accuracy"
+    objective: ClassVar[str] = "cross-entropy"
+    unlabelled_gradient: ClassVar[Literal["likelihood", "answer"]] = "likelihood"
     answer: ClassVar[str] = "label"
     """What an answer calls the class that it names."""
     labels: tuple[str, ...]
@@ -64,11 +72,23 @@ class Classification:
 
     def index(self, label: Any) -> int:
         """The number of a class given by its name or its number. Raises DataError."""
-        whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-        # A whole number is a number even where a class is named "1".
-        if not whole and str(label) in self.labels:
-            return self.labels.index(str(label))
-        number = int(label) if whole or str(label).isdecimal() else -1
-        if number < 0 or (self.labels and number >= len(self.labels)):
-            raise DataError(f"label {label!r} is none of the model's classes: {', '.join(self.labels[:20])}")
-        return number
+        return find_class(label, self.labels)
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the probabilities; the probabilities alone where no layers are shared."""
+        return {"hidden-states": 1.0, "probabilities": PROBABILITIES} if layers else {"probabilities": 1.0}
+
+
+def find_class(label: Any, labels: Sequence[str]) -> int:
+    """The number of a class given by its name or its number. labels: the names; empty where any number will do.
+
+    Raises DataError for a label that is no class.
+    """
+    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+    # A whole number is a number even where a class is named "1".
+    if not whole and str(label) in labels:
+        return labels.index(str(label))
+    number = int(label) if whole or str(label).isdecimal() else -1
+    if number < 0 or (labels and number >= len(labels)):
+        raise DataError(f"label {label!r} is none of the model's classes: {', '.join(labels[:20])}")
+    return number
