@@ -152,4 +152,4 @@ def vit(folder: Path, batch: int) -> Model:
 def cnn(batch: int) -> Model:
     """The ResNet of digits.py."""
     subject = open_subject(Path(CNN), builder=CNN, task="image-classification")
-    return Model("ResNet", subject, builder.source_of(CNN, {}), batch, 1)
+    return Model("ResNet", subject, builder.describe_source(CNN, {}), batch, 1)

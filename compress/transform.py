@@ -18,11 +18,11 @@ from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import BUILD, Checkpoint
-from laconic.models.footprint import footprint
+from laconic.models.footprint import measure_footprint
 from laconic.models.source import Source, open_source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import Samples, gather
+from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import Context, Property, Stage, TorchContext, TorchStage, describe
 from laconic.recipes.stage_order import MEANINGS
 from laconic.runtimes.predict import answers
@@ -37,7 +37,7 @@ class Job:
     """What every step of a run works with."""
 
     recipe: Recipe
-    samples: Samples
+    samples: SampleSplits
     folder: Path
     steps: Steps
     cache: Cache
@@ -51,7 +51,7 @@ def opened(
     with scratch(destination) as folder:
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust)
-            samples = gather(recipe, source.task)
+            samples = split_samples(recipe, source.task)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
         yield source, Job(recipe, samples, folder, steps, cache)
 
@@ -114,7 +114,11 @@ class Transformation:
         checkpoint = stage.apply(self.model.checkpoint, context)
         shutil.rmtree(context.work, ignore_errors=True)
         record = checkpoint.history[-1]
-        figures = {**record.figures, **footprint(checkpoint).figures(), **faithfulness(self.fidelity(checkpoint))}
+        figures = {
+            **record.figures,
+            **measure_footprint(checkpoint).figures(),
+            **faithfulness(self.fidelity(checkpoint)),
+        }
         record = record.model_copy(update={"figures": figures})
         return replace(checkpoint, history=(*checkpoint.history[:-1], record))
 
@@ -162,7 +166,7 @@ class Transformation:
     def description(self) -> dict[str, object]:
         """The source, JSON-ready: how to build it again, what it takes, and how much history it came with."""
         checkpoint = self.source.checkpoint
-        figures = footprint(checkpoint).figures() if checkpoint else {"bytes": self.source.size}
+        figures = measure_footprint(checkpoint).figures() if checkpoint else {"bytes": self.source.size}
         return {
             **self.source.description,
             "figures": figures,

@@ -141,7 +141,7 @@ class Batcher:
         started = time.monotonic_ns()
         answers: Sequence[Arrays | Exception]
         try:
-            answers = self.layout.cut(session.run(self.layout.join(parts)), parts)
+            answers = self.layout.split_outputs(session.run(self.layout.join_inputs(parts)), parts)
         except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
             if len(batch) > 1:
                 # Someone's rows broke it. One by one, only that one fails.

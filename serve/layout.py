@@ -42,7 +42,7 @@ class Cap:
     rows: int
     cells: int = 0
 
-    def at(self, sizes: Sizes) -> int:
+    def rows_at(self, sizes: Sizes) -> int:
         """Rows, for these sizes of the free axes."""
         return max(self.rows, self.cells // max(1, math.prod(sizes.values())))
 
@@ -61,7 +61,7 @@ class Batch:
     @property
     def full(self) -> bool:
         """Whether not one row more fits."""
-        return bool(self.parts) and self.rows >= self.cap.at(self.sizes)
+        return bool(self.parts) and self.rows >= self.cap.rows_at(self.sizes)
 
     def add(self, part: Part) -> bool:
         """Take the part, if it fits with those that are here. The first always does."""
@@ -72,7 +72,7 @@ class Batch:
                 padded = rows * math.prod(sizes.values())
                 if not self.layout.paddable or padded > SLACK * (self.cells + part.cells):
                     return False
-            if rows > self.cap.at(sizes):
+            if rows > self.cap.rows_at(sizes):
                 return False
         self.parts.append(part)
         self.rows, self.sizes = rows, sizes
@@ -106,7 +106,7 @@ class Layout:
             spec.name in self.padding for spec in inputs if any(isinstance(axis, str) for axis in spec.shape[1:])
         )
 
-    def part(self, inputs: Arrays) -> Part:
+    def make_part(self, inputs: Arrays) -> Part:
         """One request as it is. inputs: checked against the signature."""
         sizes = {
             axis: size
@@ -117,10 +117,10 @@ class Layout:
         rows = sizes.pop(BATCH) if self.batched else 1
         return Part(inputs, rows, sizes)
 
-    def split(self, inputs: Arrays, cap: Cap) -> list[Part]:
+    def split_request(self, inputs: Arrays, cap: Cap) -> list[Part]:
         """A request as parts of a batch each."""
-        whole = self.part(inputs)
-        most = cap.at(whole.sizes)
+        whole = self.make_part(inputs)
+        most = cap.rows_at(whole.sizes)
         if whole.rows <= most:
             return [whole]
         return [
@@ -129,7 +129,7 @@ class Layout:
             for rows in [min(most, whole.rows - start)]
         ]
 
-    def together(self, parts: Sequence[Arrays]) -> Arrays:
+    def join_outputs(self, parts: Sequence[Arrays]) -> Arrays:
         """The outputs of a request from those of its parts."""
         if len(parts) == 1:
             return parts[0]
@@ -143,14 +143,14 @@ class Layout:
         stepped = {axis: -(-size // self.step) * self.step for axis, size in sizes.items()}
         return {axis: max(sizes[axis], min(size, self.largest.get(axis, size))) for axis, size in stepped.items()}
 
-    def join(self, parts: Sequence[Part]) -> Arrays:
+    def join_inputs(self, parts: Sequence[Part]) -> Arrays:
         """One batch, in arrays of its own: a request's tensors lie unaligned and read-only in its body."""
         if not self.batched:
             return {name: array.copy() for name, array in parts[0].inputs.items()}
         sizes = self.sizes(parts)
-        return {spec.name: self._join(spec, parts, sizes) for spec in self.inputs}
+        return {spec.name: self._join_input(spec, parts, sizes) for spec in self.inputs}
 
-    def _join(self, spec: TensorSpec, parts: Sequence[Part], sizes: Sizes) -> Array:
+    def _join_input(self, spec: TensorSpec, parts: Sequence[Part], sizes: Sizes) -> Array:
         arrays = [part.inputs[spec.name] for part in parts]
         shape = (
             sum(part.rows for part in parts),
@@ -165,7 +165,7 @@ class Layout:
             start += len(array)
         return batch
 
-    def cut(self, outputs: Arrays, parts: Sequence[Part]) -> list[Arrays]:
+    def split_outputs(self, outputs: Arrays, parts: Sequence[Part]) -> list[Arrays]:
         """Each part's own outputs: its rows, and along axes that were padded its own size.
 
         Raises ValueError where the model answers another number of rows than it was given.
@@ -180,11 +180,13 @@ class Layout:
         answers, start = [], 0
         for part in parts:
             stop = start + part.rows
-            answers.append({name: self._cut(name, array[start:stop], part, sizes) for name, array in outputs.items()})
+            answers.append(
+                {name: self._split_output(name, array[start:stop], part, sizes) for name, array in outputs.items()}
+            )
             start = stop
         return answers
 
-    def _cut(self, name: str, array: Array, part: Part, sizes: Sizes) -> Array:
+    def _split_output(self, name: str, array: Array, part: Part, sizes: Sizes) -> Array:
         if part.sizes == sizes:
             return array
         axes = self.outputs[name].shape[1:]

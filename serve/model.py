@@ -35,7 +35,7 @@ class Model:
         self.batcher = Batcher(
             sessions,
             Layout(self.inputs, self.outputs, self.task.padding, step=STEP if manifest.batching else 1),
-            cap=cap_of(artifact),
+            cap=read_cap(artifact),
             limit=queue,
             statistics=self.statistics,
         )
@@ -61,8 +61,8 @@ class Model:
         """
         check_inputs(self.inputs, inputs)
         layout = self.batcher.layout
-        items = self.batcher.submit(layout.split(inputs, self.batcher.cap))
-        return layout.together(await self._collect(items, timeout))
+        items = self.batcher.submit(layout.split_request(inputs, self.batcher.cap))
+        return layout.join_outputs(await self._collect(items, timeout))
 
     async def predict(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """One answer per value; each travels on its own, so that long and short ones mix with other requests'.
@@ -72,7 +72,7 @@ class Model:
         # Always off the event loop: a tokenizer takes 0.1 ms for a line but 4 ms for a page, a photograph 100 ms.
         encoded = await asyncio.to_thread(self._encode, values)
         layout = self.batcher.layout
-        items = self.batcher.submit([layout.part(inputs) for inputs in encoded])
+        items = self.batcher.submit([layout.make_part(inputs) for inputs in encoded])
         return [self._decode(outputs) for outputs in await self._collect(items, timeout)]
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Model:
                 future.cancel()
 
 
-def cap_of(artifact: Artifact) -> Cap:
+def read_cap(artifact: Artifact) -> Cap:
     """The knee that was measured, and what it held; one row where answers depend on who shares the batch."""
     if not artifact.manifest.batching:
         return Cap(1)

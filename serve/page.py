@@ -93,7 +93,7 @@ def render_model(model: Model) -> str:
         engine=escape(model.runtime),
         cap=model.batcher.cap.rows,
         size=f"{model.artifact.size / 1e6:.1f}",
-        verdict=escape(say(manifest.verdict)),
+        verdict=escape(format_verdict(manifest.verdict)),
         action=escape(f"v1/models/{model.name}/predict"),
         field=render_field(model),
     )
@@ -116,7 +116,7 @@ def render_field(model: Model) -> str:
     return f'<label>Sample<textarea name="body" spellcheck="false">{escape(sample)}</textarea></label>'
 
 
-def say(verdict: Verdict | None) -> str:
+def format_verdict(verdict: Verdict | None) -> str:
     """The verdict in a few words."""
     if verdict is None:
         return "none: nobody has compared its answers with the original's"

@@ -96,7 +96,7 @@ def serve(
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
-            (announce or write_line)(welcome(app, host, port))
+            (announce or write_line)(format_welcome(app, host, port))
 
         Server(app, settings, on_ready).run(sockets=[listener])
 
@@ -120,7 +120,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise refused(host, port, error) from None
+        raise make_address_error(host, port, error) from None
     return listener
 
 
@@ -129,27 +129,27 @@ def listen(listener: socket.socket, host: str, port: int) -> None:
     try:
         listener.listen(BACKLOG)
     except OSError as error:
-        raise refused(host, port, error) from None
+        raise make_address_error(host, port, error) from None
 
 
-def refused(host: str, port: int, error: OSError) -> UsageError:
+def make_address_error(host: str, port: int, error: OSError) -> UsageError:
     """The error for an address that cannot be had."""
     return UsageError(
         f"cannot listen on {host} port {port}: {error.strerror}. Choose another --port, or stop what uses it"
     )
 
 
-def welcome(app: App, host: str, port: int) -> str:
+def format_welcome(app: App, host: str, port: int) -> str:
     """The address, the models, and a request that can be pasted into a shell."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
         host = "127.0.0.1"
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     models = list(app.repository)
     names = ", ".join(model.name for model in models)
-    return f"Serving {names} at {url}\n  Try: {example(models[0], url)}"
+    return f"Serving {names} at {url}\n  Try: {format_example(models[0], url)}"
 
 
-def example(model: Model, url: str) -> str:
+def format_example(model: Model, url: str) -> str:
     """A request as a shell command."""
     address = f"{url}/v1/models/{model.name}/predict"
     if model.task.upload is not None:

@@ -19,7 +19,7 @@ from laconic.errors import DataError, UsageError
 from laconic.finetune.finetune import finetune
 from laconic.metrics import Scorer, mean_scorer
 from laconic.models.checkpoint import Checkpoint
-from laconic.planner.request import request
+from laconic.planner.meta_model import open_subject
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import HealingLoss, Tolerance, first
@@ -113,9 +113,10 @@ def test_it_is_fine_tuned_by_its_objective_and_measured_by_its_metric(home, tune
     assert Checkpoint.load(home / "tuned").task.name == "review-score"
 
 
-def test_memory_is_planned_for_it(home):
-    plan = request(home / "bert", memory="1GB", task="review-score", batch=4, device="cpu")
-    assert plan.subject.task.name == "review-score"
+def test_its_model_is_opened_without_weights_to_plan_memory_for(home):
+    subject = open_subject(home / "bert", task="review-score")
+    assert (subject.task.name, subject.longest) == ("review-score", 64)
+    assert subject.objective().example(2, 5)["input_ids"].shape == (2, 5)
 
 
 def test_it_is_compressed_and_healed_by_the_losses_that_it_names(compressed):

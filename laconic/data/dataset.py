@@ -13,7 +13,7 @@ import numpy as np
 
 from laconic import registry
 from laconic.data.formats import LABEL, Row
-from laconic.data.parse import Entry, content, entry
+from laconic.data.parse import ParsedRow, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
@@ -77,7 +77,7 @@ class Dataset:
             Row(number, {task.field: value} | ({} if labels is None else {LABEL: labels[number - 1]}))
             for number, value in enumerate(values, 1)
         )
-        return collect([entry(row, task, Path(name)) for row in rows], task, name)
+        return make_dataset([parse_row(row, task, Path(name)) for row in rows], task, name)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -116,7 +116,7 @@ class Dataset:
         unique = {key: row for row, key in reversed(list(enumerate(self.keys)))}
         wanted = max(1, count // self.per_row)
         cost = {row: sum(self.lengths[row * self.per_row : (row + 1) * self.per_row]) for row in unique.values()}
-        ordered = sorted(unique.values(), key=lambda row: (cost[row], order(self.keys[row], seed)))
+        ordered = sorted(unique.values(), key=lambda row: (cost[row], shuffle_key(self.keys[row], seed)))
         if wanted >= len(ordered):
             return self.rows(ordered, self.name)
         # One of each of `wanted` equal stretches of the samples in the order of their length.
@@ -131,17 +131,17 @@ def read(path: Path, task: Task) -> Dataset:
     Raises DataError, naming the row, for the first one that does not fit; MissingPackage where a format needs one.
     """
     path = Path(path)
-    rows = rows_of(path, task)
-    check = partial(entry, task=task, path=path)
+    rows = read_rows(path, task)
+    check = partial(parse_row, task=task, path=path)
     if task.decodes_files:
         with ThreadPoolExecutor(cores()) as pool:
             entries = list(pool.map(check, rows))
     else:
         entries = [check(row) for row in rows]
-    return collect(entries, task, path.name, file=None if path.is_dir() else path)
+    return make_dataset(entries, task, path.name, file=None if path.is_dir() else path)
 
 
-def rows_of(path: Path, task: Task) -> Iterator[Row]:
+def read_rows(path: Path, task: Task) -> Iterator[Row]:
     """The rows of a file or a folder, as they stand there. Raises DataError, MissingPackage."""
     if not path.exists():
         near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -155,7 +155,7 @@ def rows_of(path: Path, task: Task) -> Iterator[Row]:
     return rows
 
 
-def collect(entries: list[Entry], task: Task, name: str, file: Path | None = None) -> Dataset:
+def make_dataset(entries: list[ParsedRow], task: Task, name: str, file: Path | None = None) -> Dataset:
     """A dataset of rows that are good, if they are good together."""
     if not entries:
         raise DataError(f"{name} holds no samples")
@@ -172,7 +172,7 @@ def collect(entries: list[Entry], task: Task, name: str, file: Path | None = Non
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     keys = tuple(one.key for one in entries)
     labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
-    whole = content(file).hex() if file else ""
+    whole = digest_content(file).hex() if file else ""
     return Dataset(
         name=name,
         samples=Samples([source for one in entries for source in one.sources], task.parse),
@@ -184,7 +184,7 @@ def collect(entries: list[Entry], task: Task, name: str, file: Path | None = Non
     )
 
 
-def order(key: str, seed: int) -> str:
+def shuffle_key(key: str, seed: int) -> str:
     """Where a key stands in a shuffle that depends on nothing but the content and the seed."""
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
 
@@ -200,7 +200,7 @@ def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[s
     alike: dict[str, list[int]] = {}
     for row, key in enumerate(dataset.keys):
         alike.setdefault(key, []).append(row)
-    groups = [alike[key] for key in sorted(alike, key=lambda key: order(key, seed))]
+    groups = [alike[key] for key in sorted(alike, key=lambda key: shuffle_key(key, seed))]
     if len(groups) < len(sizes):
         raise DataError(
             f"{dataset.name} holds {len(groups)} different samples, at least {len(sizes)} are needed: one for each of "

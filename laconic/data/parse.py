@@ -16,7 +16,7 @@ from laconic.tasks.task import PAIR, Task
 
 
 @dataclass(frozen=True)
-class Entry:
+class ParsedRow:
     """A row that was found good. sources: what each sample is made from."""
 
     sources: tuple[Any, ...]
@@ -26,10 +26,10 @@ class Entry:
     shapes: tuple[Any, ...]
 
 
-def entry(row: Row, task: Task, path: Path) -> Entry:
+def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
     """Check one row. Raises DataError, naming it."""
     try:
-        sources, label = sources_of(row.values, task, path)
+        sources, label = read_sources(row.values, task, path)
         parsed = [task.parse(source) for source in sources]
         for sample in parsed:
             check_finite(sample, task.field)
@@ -40,19 +40,23 @@ def entry(row: Row, task: Task, path: Path) -> Entry:
             source if isinstance(source, (Path, bytes)) else sample
             for source, sample in zip(sources, parsed, strict=True)
         )
-        key = hashlib.sha256(b"".join(content(source) for source in kept)).hexdigest()[:32]
+        key = hashlib.sha256(b"".join(digest_content(source) for source in kept)).hexdigest()[:32]
     except UnicodeEncodeError:
         raise DataError(
             f"{path.name}, row {row.number}: the text is not valid Unicode. Fix or remove the row"
         ) from None
     except (InputError, DataError) as error:
         raise DataError(f"{path.name}, row {row.number}: {str(error).rstrip('.')}. Fix or remove the row") from None
-    return Entry(
-        kept, label, key, tuple(task.length(sample) for sample in parsed), tuple(shape(sample) for sample in parsed)
+    return ParsedRow(
+        kept,
+        label,
+        key,
+        tuple(task.length(sample) for sample in parsed),
+        tuple(sample_shape(sample) for sample in parsed),
     )
 
 
-def sources_of(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
+def read_sources(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
     """What a row's samples are made from, and its label or None."""
     first, second, score = PAIR
     if task.takes_pairs and first in values and second in values:
@@ -85,7 +89,7 @@ def check_finite(sample: Any, field: str) -> None:
             raise InputError(f"{name!r} holds NaN or infinity")
 
 
-def content(source: Any) -> bytes:
+def digest_content(source: Any) -> bytes:
     """What makes a sample the same as another: its text, its file's bytes, its numbers. 32 bytes."""
     digest = hashlib.sha256()
     if isinstance(source, Path):
@@ -97,7 +101,7 @@ def content(source: Any) -> bytes:
         digest.update(f"{source.dtype}{source.shape}".encode() + np.ascontiguousarray(source).tobytes())
     elif isinstance(source, Mapping):
         for name in sorted(source):
-            digest.update(name.encode() + content(source[name]))
+            digest.update(name.encode() + digest_content(source[name]))
     elif isinstance(source, str):
         digest.update(source.encode())
     else:
@@ -105,7 +109,7 @@ def content(source: Any) -> bytes:
     return digest.digest()
 
 
-def shape(sample: Any) -> Any:
+def sample_shape(sample: Any) -> Any:
     """What samples of one batch have in common: the shapes of their arrays; nothing, for texts."""
     if isinstance(sample, Mapping):
         return tuple((name, array.shape) for name, array in sorted(sample.items()))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from laconic import registry
-from laconic.data.dataset import rows_of
+from laconic.data.dataset import read_rows
 from laconic.data.formats import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface
@@ -135,7 +135,7 @@ def own_labels(folder: Path, task: str) -> tuple[str, ...]:
 
 def labels_of(path: Path, task: str) -> list[Any]:
     """The labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
-    labels = [row.values.get(LABEL) for row in rows_of(path, resolve_task(task).from_preprocessing(Preprocessing()))]
+    labels = [row.values.get(LABEL) for row in read_rows(path, resolve_task(task).from_preprocessing(Preprocessing()))]
     if not labels:
         raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
     found = [label for label in labels if label is not None]

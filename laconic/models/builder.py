@@ -40,7 +40,7 @@ def load(
     tensors = content.state_dict() if isinstance(content, nn.Module) else content
     if not isinstance(tensors, dict) or not tensors:
         raise SourceError(f"{path} holds no weights by name; expected a state dict, saved with model.state_dict()")
-    source = source_of(builder, arguments)
+    source = describe_source(builder, arguments)
     module = build(source)
     fill(module, tensors, path)
     return module, source
@@ -89,7 +89,7 @@ def program_inputs(program: torch.export.ExportedProgram) -> tuple[TensorSpec, .
     return tuple(specs)
 
 
-def source_of(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def describe_source(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """How to build the module again. Raises SourceError for arguments that JSON cannot hold."""
     try:
         kept = json.loads(json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
@@ -104,7 +104,7 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     """Call the factory. Raises SourceError where there is none, or it fails, or it makes something else."""
     builder, arguments = source["builder"], source["arguments"]
     with working_folder():
-        factory = find(builder)
+        factory = import_factory(builder)
         try:
             with torch.random.fork_rng(devices=[]):
                 module = factory(**arguments)
@@ -118,7 +118,7 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     return module
 
 
-def find(builder: str) -> Any:
+def import_factory(builder: str) -> Any:
     """The factory at "package.module:factory". Raises SourceError for an address that leads nowhere."""
     if ":" not in builder:
         raise SourceError(f"the builder {builder!r} is no address; expected package.module:factory")

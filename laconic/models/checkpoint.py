@@ -20,7 +20,7 @@ from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
 from laconic.models import huggingface
 from laconic.models.processors import plain_task
-from laconic.models.signature import order, probe_module
+from laconic.models.signature import order_inputs, probe_module
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
 from laconic.tasks.task import Task
 from laconic.tensor import TensorSpec
@@ -257,7 +257,7 @@ def _with_signature(
             f"`inputs` on the module: a tuple of TensorSpec"
         )
     module = prepare(module)
-    inputs = order(module, inputs)
+    inputs = order_inputs(module, inputs)
     purpose = plain_task(task, inputs, path)
     return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
 

@@ -37,7 +37,7 @@ class Footprint:
         return found | ({"zeros": round(self.zeros, 4)} if self.zeros >= SHOWN_ZEROS else {})
 
 
-def footprint(checkpoint: Checkpoint) -> Footprint:
+def measure_footprint(checkpoint: Checkpoint) -> Footprint:
     """Of a checkpoint's module."""
     parameters = list(checkpoint.module.parameters())
     count = sum(each.numel() for each in parameters)
@@ -45,12 +45,12 @@ def footprint(checkpoint: Checkpoint) -> Footprint:
     return Footprint(
         parameters=count,
         bytes=sum(each.nbytes for each in (*parameters, *checkpoint.module.buffers())),
-        multiply_adds=multiply_adds(checkpoint),
+        multiply_adds=count_multiply_adds(checkpoint),
         zeros=zeros / max(count, 1),
     )
 
 
-def multiply_adds(checkpoint: Checkpoint) -> int:
+def count_multiply_adds(checkpoint: Checkpoint) -> int:
     """Of one sample, LENGTH long where its length is free."""
     module: nn.Module = checkpoint.module
     tensors = {name: torch.tensor(array) for name, array in checkpoint.task.typical(1, LENGTH).items()}

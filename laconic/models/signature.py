@@ -75,7 +75,7 @@ def _flatten(name: str, answer: Any) -> Iterator[tuple[str, Tensor]]:
         raise SourceError(f"the module's output {name!r} is a {type(answer).__name__}; expected tensors")
 
 
-def order(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def order_inputs(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """The inputs in the order of the module's forward, where it knows their names."""
     parameters = list(inspect.signature(module.forward).parameters)
     if all(spec.name in parameters for spec in inputs):

@@ -34,7 +34,7 @@ def read_weights(path: Path, *, trust: bool = False) -> Any:
         raise SourceError(f"{path} is missing; expected a file of weights (.safetensors, .pt, .pth or .bin)")
     if path.suffix == ".safetensors":
         return read_safetensors(path)
-    return _nested(_read_pickle(path, trust))
+    return _unnest(_read_pickle(path, trust))
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -62,25 +62,25 @@ def _read_pickle(path: Path, trust: bool) -> Any:
             ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise SourceError(
-            f"{path} does not read ({_line(error)}): it is cut short or damaged. Copy it again"
+            f"{path} does not read ({_first_line(error)}): it is cut short or damaged. Copy it again"
         ) from error
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise SourceError(
-            f"{path} does not load even when trusted ({type(error).__name__}: {_line(error)}). "
+            f"{path} does not load even when trusted ({type(error).__name__}: {_first_line(error)}). "
             f"Its classes must be importable here"
         ) from error
 
 
 def is_torchscript(path: Path) -> bool:
     """Whether a file is a TorchScript archive."""
-    return any("/code/" in name for name in _entries(path))
+    return any("/code/" in name for name in _archive_names(path))
 
 
 def is_program(path: Path) -> bool:
     """Whether a file is an archive of torch.export."""
-    entries = _entries(path)
+    entries = _archive_names(path)
     return path.suffix == ".pt2" or any(
         name.endswith(("archive_format", "serialized_exported_program.json")) for name in entries
     )
@@ -92,14 +92,14 @@ def is_pickle(path: Path) -> bool:
         return zipfile.is_zipfile(path) or file.read(1) == b"\x80"
 
 
-def _entries(path: Path) -> list[str]:
+def _archive_names(path: Path) -> list[str]:
     if not path.is_file() or not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
         return archive.namelist()
 
 
-def _nested(content: Any) -> Any:
+def _unnest(content: Any) -> Any:
     while isinstance(content, Mapping):
         inner = next((content[key] for key in NESTS if isinstance(content.get(key), (Mapping, nn.Module))), None)
         if inner is None:
@@ -180,5 +180,5 @@ def fingerprint(module: nn.Module) -> str:
     return hash_of(parts)
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

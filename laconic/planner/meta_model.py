@@ -88,7 +88,7 @@ def from_builder(
 ) -> Subject:
     """A module of the user's own."""
     with torch.device("meta"):
-        module = builders.build(builders.source_of(builder, arguments))
+        module = builders.build(builders.describe_source(builder, arguments))
     inputs = inputs or tuple(getattr(module, "inputs", ()))
     if not inputs:
         raise SourceError(

@@ -24,7 +24,7 @@ MADE_UP = 100
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleSplits:
     """train: for learning from. calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for
     the verdict, which a search asks once for each artifact. fingerprints: of each file, by role; none where the samples
     are made up."""
@@ -37,7 +37,7 @@ class Samples:
     fingerprints: dict[str, str]
 
 
-def gather(recipe: Recipe, task: Task) -> Samples:
+def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
     """Read and part the samples that a recipe names; where it changes nothing, made-up ones will do.
 
     Raises DataError for too few, or for a row that does not fit.
@@ -48,7 +48,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
             raise DataError(
                 "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
             )
-        return made_up(task, recipe.seed)
+        return make_samples(task, recipe.seed)
     roles = {"calibrate": data.calibrate, "evaluate": data.evaluate, "train": data.train}
     files = {role: read(path, task) for role, path in roles.items() if path}
     fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
@@ -69,7 +69,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
     if train is not None:
         train = train.without(choose).without(judge)  # what is learned by heart proves nothing
         train = train.take(data.limit, recipe.seed) if data.limit else train
-    return Samples(
+    return SampleSplits(
         train=train or calibrate,
         calibrate=calibrate,
         choose=choose,
@@ -79,7 +79,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
     )
 
 
-def made_up(task: Task, seed: int) -> Samples:
+def make_samples(task: Task, seed: int) -> SampleSplits:
     """What the task makes up: enough to compare answers with, nothing to decide by."""
     parts = split(Dataset.of(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
-    return Samples(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})
+    return SampleSplits(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})
