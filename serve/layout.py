@@ -1,4 +1,4 @@
-"""How requests lie side by side in a batch."""
+"""The layout of a batch: requests are joined and padded to one batch, and outputs split again."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,25 +30,25 @@ class Part:
 
     @property
     def cells(self) -> int:
-        """Rows times the product of the free axes: what the part costs, roughly."""
+        """Rows times the product of the free axes, roughly proportional to the cost."""
         return self.rows * math.prod(self.sizes.values())
 
 
 @dataclass(frozen=True)
 class Cap:
-    """How large a batch may get. rows: where the free axes are as long as they were when it was measured; where they
-    are shorter, so many more rows that there are `cells` (rows times the product of the free axes)."""
+    """The largest batch. rows: for free axes as long as when the artifact was measured. cells: rows times the product
+    of the free axes; where these are shorter, a batch may have more rows, up to as many cells."""
 
     rows: int
     cells: int = 0
 
     def rows_at(self, sizes: Sizes) -> int:
-        """Rows, for these sizes of the free axes."""
+        """The most rows for these sizes of the free axes."""
         return max(self.rows, self.cells // max(1, math.prod(sizes.values())))
 
 
 class Batch:
-    """Parts that will run together, as they are chosen."""
+    """A batch while its parts are collected."""
 
     def __init__(self, layout: "Layout", cap: Cap) -> None:
         self.layout = layout
@@ -60,11 +60,11 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether not one row more fits."""
+        """Whether no further row fits."""
         return bool(self.parts) and self.rows >= self.cap.rows_at(self.sizes)
 
     def add(self, part: Part) -> bool:
-        """Take the part, if it fits with those that are here. The first always does."""
+        """Add the part if it fits with the others, and return whether it did. The first always fits."""
         rows, sizes = self.rows + part.rows, part.sizes
         if self.parts:
             if sizes != self.sizes:
@@ -81,10 +81,9 @@ class Batch:
 
 
 class Layout:
-    """Joins the inputs of several requests into one batch, and cuts the outputs apart again.
+    """Joins the inputs of several requests into one batch, and splits the outputs again.
 
-    Requests of different sizes share a batch only where the task says what fills a free axis (`padding`: the value by
-    input name) up to the longest.
+    Requests of different sizes share a batch only where the task pads free axes (`padding`: the value by input name).
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Layout:
         *,
         step: int = 1,
     ) -> None:
-        """step: the sizes of free axes are multiples of it, where the task says what fills them."""
+        """step: free axes that the task pads get sizes that are multiples of it."""
         self.inputs = tuple(inputs)
         self.outputs = {spec.name: spec for spec in outputs}
         self.padding = dict(padding or {})
@@ -107,7 +106,7 @@ class Layout:
         )
 
     def make_part(self, inputs: Arrays) -> Part:
-        """One request as it is. inputs: checked against the signature."""
+        """One request as a part. inputs: checked against the signature."""
         sizes = {
             axis: size
             for spec in self.inputs
@@ -118,7 +117,7 @@ class Layout:
         return Part(inputs, rows, sizes)
 
     def split_request(self, inputs: Arrays, cap: Cap) -> list[Part]:
-        """A request as parts of a batch each."""
+        """Split a request into parts of at most one batch each."""
         whole = self.make_part(inputs)
         most = cap.rows_at(whole.sizes)
         if whole.rows <= most:
@@ -130,13 +129,13 @@ class Layout:
         ]
 
     def join_outputs(self, parts: Sequence[Arrays]) -> Arrays:
-        """The outputs of a request from those of its parts."""
+        """Join the outputs of a request's parts."""
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def sizes(self, parts: Sequence[Part]) -> Sizes:
-        """The size that each free axis takes in a batch of these."""
+        """The size of each free axis in a batch of these parts."""
         sizes = {axis: max(part.sizes[axis] for part in parts) for axis in parts[0].sizes}
         if not self.paddable:
             return sizes
@@ -144,7 +143,7 @@ class Layout:
         return {axis: max(sizes[axis], min(size, self.largest.get(axis, size))) for axis, size in stepped.items()}
 
     def join_inputs(self, parts: Sequence[Part]) -> Arrays:
-        """One batch, in arrays of its own: a request's tensors lie unaligned and read-only in its body."""
+        """Join parts to one batch, in new arrays: a request's tensors are unaligned, read-only views of its body."""
         if not self.batched:
             return {name: array.copy() for name, array in parts[0].inputs.items()}
         sizes = self.sizes(parts)
@@ -166,9 +165,9 @@ class Layout:
         return batch
 
     def split_outputs(self, outputs: Arrays, parts: Sequence[Part]) -> list[Arrays]:
-        """Each part's own outputs: its rows, and along axes that were padded its own size.
+        """Split a batch's outputs into those of each part: its rows, without the padding.
 
-        Raises ValueError where the model answers another number of rows than it was given.
+        Raises ValueError where the model returns another number of rows than it was given.
         """
         if not self.batched:
             return [outputs]

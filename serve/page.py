@@ -1,4 +1,4 @@
-"""The page at `/`: what is served here, and a form to try it. Nothing on it comes from elsewhere."""
+"""The page at `/`: the served models, and a form to try each. It loads nothing from other hosts."""
 
 from html import escape
 from string import Template
@@ -73,7 +73,7 @@ $field
 
 
 def render(repository: Repository) -> str:
-    """The page, as HTML."""
+    """Render the page as HTML."""
     models = list(repository)
     return PAGE.substitute(
         names=escape(", ".join(model.name for model in models)),
@@ -83,7 +83,7 @@ def render(repository: Repository) -> str:
 
 
 def render_model(model: Model) -> str:
-    """One model's part of the page."""
+    """Render one model's section of the page."""
     manifest = model.artifact.manifest
     return MODEL.substitute(
         name=escape(model.name),
@@ -100,12 +100,12 @@ def render_model(model: Model) -> str:
 
 
 def render_tensor(tensor: dict[str, object]) -> str:
-    """A tensor, as `x FP32 [-1, 3]`."""
+    """Render a tensor, as `x FP32 [-1, 3]`."""
     return f"<code>{escape(str(tensor['name']))} {tensor['datatype']} {tensor['shape']}</code>"
 
 
 def render_field(model: Model) -> str:
-    """The form's control: a file to upload, or JSON with an example in it."""
+    """Render the form's control: a file to upload, or JSON with an example in it."""
     field, upload = model.task.field, model.task.upload
     if upload is not None:
         name, accept = escape(field), escape(upload.content_type)
@@ -117,7 +117,7 @@ def render_field(model: Model) -> str:
 
 
 def format_verdict(verdict: Verdict | None) -> str:
-    """The verdict in a few words."""
+    """Format the verdict in a few words."""
     if verdict is None:
         return "none: nobody has compared its answers with the original's"
     if not verdict.passed:

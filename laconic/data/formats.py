@@ -1,6 +1,6 @@
-"""Files of samples, read row by row. To add a format: a function, here or in a file of its own, and a registry line.
+"""File formats of samples, read row by row. A new format is a function `(path, task)` and a line in the registry.
 
-Text must be UTF-8. A row is named by the line that it starts on, from 1; where there are no lines, by its number.
+Text must be UTF-8. Errors name a row by the line that it starts on, from 1; in formats without lines by its number.
 """
 
 import csv as csv_module
@@ -32,7 +32,7 @@ class Row:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, without a byte order mark."""
+    """The lines of a text file with their numbers, without a byte order mark. Raises DataError unless it is UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -69,7 +69,7 @@ def jsonl(path: Path, task: Task) -> Iterator[Row]:
 
 
 def csv(path: Path, task: Task) -> Iterator[Row]:
-    """Comma-separated, the first line naming the columns. A file of one column need not name it as the task does."""
+    """Comma-separated values; the first line names the columns. The only column of a file may have any name."""
     reader = csv_module.reader((line for _, line in lines(path)), strict=True)
     header: list[str] | None = None
     number = 1
@@ -90,7 +90,7 @@ def csv(path: Path, task: Task) -> Iterator[Row]:
 
 
 def npz(path: Path, task: Task) -> Iterator[Row]:
-    """Arrays named as the model's inputs, and `label`; along axis 0 lie the samples."""
+    """Arrays named as the model's inputs, and `label`; axis 0 is the samples."""
     refuse_unless(task, "arrays", path)
     arrays = load_arrays(path)
     labels = arrays.pop(LABEL, None)
@@ -116,7 +116,7 @@ def npz(path: Path, task: Task) -> Iterator[Row]:
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
-    """Every array of a .npz file. One with Python objects in it is refused: reading those would run code."""
+    """Every array of a .npz file. Raises DataError; Python objects are refused, since unpickling them executes code."""
     try:
         # Opened here, because numpy leaves the files open that it cannot read.
         with path.open("rb") as raw:
@@ -138,7 +138,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
 
 
 def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
-    """Raise DataError unless each array[i] is a sample of this input, shared free axes being equal."""
+    """Raise DataError unless each `array[i]` is a sample of this input. sizes: free axes seen so far; extended here."""
     if array.ndim == 0 or len(array) == 0:
         raise DataError(f"{path.name}: input {spec.name!r} holds no samples along its first axis")
     try:
@@ -149,7 +149,7 @@ def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, i
 
 
 def folder(path: Path, task: Task) -> Iterator[Row]:
-    """Images: in one folder per class, or all in this one, without labels."""
+    """A folder of images: one subfolder per class, or all in one folder without labels."""
     refuse_unless(task, "images", path)
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     classes = [entry for entry in entries if entry.is_dir()]

@@ -1,4 +1,4 @@
-"""Rows of files made into samples: each is checked, and named by its number where it does not fit."""
+"""Parse rows of files into samples; errors name the row."""
 
 import hashlib
 import json
@@ -17,7 +17,11 @@ from laconic.tasks.task import PAIR, Task
 
 @dataclass(frozen=True)
 class ParsedRow:
-    """A row that was found good. sources: what each sample is made from."""
+    """A row that was parsed and checked.
+
+    sources: of each sample, the image file it is decoded from, or else the sample itself. key: digest of the content,
+    32 hexadecimal digits. lengths, shapes: of each sample.
+    """
 
     sources: tuple[Any, ...]
     label: Any
@@ -27,7 +31,7 @@ class ParsedRow:
 
 
 def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
-    """Check one row. Raises DataError, naming it."""
+    """Parse and check one row of the file at `path`. Raises DataError with the row's number."""
     try:
         sources, label = read_sources(row.values, task, path)
         parsed = [task.parse(source) for source in sources]
@@ -35,7 +39,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
             check_finite(sample, task.field)
         if label is not None and len(parsed) == 1:
             label = task.parse_label(label)
-        # Of an image only the way to it is kept; of all else, the sample.
+        # Image files are decoded again at each access; everything else is kept parsed.
         kept = tuple(
             source if isinstance(source, (Path, bytes)) else sample
             for source, sample in zip(sources, parsed, strict=True)
@@ -57,7 +61,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
 
 
 def read_sources(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
-    """What a row's samples are made from, and its label or None."""
+    """The unparsed samples of a row, one or the two of a pair, and its label or None."""
     first, second, score = PAIR
     if task.takes_pairs and first in values and second in values:
         for name in (first, second):
@@ -70,7 +74,7 @@ def read_sources(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tup
 
 
 def parse_score(value: Any) -> float | None:
-    """How alike the texts of a pair are: any finite number."""
+    """The score of a pair of texts, any finite number; None where there is none. Raises InputError."""
     if value is None:
         return None
     try:
@@ -83,14 +87,14 @@ def parse_score(value: Any) -> float | None:
 
 
 def check_finite(sample: Any, field: str) -> None:
-    """Raise InputError for an array with NaN or infinity in it, which would poison every range that is measured."""
+    """Raise InputError for an array with NaN or infinity, which would invalidate every calibrated range."""
     for name, array in sample.items() if isinstance(sample, Mapping) else [(field, sample)]:
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InputError(f"{name!r} holds NaN or infinity")
 
 
 def digest_content(source: Any) -> bytes:
-    """What makes a sample the same as another: its text, its file's bytes, its numbers. 32 bytes."""
+    """SHA-256 of a sample's content: its text, the bytes of its file, or its arrays. 32 bytes."""
     digest = hashlib.sha256()
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -110,7 +114,7 @@ def digest_content(source: Any) -> bytes:
 
 
 def sample_shape(sample: Any) -> Any:
-    """What samples of one batch have in common: the shapes of their arrays; nothing, for texts."""
+    """The shapes of a sample's arrays, which samples of one batch must share; empty for texts."""
     if isinstance(sample, Mapping):
         return tuple((name, array.shape) for name, array in sorted(sample.items()))
     return sample.shape if isinstance(sample, np.ndarray) else ()

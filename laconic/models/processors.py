@@ -14,13 +14,13 @@ from laconic.tasks.task import DEFAULT_TASK, Task
 from laconic.tensor import TensorSpec
 
 ENDLESS = 1_000_000
-"""A model_max_length above this means that the tokenizer does not know."""
+"""A model_max_length above this means that the tokenizer states no limit."""
 
 
 def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[Tokenizer, int, int | None]:
-    """The tokenizer, the id that pads, and the longest text in tokens where the tokenizer knows it.
+    """The tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
 
-    lower: whether it is to see small letters only, whatever it does itself.
+    lower: whether texts are lowercased before the tokenizer's own normalization.
     Raises SourceError for a folder without one.
     """
     file = folder / "tokenizer.json"
@@ -44,7 +44,7 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
 
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer.json made from the older files. Raises SourceError for a folder without any."""
+    """Convert the older vocabulary files to a tokenizer. Raises SourceError for a folder without any."""
     if not any(
         (folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
     ):
@@ -54,9 +54,9 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
-    """What the image processor's settings ask for.
+    """The preprocessing that preprocessor_config.json describes.
 
-    Raises SourceError for a folder without them: with a guessed mean and deviation a model answers nonsense.
+    Raises SourceError for a folder without it: with a guessed mean and deviation the predictions are wrong.
     """
     settings = read_json(folder / "preprocessor_config.json")
     size = settings.get("size") if settings.get("do_resize", True) else None

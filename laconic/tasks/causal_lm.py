@@ -32,7 +32,7 @@ class CausalLm(Classification, TextTask):
     def __init__(
         self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int, start_id: int
     ) -> None:
-        """start_id: the token that stands for a text without any, since something must be there to be followed."""
+        """start_id: the token that stands for an empty text, since the model needs one to predict the next."""
         super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
         self.start_id = start_id
 
@@ -80,7 +80,7 @@ class CausalLm(Classification, TextTask):
         return {"probabilities": 1.0, **shared}
 
     def label(self, index: int) -> str:
-        """A token as text; where it is a part of a character, the replacement character."""
+        """A token as text; a part of a character becomes the replacement character."""
         return str(self.tokenizer.decode([int(index)], skip_special_tokens=False))
 
     def index(self, label: Any) -> int:

@@ -1,4 +1,4 @@
-"""What all classifiers share: labels, probabilities, accuracy."""
+"""The common part of all classifiers: labels, probabilities, accuracy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from laconic.tasks.task import LABELS, HealingLoss, Tolerance, first, read_asset
 from laconic.tensor import Array, Arrays
 
 SHOWN = 5
-"""How many of the likeliest classes an answer names."""
+"""How many classes an answer lists, the most probable first."""
 
 PROBABILITIES = 0.3
 """The weight of the probabilities beside the hidden states in healing. With a weight of 1 the hidden states, which say
@@ -22,7 +22,7 @@ weight of 1; after 300 of them 0.089, 0.097, and 0.124 with 3 and no temperature
 
 
 class Classification:
-    """The classifier's half of a task: logits [samples, classes] to answers and figures.
+    """Mixin of classifiers: logits [samples, classes] to answers and figures.
 
     Fidelity is the overlap of the two probability distributions: 1 minus their total variation distance.
     """
@@ -32,16 +32,16 @@ class Classification:
     objective: ClassVar[str] = "cross-entropy"
     unlabelled_gradient: ClassVar[Literal["likelihood", "answer"]] = "likelihood"
     answer: ClassVar[str] = "label"
-    """What an answer calls the class that it names."""
+    """The key of the class in an answer."""
     labels: tuple[str, ...]
 
     def label_assets(self) -> dict[str, bytes]:
-        """The names of the classes, as a file of the artifact."""
+        """The artifact file with the names of the classes."""
         return {LABELS: to_json(list(self.labels))}
 
     @staticmethod
     def read_labels(folder: Path) -> tuple[str, ...]:
-        """The names of the classes, from the artifact."""
+        """Read the names of the classes from an artifact. Raises CorruptArtifact."""
         return tuple(str(label) for label in read_asset(folder, LABELS))
 
     def parse_label(self, value: Any) -> Any:

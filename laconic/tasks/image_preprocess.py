@@ -15,9 +15,10 @@ MAX_PIXELS = 64_000_000
 
 
 class ImagePreprocess(BaseModel):
-    """How an image becomes the model's input: resize, crop the centre, scale, normalise; channels first.
+    """Image preprocessing: resize, crop the centre, scale, normalize; channels first.
 
-    resize: (height, width), or None where the image is taken as it is. crop: likewise, after resizing.
+    resize: (height, width), or None to keep the size. shortest_edge: resize so that the shorter side has this size;
+    replaces `resize`. crop: (height, width) after resizing, or None.
     scale multiplies the 0..255 values; mean and std are per channel, after scaling. resample is Pillow's filter.
     """
 
@@ -33,7 +34,7 @@ class ImagePreprocess(BaseModel):
     resample: int = 2
 
     def apply(self, image: Image.Image) -> Array:
-        """[channels, height, width] float32."""
+        """The input for an image, [channels, height, width] float32."""
         image = image.convert("L" if self.channels == 1 else "RGB")
         resample = Image.Resampling(self.resample)
         if self.shortest_edge:

@@ -29,7 +29,7 @@ PAIR = ("text1", "text2", "score")
 
 
 class Tolerance(BaseModel):
-    """How faithful an artifact must be to the original, in the task's fidelity (1 = the same answers)."""
+    """The least fidelity of an artifact to the original: the mean over samples, and the worst one (1 = identical)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,11 +37,11 @@ class Tolerance(BaseModel):
     worst: float | None = None
 
     def met_by(self, fidelity: Array) -> bool:
-        """Whether the mean, and the worst sample where it counts, are high enough."""
+        """Whether the mean, and the worst sample where it is bounded, are high enough. fidelity: [samples]."""
         return bool(fidelity.mean() >= self.mean and (self.worst is None or fidelity.min() >= self.worst))
 
     def describe(self) -> str:
-        """As people write it, `mean >= 0.99, worst >= 0.95`."""
+        """Format the tolerance, as in `mean >= 0.99, worst >= 0.95`."""
         worst = "" if self.worst is None else f", worst >= {self.worst:g}"
         return f"mean >= {self.mean:g}{worst}"
 
@@ -117,7 +117,7 @@ class Task(ABC):
 
     inputs: tuple[TensorSpec, ...]
     padding: dict[str, int]
-    """What fills a free axis of each input up to the longest sample; empty where samples must be of one size."""
+    """The value that pads each input along its free axis; empty where the samples of a batch must be of one size."""
     labels: tuple[str, ...] = ()
     """The names of the classes; empty where they have none."""
 
@@ -151,7 +151,7 @@ class Task(ABC):
 
     @abstractmethod
     def parse(self, value: Any) -> Any:
-        """A sample from what people have: a row's field, JSON, bytes. Raises InputError."""
+        """A sample from the field of a row, from JSON or from bytes. Raises InputError."""
 
     def read_field(self, value: Any, folder: Path) -> Any:
         """What `parse` takes, from the field of a row of a file in `folder`. Raises InputError."""
@@ -166,16 +166,16 @@ class Task(ABC):
         return {self.field: self.examples(1)[0]}
 
     def parse_label(self, value: Any) -> Any:
-        """A label from what people have. Raises InputError or DataError for one that `scorer` cannot use."""
+        """A label from a row's value. Raises InputError or DataError for one that `scorer` cannot use."""
         return value
 
     @abstractmethod
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """One batch of tensors, padded where lengths differ, the first axis being the samples."""
+        """One batch of tensors, [samples, ...], padded where lengths differ. samples: parsed."""
 
     @abstractmethod
     def decode(self, outputs: Arrays) -> list[Any]:
-        """One answer per sample: JSON-ready but for arrays, which whoever writes the JSON prints at their own width."""
+        """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format."""
 
     @property
     def max_length(self) -> int | None:
@@ -193,25 +193,25 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, count: int, seed: int = 0) -> list[Any]:
-        """Samples made up, varied, to trace, warm up and time with."""
+        """Synthetic samples of varied lengths, to trace, warm up and time with."""
 
     @abstractmethod
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        """How faithful each answer is to its reference, [samples] float64, 1 = the same."""
+        """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
     def length(self, sample: Any) -> int:
-        """What a sample costs, for sorting samples into batches; equal for all unless they vary."""
+        """The length of a sample, by which samples are sorted into batches; 1 where all have the same size."""
         return 1
 
     def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
-        """Samples cut out of others, much smaller than they; none where samples have no parts.
+        """Short fragments of samples, for calibration; none where samples have no parts.
 
-        What a file holds is seldom as short as what a user types, and short samples have the largest activations.
+        Samples in files are rarely as short as what users type, and short samples have the largest activations.
         """
         return []
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """A batch to time with: `batch` samples, the free axes `length` long where the bounds allow."""
+        """Random inputs to time with: `batch` samples, the free axes `length` long where the bounds allow."""
         rng = np.random.default_rng(seed)
         sizes = {"batch": batch}
         for spec in self.inputs:
@@ -230,7 +230,10 @@ class Task(ABC):
         return {}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        """The metric of these answers against labels, as a function of sample indices; higher is better."""
+        """The metric of these outputs against labels, as a function of sample indices; higher is better.
+
+        Raises InputError where the task has none.
+        """
         raise InputError(f"task {self.name!r} has no metric against labels")
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
@@ -261,5 +264,5 @@ def to_json(value: Any) -> bytes:
 
 
 def first(arrays: Arrays) -> Array:
-    """The first output, which is the one that counts."""
+    """The first output, which answers and metrics are computed from."""
     return next(iter(arrays.values()))

@@ -1,4 +1,4 @@
-"""Plain arrays in, plain arrays out: for every model that no other task fits."""
+"""Plain arrays in, plain arrays out: the task of every model that no other task fits."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -39,7 +39,7 @@ WORDS = (
 )
 
 FRAGMENT_WORDS = (1, 1, 2, 3, 5)
-"""Lengths of fragments, each as likely as it is often here."""
+"""Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
 
 
 class TextTask(Task):
@@ -50,7 +50,7 @@ class TextTask(Task):
     accepts = frozenset({"texts"})
 
     def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
-        """max_tokens: where a text is cut, special tokens counted. pad_id: the token that fills a shorter text."""
+        """max_tokens: the length to which texts are truncated, special tokens included. pad_id: the padding token."""
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_tokens)
         self.tokenizer = tokenizer
