@@ -26,7 +26,8 @@ from torch import Tensor
 
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, read
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import Task
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec

@@ -114,7 +114,7 @@ def run(study: Study, trial: Trial, seed: int) -> dict[str, Any]:
     """Train once: the loss of each step, and the figures on the samples held back; or why it cannot be done."""
     settings = trial.training.model_copy(update={"seed": seed})
     checkpoint = study.start(seed)
-    objective = registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, study.learn)
+    objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, study.learn)
     with tempfile.TemporaryDirectory() as folder:
         try:
             taught = teach(

@@ -24,7 +24,7 @@ from laconic.data.dataset import Dataset
 from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe, Step
-from laconic.recipes.splits import gather
+from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import PlanContext
 from laconic.runtimes.predict import answers
 
@@ -89,14 +89,14 @@ def minilm(folder: Path) -> tuple[Source, Dataset, Dataset]:
     recipe = Recipe.parse({"source": str(model_folder(folder)), "data": str(data), "stages": []})
     source = open_source(recipe, Cache(folder / "cache"), trust=False)
     judges = Dataset.of([text for kind in unseen.values() for text in kind], source.task)
-    return source, gather(recipe, source.task).calibrate, judges.take(UNSEEN)
+    return source, split_samples(recipe, source.task).calibrate, judges.take(UNSEEN)
 
 
 def network(folder: Path) -> tuple[Source, Dataset, Dataset]:
     """The network that reads digits, and images."""
     recipe = digits.prepared(folder)
     source = open_source(recipe, Cache(folder / "cache"), trust=False)
-    samples = gather(recipe, source.task)
+    samples = split_samples(recipe, source.task)
     return source, samples.calibrate, samples.judge
 
 

@@ -27,7 +27,7 @@ import psutil
 from laconic.artifacts.artifact import Artifact
 from laconic.tensor import Arrays
 from serve.kserve import DATATYPES
-from serve.model import cap_of
+from serve.model import read_cap
 from serve.server_settings import Settings
 
 SERVE = """
@@ -55,7 +55,7 @@ def main() -> None:
     settings = Settings(executors=arguments.executors, runtime=arguments.runtime, queue=4096, unproven=True)
     artifact = Artifact.load(arguments.artifact)
     executors, threads = settings.parallelism()
-    batch = cap_of(artifact).at({"length": arguments.length})
+    batch = read_cap(artifact).rows_at({"length": arguments.length})
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     bare = multiprocessing.get_context("spawn").Process(
         target=run_bare, args=(theirs, arguments.artifact, settings, batch, arguments.length), daemon=True

@@ -32,7 +32,8 @@ from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import answers
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import Array, Arrays
 
 CHOOSE = 100

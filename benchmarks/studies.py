@@ -24,7 +24,8 @@ from laconic.finetune.head import with_labels
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.language_model import LanguageModel
 from laconic.tasks.causal_lm import CausalLm
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
 from laconic.training.data.batch_loader import FeedSettings
 from laconic.training.settings import Training

@@ -99,7 +99,7 @@ def from_config(name: str, folder: Path, config: Any, kind: str, task: str, batc
     """A model of transformers, from its config alone. kind: the class of transformers."""
     config.architectures = [kind]
     config.save_pretrained(folder)
-    source = huggingface.source_of(folder, read_json(folder / CONFIG), task)
+    source = huggingface.describe_source(folder, read_json(folder / CONFIG), task)
     subject = open_subject(folder, task=task)
     eager(subject.module)
     return Model(name, subject, source, batch, length)
@@ -152,4 +152,4 @@ def vit(folder: Path, batch: int) -> Model:
 def cnn(batch: int) -> Model:
     """The ResNet of digits.py."""
     subject = open_subject(Path(CNN), builder=CNN, task="image-classification")
-    return Model("ResNet", subject, builder.source_of(CNN, {}), batch, 1)
+    return Model("ResNet", subject, builder.describe_source(CNN, {}), batch, 1)

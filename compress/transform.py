@@ -15,7 +15,7 @@ from laconic.artifacts.gain import amount, count, nines
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
 from laconic.models.checkpoint import BUILD, Checkpoint
-from laconic.models.footprint import footprint
+from laconic.models.footprint import measure_footprint
 from laconic.models.torch_runtime import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, made_properties
 from laconic.recipes.stage_order import MEANINGS
@@ -82,7 +82,7 @@ class StageRun:
         shutil.rmtree(self.context.work, ignore_errors=True)
         record = checkpoint.history[-1]
         fidelity = summarize_fidelity(self.fidelity(checkpoint))
-        figures = {**record.figures, **footprint(checkpoint).figures(), **fidelity}
+        figures = {**record.figures, **measure_footprint(checkpoint).figures(), **fidelity}
         record = record.model_copy(update={"figures": figures})
         return replace(checkpoint, history=(*checkpoint.history[:-1], record))
 

@@ -12,11 +12,11 @@ from laconic.cache import Cache, scratch
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
-from laconic.models.footprint import footprint
+from laconic.models.footprint import measure_footprint
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import Samples, gather
+from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import Context, Stage, describe
 from laconic.runtimes.predict import answers
 from laconic.tensor import Array, Arrays
@@ -27,7 +27,7 @@ class Job:
     """What every step of a run works with. folder: scratch, removed when the run ends."""
 
     recipe: Recipe
-    samples: Samples
+    samples: SampleSplits
     folder: Path
     steps: Steps
     cache: Cache
@@ -86,7 +86,7 @@ class Lineage:
         if not isinstance(self.source, CheckpointSource):
             return {**self.source.description, "figures": {"bytes": self.source.size}, "earlier": 0}
         checkpoint = self.source.checkpoint
-        figures = footprint(checkpoint).figures()
+        figures = measure_footprint(checkpoint).figures()
         return {**self.source.description, "figures": figures, "earlier": len(checkpoint.history)}
 
 
@@ -97,7 +97,7 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
     with scratch(destination) as folder:
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust)
-            samples = gather(recipe, source.task)
+            samples = split_samples(recipe, source.task)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
         yield Lineage(source, Job(recipe, samples, folder, steps, cache))
 

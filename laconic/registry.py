@@ -23,13 +23,12 @@ TASKS = {
 }
 
 OBJECTIVES = {
+    "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
+    "next-token": "laconic.training.objectives.next_token:NextToken",
+    "targets": "laconic.training.objectives.array_targets:Targets",
     "text-embedding": "laconic.training.objectives.embedding_choice:TextEmbedding",
-    "text-classification": "laconic.training.objectives.cross_entropy:CrossEntropy",
-    "image-classification": "laconic.training.objectives.cross_entropy:CrossEntropy",
-    "tensors": "laconic.training.objectives.array_targets:Targets",
-    "causal-lm": "laconic.training.objectives.next_token:NextToken",
 }
-"""What each task is taught by; `of(task, dataset)` makes it."""
+"""Training objectives, which tasks name; `of(task, dataset)` makes one."""
 
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",

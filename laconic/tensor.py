@@ -111,3 +111,10 @@ def check_inputs(specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array]) -> 
     sizes: dict[str, int] = {}
     for spec in specs:
         spec.check(arrays[spec.name], sizes)
+
+
+def sample_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+    """Random inputs of the given sizes of free axes. Masks are all ones: attention over nothing is not defined."""
+    rng = np.random.default_rng(seed)
+    arrays = {spec.name: spec.sample(rng, sizes) for spec in specs}
+    return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}

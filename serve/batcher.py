@@ -1,7 +1,7 @@
-"""Greedy batching with no timer: whoever is free takes what is there.
+"""Greedy batching without a timer: an executor that is free takes what is queued.
 
 An executor is one thread with one session. It waits for a first item, takes what is queued behind it up to the cap,
-runs it, hands the answers out, and looks again. A window of 5 ms gave no throughput and cost its full length when
+runs it, delivers the outputs, and repeats. A window of 5 ms gave no throughput and cost its full length when
 there was little to do; under load the queue fills while the engine is busy, and batches grow by themselves.
 """
 
@@ -22,7 +22,7 @@ from serve.statistics import Statistics
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A part of a request in the queue, and the promise of its answer."""
+    """A part of a request in the queue, and the future of its outputs."""
 
     part: Part
     future: asyncio.Future[Arrays]
@@ -30,7 +30,7 @@ class Item:
 
 
 class Batcher:
-    """A queue, and the executors that empty it. cap: of a batch. limit: of the queue, in rows."""
+    """A queue and its executors. cap: the largest batch. limit: the most rows in the queue."""
 
     def __init__(
         self, sessions: Sequence[Session], layout: Layout, *, cap: Cap, limit: int, statistics: Statistics
@@ -52,15 +52,15 @@ class Batcher:
 
     @property
     def pending(self) -> int:
-        """Requests' parts that wait for an executor."""
+        """The number of parts of requests that wait for an executor."""
         with self._changed:
             return sum(not item.future.done() for item in self._queue)
 
     def submit(self, parts: Sequence[Part]) -> list[Item]:
         """Queue the parts of one request, each a batch at most: all of them, or none.
 
-        Raises Overloaded if they do not fit behind what waits. A request larger than the whole queue is let in when
-        nothing waits. From the event loop only; cancel an item's future to drop it.
+        Raises Overloaded if the queue has no room for them. A request larger than the whole queue is accepted when
+        the queue is empty. From the event loop only; cancel an item's future to drop it.
         """
         loop = asyncio.get_running_loop()
         rows = sum(part.rows for part in parts)
@@ -90,7 +90,7 @@ class Batcher:
                     item.future.set_exception(late)
 
     def close(self) -> None:
-        """Let the executors end the batches they run, and stop. What still waits is dropped: so did its clients."""
+        """Stop the executors after their running batches. Waiting items are dropped: their clients are disconnected."""
         with self._changed:
             self._closed = True
             self._queue.clear()
@@ -117,9 +117,9 @@ class Batcher:
                 self._changed.wait()
 
     def _form(self) -> list[Item]:
-        """The oldest item, and those behind it that fit. Whoever hung up or came too late is dropped here.
+        """The oldest item, and those behind it that fit. Items that were cancelled or expired are dropped here.
 
-        An item that does not fit stays where it is: it is the oldest soon, so that no shape starves another.
+        An item that does not fit keeps its place: it soon is the oldest, so that no shape starves another.
         """
         batch = Batch(self.layout, self.cap)
         taken: list[Item] = []
@@ -141,10 +141,10 @@ class Batcher:
         started = time.monotonic_ns()
         answers: Sequence[Arrays | Exception]
         try:
-            answers = self.layout.cut(session.run(self.layout.join(parts)), parts)
+            answers = self.layout.split_outputs(session.run(self.layout.join_inputs(parts)), parts)
         except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
             if len(batch) > 1:
-                # Someone's rows broke it. One by one, only that one fails.
+                # The rows of one item made the batch fail. Run one by one, only that item fails.
                 for item in batch:
                     if not item.future.done():
                         self._run(session, [item])
@@ -161,7 +161,7 @@ class Batcher:
 
 
 def deliver(batch: Sequence[Item], answers: Sequence[Arrays | Exception]) -> None:
-    """Hand each item its answer. On the event loop."""
+    """Set the result or the exception of each item. On the event loop."""
     for item, answer in zip(batch, answers, strict=True):
         if item.future.done():
             continue

@@ -49,7 +49,7 @@ def create_control(repository: Repository, settings: Settings) -> FastAPI:
 
 
 def add_errors(app: FastAPI) -> None:
-    """Every error answers `{"error": "..."}`: V2 clients read nothing else."""
+    """Answer every error with `{"error": "..."}`: V2 clients read nothing else."""
 
     @app.exception_handler(LaconicError)
     async def on_laconic_error(_: Request, error: LaconicError) -> Response:
@@ -68,7 +68,7 @@ def add_errors(app: FastAPI) -> None:
 
 
 def respond(answer: Answer, headers: Any = None) -> Response:
-    """The answer as Starlette has it."""
+    """An answer as a response of Starlette."""
     response = Response(answer.body, answer.status, headers, answer.content_type.decode())
     for name, value in answer.headers:
         response.headers[name.decode()] = value.decode()
@@ -76,7 +76,7 @@ def respond(answer: Answer, headers: Any = None) -> Response:
 
 
 def add_server(app: FastAPI, repository: Repository) -> None:
-    """What concerns the server as a whole."""
+    """Add the routes of the server as a whole."""
     metrics = Metrics(repository)
 
     @app.get("/", include_in_schema=False)
@@ -118,7 +118,7 @@ def add_server(app: FastAPI, repository: Repository) -> None:
 
 
 def add_models(app: FastAPI, repository: Repository) -> None:
-    """What concerns one model. Each route has a twin that names the version."""
+    """Add the routes of one model, each also with the version in its path."""
 
     def route(suffix: str, describe: Any) -> None:
         """describe: makes the answer from a model; its docstring is the route's."""
@@ -178,15 +178,15 @@ def add_models(app: FastAPI, repository: Repository) -> None:
 
 
 def add_predict(app: FastAPI, repository: Repository, settings: Settings) -> None:
-    """The task endpoint."""
+    """Add the predict endpoint."""
 
     @app.post(
         "/v1/models/{name}/predict",
         tags=["models"],
         response_class=Response,
-        openapi_extra=openapi.PREDICT_BODY,
+        openapi_extra=openapi.describe_predict_body(model.task for model in repository),
         responses=openapi.PREDICT_ANSWER,
     )
     async def predict_samples(name: str, request: Request) -> Response:
-        """Answers for samples as people have them: text, an image, arrays, as the model's task takes them."""
+        """Answers for raw samples, as the model's task takes them: texts, images, arrays."""
         return respond(await predict(repository.get(name), settings, request.scope, request.receive))

@@ -1,4 +1,4 @@
-"""How requests lie side by side in a batch."""
+"""The layout of a batch: requests are joined and padded to one batch, and outputs split again."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,25 +30,25 @@ class Part:
 
     @property
     def cells(self) -> int:
-        """Rows times the product of the free axes: what the part costs, roughly."""
+        """Rows times the product of the free axes, roughly proportional to the cost."""
         return self.rows * math.prod(self.sizes.values())
 
 
 @dataclass(frozen=True)
 class Cap:
-    """How large a batch may get. rows: where the free axes are as long as they were when it was measured; where they
-    are shorter, so many more rows that there are `cells` (rows times the product of the free axes)."""
+    """The largest batch. rows: for free axes as long as when the artifact was measured. cells: rows times the product
+    of the free axes; where these are shorter, a batch may have more rows, up to as many cells."""
 
     rows: int
     cells: int = 0
 
-    def at(self, sizes: Sizes) -> int:
-        """Rows, for these sizes of the free axes."""
+    def rows_at(self, sizes: Sizes) -> int:
+        """The most rows for these sizes of the free axes."""
         return max(self.rows, self.cells // max(1, math.prod(sizes.values())))
 
 
 class Batch:
-    """Parts that will run together, as they are chosen."""
+    """A batch while its parts are collected."""
 
     def __init__(self, layout: "Layout", cap: Cap) -> None:
         self.layout = layout
@@ -60,11 +60,11 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """Whether not one row more fits."""
-        return bool(self.parts) and self.rows >= self.cap.at(self.sizes)
+        """Whether no further row fits."""
+        return bool(self.parts) and self.rows >= self.cap.rows_at(self.sizes)
 
     def add(self, part: Part) -> bool:
-        """Take the part, if it fits with those that are here. The first always does."""
+        """Add the part if it fits with the others, and return whether it did. The first always fits."""
         rows, sizes = self.rows + part.rows, part.sizes
         if self.parts:
             if sizes != self.sizes:
@@ -72,7 +72,7 @@ class Batch:
                 padded = rows * math.prod(sizes.values())
                 if not self.layout.paddable or padded > SLACK * (self.cells + part.cells):
                     return False
-            if rows > self.cap.at(sizes):
+            if rows > self.cap.rows_at(sizes):
                 return False
         self.parts.append(part)
         self.rows, self.sizes = rows, sizes
@@ -81,10 +81,9 @@ class Batch:
 
 
 class Layout:
-    """Joins the inputs of several requests into one batch, and cuts the outputs apart again.
+    """Joins the inputs of several requests into one batch, and splits the outputs again.
 
-    Requests of different sizes share a batch only where the task says what fills a free axis (`padding`: the value by
-    input name) up to the longest.
+    Requests of different sizes share a batch only where the task pads free axes (`padding`: the value by input name).
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Layout:
         *,
         step: int = 1,
     ) -> None:
-        """step: the sizes of free axes are multiples of it, where the task says what fills them."""
+        """step: free axes that the task pads get sizes that are multiples of it."""
         self.inputs = tuple(inputs)
         self.outputs = {spec.name: spec for spec in outputs}
         self.padding = dict(padding or {})
@@ -106,8 +105,8 @@ class Layout:
             spec.name in self.padding for spec in inputs if any(isinstance(axis, str) for axis in spec.shape[1:])
         )
 
-    def part(self, inputs: Arrays) -> Part:
-        """One request as it is. inputs: checked against the signature."""
+    def make_part(self, inputs: Arrays) -> Part:
+        """One request as a part. inputs: checked against the signature."""
         sizes = {
             axis: size
             for spec in self.inputs
@@ -117,10 +116,10 @@ class Layout:
         rows = sizes.pop(BATCH) if self.batched else 1
         return Part(inputs, rows, sizes)
 
-    def split(self, inputs: Arrays, cap: Cap) -> list[Part]:
-        """A request as parts of a batch each."""
-        whole = self.part(inputs)
-        most = cap.at(whole.sizes)
+    def split_request(self, inputs: Arrays, cap: Cap) -> list[Part]:
+        """Split a request into parts of at most one batch each."""
+        whole = self.make_part(inputs)
+        most = cap.rows_at(whole.sizes)
         if whole.rows <= most:
             return [whole]
         return [
@@ -129,28 +128,28 @@ class Layout:
             for rows in [min(most, whole.rows - start)]
         ]
 
-    def together(self, parts: Sequence[Arrays]) -> Arrays:
-        """The outputs of a request from those of its parts."""
+    def join_outputs(self, parts: Sequence[Arrays]) -> Arrays:
+        """Join the outputs of a request's parts."""
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def sizes(self, parts: Sequence[Part]) -> Sizes:
-        """The size that each free axis takes in a batch of these."""
+        """The size of each free axis in a batch of these parts."""
         sizes = {axis: max(part.sizes[axis] for part in parts) for axis in parts[0].sizes}
         if not self.paddable:
             return sizes
         stepped = {axis: -(-size // self.step) * self.step for axis, size in sizes.items()}
         return {axis: max(sizes[axis], min(size, self.largest.get(axis, size))) for axis, size in stepped.items()}
 
-    def join(self, parts: Sequence[Part]) -> Arrays:
-        """One batch, in arrays of its own: a request's tensors lie unaligned and read-only in its body."""
+    def join_inputs(self, parts: Sequence[Part]) -> Arrays:
+        """Join parts to one batch, in new arrays: a request's tensors are unaligned, read-only views of its body."""
         if not self.batched:
             return {name: array.copy() for name, array in parts[0].inputs.items()}
         sizes = self.sizes(parts)
-        return {spec.name: self._join(spec, parts, sizes) for spec in self.inputs}
+        return {spec.name: self._join_input(spec, parts, sizes) for spec in self.inputs}
 
-    def _join(self, spec: TensorSpec, parts: Sequence[Part], sizes: Sizes) -> Array:
+    def _join_input(self, spec: TensorSpec, parts: Sequence[Part], sizes: Sizes) -> Array:
         arrays = [part.inputs[spec.name] for part in parts]
         shape = (
             sum(part.rows for part in parts),
@@ -165,10 +164,10 @@ class Layout:
             start += len(array)
         return batch
 
-    def cut(self, outputs: Arrays, parts: Sequence[Part]) -> list[Arrays]:
-        """Each part's own outputs: its rows, and along axes that were padded its own size.
+    def split_outputs(self, outputs: Arrays, parts: Sequence[Part]) -> list[Arrays]:
+        """Split a batch's outputs into those of each part: its rows, without the padding.
 
-        Raises ValueError where the model answers another number of rows than it was given.
+        Raises ValueError where the model returns another number of rows than it was given.
         """
         if not self.batched:
             return [outputs]
@@ -180,11 +179,13 @@ class Layout:
         answers, start = [], 0
         for part in parts:
             stop = start + part.rows
-            answers.append({name: self._cut(name, array[start:stop], part, sizes) for name, array in outputs.items()})
+            answers.append(
+                {name: self._split_output(name, array[start:stop], part, sizes) for name, array in outputs.items()}
+            )
             start = stop
         return answers
 
-    def _cut(self, name: str, array: Array, part: Part, sizes: Sizes) -> Array:
+    def _split_output(self, name: str, array: Array, part: Part, sizes: Sizes) -> Array:
         if part.sizes == sizes:
             return array
         axes = self.outputs[name].shape[1:]

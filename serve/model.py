@@ -1,4 +1,4 @@
-"""A model that is served: an artifact, opened, with its queue and its counters."""
+"""A served model: an opened artifact with its queue and its counters."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ VERSION = "1"
 
 
 class Model:
-    """Answers tensors with tensors, and samples with answers. Its sessions belong to it."""
+    """Runs inference on tensors (`infer`) and on samples (`predict`). Owns its sessions."""
 
     def __init__(self, artifact: Artifact, sessions: Sequence[Session], *, runtime: str, queue: int) -> None:
         manifest = artifact.manifest
@@ -35,16 +35,16 @@ class Model:
         self.batcher = Batcher(
             sessions,
             Layout(self.inputs, self.outputs, self.task.padding, step=STEP if manifest.batching else 1),
-            cap=cap_of(artifact),
+            cap=read_cap(artifact),
             limit=queue,
             statistics=self.statistics,
         )
 
     @classmethod
     def open(cls, artifact: Artifact, settings: Settings) -> "Model":
-        """Load the artifact into its engine, for each executor; each is checked against the golden answers.
+        """Open one session of the artifact for each executor; each is checked against the golden outputs.
 
-        Raises UnprovenArtifact, unless the settings say not to mind, and whatever the engine has against it.
+        Raises UnprovenArtifact, unless the settings allow it, and the engine's errors.
         """
         if not settings.unproven:
             artifact.require_proof()
@@ -54,37 +54,29 @@ class Model:
         return cls(artifact, sessions, runtime=runtime, queue=settings.queue)
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
-        """The outputs for one request's inputs. timeout: seconds that it may wait in the queue.
+        """The outputs for one request's inputs. timeout: the most seconds in the queue.
 
         Raises InputError for inputs that do not fit the signature, Overloaded, DeadlineExceeded, NotReady, and what
-        the engine raised for these very inputs. If it is cancelled, what still waits is never run.
+        the engine raised for these inputs. On cancellation, parts that still wait are dropped.
         """
         check_inputs(self.inputs, inputs)
         layout = self.batcher.layout
-        items = self.batcher.submit(layout.split(inputs, self.batcher.cap))
-        return layout.together(await self._collect(items, timeout))
+        items = self.batcher.submit(layout.split_request(inputs, self.batcher.cap))
+        return layout.join_outputs(await self._collect(items, timeout))
 
     async def predict(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """One answer per value; each travels on its own, so that long and short ones mix with other requests'.
+        """One answer per value; each is queued on its own, to share batches with values of a similar length.
 
         values: what `task.parse` takes. Raises what `infer` raises.
         """
         # Always off the event loop: a tokenizer takes 0.1 ms for a line but 4 ms for a page, a photograph 100 ms.
         encoded = await asyncio.to_thread(self._encode, values)
         layout = self.batcher.layout
-        items = self.batcher.submit([layout.part(inputs) for inputs in encoded])
+        items = self.batcher.submit([layout.make_part(inputs) for inputs in encoded])
         return [self._decode(outputs) for outputs in await self._collect(items, timeout)]
 
-    def example(self) -> dict[str, Any]:
-        """A request to `predict`, in JSON but for its arrays; for people, who fill in an image themselves."""
-        if self.task.field == "text":
-            return {"text": "Hello there."}
-        if self.task.field == "image":
-            return {"image": "..."}
-        return {self.task.field: {name: array.round(2) for name, array in self.task.examples(1)[0].items()}}
-
     def close(self) -> None:
-        """Stop when the running batches have ended, and give the memory back."""
+        """Stop after the running batches, and close the sessions."""
         self.batcher.close()
         for session in self._sessions:
             session.close()
@@ -125,8 +117,8 @@ class Model:
                 future.cancel()
 
 
-def cap_of(artifact: Artifact) -> Cap:
-    """The knee that was measured, and what it held; one row where answers depend on who shares the batch."""
+def read_cap(artifact: Artifact) -> Cap:
+    """The measured knee as the batch cap; one row where outputs depend on the other rows of a batch."""
     if not artifact.manifest.batching:
         return Cap(1)
     knee = max(1, artifact.measured.knee)

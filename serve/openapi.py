@@ -1,9 +1,13 @@
-"""The OpenAPI description, with what FastAPI cannot see written by hand."""
+"""The OpenAPI description: the parts that FastAPI cannot derive are written by hand."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+
+from laconic.tasks.task import Task
+from serve.wire import from_json, to_json
 
 ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -19,29 +23,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 
-SAMPLES = {
-    "type": "object",
-    "minProperties": 1,
-    "maxProperties": 1,
-    "properties": {
-        "text": {"description": "A text, or a list of texts (a pair of texts is a list of two within that list)."},
-        "image": {"description": "An image file in base64, or a list of them."},
-        "inputs": {"description": "The arrays of one sample by input, without the batch axis, or a list of such."},
-    },
-    "example": {"text": ["A first sentence.", "A second one."]},
-}
-PREDICT_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": SAMPLES},
-            "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"image": {"type": "string", "format": "binary"}}}
-            },
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-}
+BINARY = {"type": "string", "format": "binary"}
+LONGEST_EXAMPLE = 2000
+"""Characters. A longer example request is left out of the description."""
+
 PREDICT_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One answer per sample, in order.",
@@ -94,7 +79,30 @@ INFER_ANSWER = {
     },
     "required": ["model_name", "model_version", "outputs"],
 }
-RAW = {"schema": {"type": "string", "format": "binary"}}
+RAW = {"schema": BINARY}
+
+
+def describe_predict_body(tasks: Iterable[Task]) -> dict[str, Any]:
+    """The request body of the task endpoint: what the tasks of the served models take."""
+    by_field = {task.field: task for task in tasks}
+    samples: dict[str, Any] = {
+        "type": "object",
+        "minProperties": 1,
+        "maxProperties": 1,
+        "properties": {field: {"description": task.field_description} for field, task in by_field.items()},
+    }
+    examples = [to_json(task.example_request()) for task in by_field.values()]
+    short = next((example for example in examples if len(example) <= LONGEST_EXAMPLE), None)
+    if short is not None:
+        samples["example"] = from_json(short)
+    form = {field: BINARY if task.upload else {"type": "string"} for field, task in by_field.items()}
+    uploads = {task.upload.content_type for task in by_field.values() if task.upload}
+    content = {
+        "application/json": {"schema": samples},
+        "multipart/form-data": {"schema": {"type": "object", "properties": form}},
+        **dict.fromkeys(sorted(uploads), RAW),
+    }
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def describe_infer(*, versioned: bool) -> dict[str, Any]:
@@ -132,7 +140,7 @@ def describe_infer(*, versioned: bool) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The whole description."""
+    """The OpenAPI description of the server."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         schema["paths"]["/v2/models/{name}/infer"] = describe_infer(versioned=False)

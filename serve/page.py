@@ -1,4 +1,4 @@
-"""The page at `/`: what is served here, and a form to try it. Nothing on it comes from elsewhere."""
+"""The page at `/`: the served models, and a form to try each. It loads nothing from other hosts."""
 
 from html import escape
 from string import Template
@@ -73,7 +73,7 @@ $field
 
 
 def render(repository: Repository) -> str:
-    """The page, as HTML."""
+    """Render the page as HTML."""
     models = list(repository)
     return PAGE.substitute(
         names=escape(", ".join(model.name for model in models)),
@@ -83,7 +83,7 @@ def render(repository: Repository) -> str:
 
 
 def render_model(model: Model) -> str:
-    """One model's part of the page."""
+    """Render one model's section of the page."""
     manifest = model.artifact.manifest
     return MODEL.substitute(
         name=escape(model.name),
@@ -93,29 +93,31 @@ def render_model(model: Model) -> str:
         engine=escape(model.runtime),
         cap=model.batcher.cap.rows,
         size=f"{model.artifact.size / 1e6:.1f}",
-        verdict=escape(say(manifest.verdict)),
+        verdict=escape(format_verdict(manifest.verdict)),
         action=escape(f"v1/models/{model.name}/predict"),
         field=render_field(model),
     )
 
 
 def render_tensor(tensor: dict[str, object]) -> str:
-    """A tensor, as `x FP32 [-1, 3]`."""
+    """Render a tensor, as `x FP32 [-1, 3]`."""
     return f"<code>{escape(str(tensor['name']))} {tensor['datatype']} {tensor['shape']}</code>"
 
 
 def render_field(model: Model) -> str:
-    """What the form asks for: an image, or JSON with an example in it."""
-    if model.task.field == "image":
-        return '<label>Image<br><input type="file" name="image" accept="image/*" required></label>'
-    sample = to_json(model.example()).decode()
+    """Render the form's control: a file to upload, or JSON with an example in it."""
+    field, upload = model.task.field, model.task.upload
+    if upload is not None:
+        name, accept = escape(field), escape(upload.content_type)
+        return f'<label>{name.capitalize()}<br><input type="file" name="{name}" accept="{accept}" required></label>'
+    sample = to_json(model.task.example_request()).decode()
     if len(sample) > LONGEST_SAMPLE:
-        sample = f'{{"{model.task.field}": ...}}'
+        sample = f'{{"{field}": ...}}'
     return f'<label>Sample<textarea name="body" spellcheck="false">{escape(sample)}</textarea></label>'
 
 
-def say(verdict: Verdict | None) -> str:
-    """The verdict in a few words."""
+def format_verdict(verdict: Verdict | None) -> str:
+    """Format the verdict in a few words."""
     if verdict is None:
         return "none: nobody has compared its answers with the original's"
     if not verdict.passed:

@@ -26,7 +26,7 @@ class ModelCollector(Collector):  # type: ignore[misc]
 
         The type is left open: the library would append "_total" to the name of a counter, and Triton's have none.
         """
-        rows = [(model, figures(model)) for model in self.repository]
+        rows = [(model, read_counters(model)) for model in self.repository]
         for name, help_text in HELP.items():
             family = Metric(name, help_text, "unknown")
             for model, values in rows:
@@ -46,7 +46,7 @@ HELP = {
 }
 
 
-def figures(model: Model) -> dict[str, int]:
+def read_counters(model: Model) -> dict[str, int]:
     """The present values, by metric."""
     statistics = model.statistics
     return {

@@ -1,4 +1,4 @@
-"""The models that a server has, by name."""
+"""The models of a server, by name."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from serve.server_settings import Settings
 
 
 class Repository:
-    """Models by name, and whether the server wants requests for them."""
+    """Models by name, and whether the server accepts requests."""
 
     def __init__(self, models: Iterable[Model]) -> None:
         self._models = {model.name: model for model in models}
@@ -54,7 +54,7 @@ class Repository:
         return model
 
     def close(self) -> None:
-        """Close every model, when its running batches have ended."""
+        """Close every model after its running batches."""
         self.ready = False
         for model in self:
             model.close()

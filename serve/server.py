@@ -1,4 +1,4 @@
-"""The process around the application: a port, signals, and one line when it is ready."""
+"""The server process: it listens on a port, handles signals, and prints one line when it is ready."""
 
 import asyncio
 import math
@@ -24,11 +24,11 @@ from serve.wire import to_json
 BACKLOG = 2048
 MAX_PORT = 65_535
 LONGEST_EXAMPLE = 400
-"""Characters. An image as numbers is no example that anyone would paste."""
+"""Characters. A longer request, as an image in numbers, is not shown as an example."""
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that says it is not ready before it closes its port, and exits with 0 when it was asked to stop."""
+    """Uvicorn that reports not ready before it closes its port, and exits with 0 when a signal stops it."""
 
     def __init__(self, app: App, settings: Settings, on_ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
         self.on_ready = on_ready
 
     async def main_loop(self) -> None:
-        """Serve until a signal comes, then say not-ready for a while, still answering, so that balancers notice."""
+        """Serve until a signal comes, then report not ready while still answering, so that load balancers drain it."""
         self.on_ready()
         await super().main_loop()
         self.app.repository.ready = False
@@ -56,13 +56,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.05)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Uvicorn leaves the application running when it is forced to stop; here it is closed in any case."""
+        """Shut down; when forced, Uvicorn would leave the application running, which is closed here in any case."""
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM drains, Ctrl-C does not wait, and a second signal gives up what is under way.
+        """Handle a signal: SIGTERM drains, Ctrl-C stops without waiting, a second signal drops running requests.
 
         The signal is not raised again afterwards, as uvicorn would: the exit code is 0.
         """
@@ -83,8 +83,8 @@ def serve(
 ) -> None:
     """Serve until a signal stops it.
 
-    port: 0 takes a free one. announce: is given the line that says it is ready. options: those of Settings.
-    Raises UsageError for a port that cannot be had, and what opening the artifacts raises.
+    port: 0 takes a free one. announce: called with the line for a ready server. options: those of Settings.
+    Raises UsageError for a port that cannot be bound, and what opening the artifacts raises.
     """
     settings = Settings(**options)
     if threading.current_thread() is threading.main_thread():
@@ -96,18 +96,18 @@ def serve(
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
-            (announce or write_line)(welcome(app, host, port))
+            (announce or write_line)(format_welcome(app, host, port))
 
         Server(app, settings, on_ready).run(sockets=[listener])
 
 
 def leave(sig: int, frame: FrameType | None) -> None:
-    """End the process before it serves, or when it no longer does."""
+    """Exit on a signal before the server runs, or after it."""
     raise SystemExit(0)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at that address, before any model is loaded: a port in use is found at once."""
+    """Bind a socket before any model is loaded, so that a port in use is reported at once. Raises UsageError."""
     if not 0 <= port <= MAX_PORT:
         raise UsageError(f"there is no port {port}. Choose one from 1 to {MAX_PORT}, or 0 for a free one")
     try:
@@ -120,47 +120,47 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise refused(host, port, error) from None
+        raise make_address_error(host, port, error) from None
     return listener
 
 
 def listen(listener: socket.socket, host: str, port: int) -> None:
-    """Open the bound port; another process may have been faster."""
+    """Listen on the bound socket. Raises UsageError where another process was faster."""
     try:
         listener.listen(BACKLOG)
     except OSError as error:
-        raise refused(host, port, error) from None
+        raise make_address_error(host, port, error) from None
 
 
-def refused(host: str, port: int, error: OSError) -> UsageError:
-    """The error for an address that cannot be had."""
+def make_address_error(host: str, port: int, error: OSError) -> UsageError:
+    """The error for an address that cannot be bound."""
     return UsageError(
         f"cannot listen on {host} port {port}: {error.strerror}. Choose another --port, or stop what uses it"
     )
 
 
-def welcome(app: App, host: str, port: int) -> str:
-    """The address, the models, and a request that can be pasted into a shell."""
+def format_welcome(app: App, host: str, port: int) -> str:
+    """The line for a ready server: its address, the models, and a request that can be pasted into a shell."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
         host = "127.0.0.1"
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     models = list(app.repository)
     names = ", ".join(model.name for model in models)
-    return f"Serving {names} at {url}\n  Try: {example(models[0], url)}"
+    return f"Serving {names} at {url}\n  Try: {format_example(models[0], url)}"
 
 
-def example(model: Model, url: str) -> str:
-    """A request as a shell command."""
+def format_example(model: Model, url: str) -> str:
+    """A request to the predict endpoint as a shell command."""
     address = f"{url}/v1/models/{model.name}/predict"
-    if model.task.field == "image":
-        return f"curl {address} -F image=@picture.jpg"
-    body = to_json(model.example()).decode()
+    if model.task.upload is not None:
+        return f"curl {address} -F {model.task.field}=@{model.task.upload.example}"
+    body = to_json(model.task.example_request()).decode()
     if len(body) > LONGEST_EXAMPLE:
         return f"curl {url}/v2/models/{model.name}"
     return f"curl {address} -d {shlex.quote(body)}"
 
 
 def write_line(text: str) -> None:
-    """To standard output, at once: whoever started the server waits for it."""
+    """Write a line to standard output, flushed: the process that started the server waits for it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What can be set about the server."""
+"""Settings of the server."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,7 +32,7 @@ class Settings(BaseModel):
     unproven: bool = False
 
     def parallelism(self) -> tuple[int, int]:
-        """Executors, and threads of each."""
+        """The number of executors, and the threads of each."""
         threads = self.threads or cores()
         executors = self.executors or min(threads, MAX_EXECUTORS)
         return executors, max(1, threads // executors)

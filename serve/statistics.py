@@ -1,4 +1,4 @@
-"""What a model has done since the server started, under the names that Triton gave these numbers."""
+"""Counters of a model since the server started, under Triton's names."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ class Statistics:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def count_request(self, started_ns: int, *, success: bool) -> None:
-        """A request was answered. started_ns: `time.monotonic_ns` when it was complete. From the event loop only."""
+        """Count an answered request. started_ns: `time.monotonic_ns` when it was complete. From the event loop only."""
         lasted = time.monotonic_ns() - started_ns
         if success:
             self.succeeded += 1
@@ -39,7 +39,7 @@ class Statistics:
         self.last_ms = time.time_ns() // 1_000_000
 
     def count_batch(self, *, rows: int, parts: int, waited_ns: int, ran_ns: int) -> None:
-        """The engine ran a batch. From any thread."""
+        """Count a batch that the engine ran. From any thread."""
         with self._lock:
             self.rows += rows
             self.batches += 1
@@ -48,7 +48,7 @@ class Statistics:
             self.ran_ns += ran_ns
 
     def describe(self, name: str, version: str) -> dict[str, Any]:
-        """As the statistics extension of the V2 protocol has it. What it tells apart and we do not is 0."""
+        """The counters as the statistics extension of the V2 protocol defines them; those not measured are 0."""
         none = {"count": 0, "ns": 0}
         return {
             "name": name,

@@ -1,4 +1,4 @@
-"""The task endpoint: what people have in, what they want to know out."""
+"""The predict endpoint: raw samples in, answers out."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -25,9 +25,9 @@ from serve.wire import (
 )
 
 MAX_FILES = 256
-"""Of one upload: each is kept in memory."""
+"""The most files of one upload; all are kept in memory."""
 HUNG_UP = 499
-"""The status of an answer that nobody reads."""
+"""The status of a request whose client has disconnected."""
 
 
 class InMemoryParser(MultiPartParser):
@@ -56,11 +56,11 @@ async def predict(model: Model, settings: Settings, scope: Scope, receive: Recei
 
 
 async def read_samples(body: bytes, content_type: bytes, model: Model) -> list[Any]:
-    """The samples of a request: JSON unless the content type says that it is a form or an image."""
+    """The samples of a request: JSON unless the content type says that it is a form, or a file that the task takes."""
     kind = content_type.partition(b";")[0].strip().lower()
     if kind == b"multipart/form-data":
         return await read_form(body, content_type, model.task.field)
-    if kind.startswith(b"image/"):
+    if model.task.upload is not None and model.task.upload.matches(kind.decode("latin-1")):
         return [body]
     content = from_json(body)
     key = model.task.field
@@ -79,7 +79,7 @@ async def read_samples(body: bytes, content_type: bytes, model: Model) -> list[A
 
 
 async def read_form(body: bytes, content_type: bytes, key: str) -> list[Any]:
-    """The fields and files of a form that bear the task's key: files as bytes, fields as text."""
+    """The values of the task's key in a form: files as bytes, fields as text. Raises InputError."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         yield body

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from laconic.models.language_model import one_text_a_row
+from laconic.models.language_model import disable_packing_detection
 from laconic.offload.host import Host
 from laconic.training.step.objective import TARGETS, Batch, Objective
 from laconic.training.step.parts import Kit
@@ -33,7 +33,7 @@ class Classes(Objective):
         return batch[TARGETS].numel()
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        with one_text_a_row():
+        with disable_packing_detection():
             output: Any = module(**{name: tensor for name, tensor in batch.items() if name != TARGETS})
         logits = output if isinstance(output, Tensor) else output.logits
         return cross_entropy(logits.flatten(0, -2).float(), batch[TARGETS].flatten(), reduction="sum")

@@ -21,7 +21,7 @@ from export.capture import graph_file
 from export.capture.capture import capture, capture_parity
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.models.signature import order, probe_module
+from laconic.models.signature import order_inputs, probe_module
 from laconic.models.torch_runtime import TorchSession
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.tensors import Tensors
@@ -180,7 +180,7 @@ def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captu
 
 def made_here(module):
     """The checkpoint of a module without weights."""
-    inputs = order(module, module.inputs)
+    inputs = order_inputs(module, module.inputs)
     outputs = probe_module(module, inputs)
     return Checkpoint.of(module, Tensors(inputs), outputs=outputs, source={"kind": "builder"}, size=0)
 

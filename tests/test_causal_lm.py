@@ -8,7 +8,7 @@ import transformers
 
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models.checkpoint import load_source
-from laconic.models.language_model import one_text_a_row
+from laconic.models.language_model import disable_packing_detection
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
@@ -72,7 +72,7 @@ def test_without_a_mask_the_fast_kernel_is_taken_and_positions_are_not_searched(
     assert seen == [(None, True)] * 2
     torch.testing.assert_close(plain, checkpoint.module.hidden(ids, torch.ones_like(ids)))
     find = transformers.masking_utils.find_packed_sequence_indices
-    with pytest.raises(ZeroDivisionError), one_text_a_row():
+    with pytest.raises(ZeroDivisionError), disable_packing_detection():
         raise ZeroDivisionError
     assert transformers.masking_utils.find_packed_sequence_indices is find
 

@@ -15,8 +15,9 @@ from PIL import Image
 from laconic.data.dataset import Dataset, batches, read, split
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, gather
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, split_samples
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 
@@ -292,7 +293,7 @@ def test_a_folder_that_makes_no_sense_is_refused(names, message, tmp_path):
 
 
 def test_a_folder_is_no_file_of_texts(tmp_path):
-    with pytest.raises(DataError, match="image samples only, task 'text-embedding' reads 'text'"):
+    with pytest.raises(DataError, match="holds images, task 'text-embedding' reads texts"):
         read(tmp_path, TEXT)
 
 
@@ -438,5 +439,5 @@ def test_more_samples_choose_and_judge_where_right_answers_are_counted(tmp_path,
     np.savez(path, x=rng.normal(size=(10_000, 2)).astype(np.float32), label=np.zeros(10_000, np.int64))
     task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
     recipe = Recipe.parse({"source": "m", "data": {"calibrate": str(path), "limit": limit}, "goal": goal})
-    found = gather(recipe, task)
+    found = split_samples(recipe, task)
     assert (len(found.choose.keys), len(found.judge.keys)) == expected

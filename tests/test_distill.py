@@ -108,7 +108,7 @@ LOSSES = {
 
 def objective(student, original, imitation):
     task = original.task
-    own = registry.resolve("objective", task.name).of(task) if task.name == "causal-lm" else None
+    own = registry.resolve("objective", task.objective).of(task) if task.self_supervised else None
     made = Distillation(task, original.module, [imitation], own=own)
     made.fit(student.module, matching(student, original))
     return made
@@ -294,7 +294,7 @@ def test_labels_have_their_share_in_the_loss(originals, context):
     free = Logits(**QUICK).objective(student, given, torch.device("cpu"))
     without = free.collate(list(data.samples), data.labels)
     assert "targets" not in without
-    own = registry.resolve("objective", "text-classification").of(original.task, data)
+    own = registry.resolve("objective", "cross-entropy").of(original.task, data)
     expected = 0.75 * float(free.loss(student.module, without)) + 0.25 * float(own.loss(student.module, batch))
     assert float(made.loss(student.module, batch)) == pytest.approx(expected, rel=1e-5)
     found = Logits(labels=0.25, **QUICK).apply(student, given)

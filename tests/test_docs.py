@@ -173,7 +173,7 @@ def test_every_schedule_is_explained_with_its_settings(name):
     assert [key for key in registry.resolve("schedule", name).model_fields if f"`{key}`" not in text] == []
 
 
-@pytest.mark.parametrize("name", registry.OBJECTIVES)
+@pytest.mark.parametrize("name", registry.TASKS)
 def test_what_every_task_learns_from_is_explained(name):
     assert len(row_of(name, "What each task")) == 3
 

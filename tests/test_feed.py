@@ -17,7 +17,8 @@ from torch import nn
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, read
 from laconic.errors import DataError, InputError, LaconicError, RecipeError, UsageError
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
 from laconic.training.data import sample_store as store
 from laconic.training.data.batch_builder import START, begin, check_main

@@ -76,15 +76,19 @@ def dataset(tmp_path, task, text):
 # Every task
 
 
+def objective_class(name):
+    return registry.resolve("objective", registry.resolve("task", name).objective)
+
+
 @pytest.mark.parametrize("name", registry.TASKS)
 def test_every_task_has_an_objective(name):
-    assert callable(registry.resolve("objective", name).of)
+    assert callable(objective_class(name).of)
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_a_step_on_an_example_is_simulated_without_a_value(checkpoint, name):
     found = checkpoint(name)
-    objective = registry.resolve("objective", name).of(found.task)
+    objective = objective_class(name).of(found.task)
     real = objective.example(3, 12)
     rows = {len(tensor) for tensor in real.values()}
     assert rows == {6 if name == "text-embedding" else 3}
@@ -108,7 +112,7 @@ def test_a_step_on_an_example_is_simulated_without_a_value(checkpoint, name):
 def test_samples_without_labels_teach_nothing(checkpoint, name):
     task = Tensors((X,)) if name == "tensors" else checkpoint(name).task
     kinds = {"text-embedding": Contrastive}
-    objective = kinds.get(name, registry.resolve("objective", name))(task)
+    objective = kinds.get(name, objective_class(name))(task)
     with pytest.raises(DataError, match="no labels"):
         objective.collate(task.examples(2), None)
 
@@ -126,7 +130,7 @@ def mean_and_gradient(objective, module, batch, rows):
 @pytest.mark.parametrize("name", ["text-classification", "causal-lm"])
 def test_a_batch_in_parts_has_the_same_mean_and_gradient(checkpoint, name):
     found = checkpoint(name)
-    objective = registry.resolve("objective", name).of(found.task)
+    objective = objective_class(name).of(found.task)
     batch = objective.collate(TEXTS, [0, 1, 2, 0] if name == "text-classification" else None)
     whole, gradient = mean_and_gradient(objective, found.module, batch, None)
     parts, other = mean_and_gradient(objective, found.module, batch, 3)
@@ -245,7 +249,7 @@ def test_the_data_say_how_an_embedding_is_taught(checkpoint, tmp_path):
     task = checkpoint("text-embedding").task
 
     def kind(*rows):
-        return type(registry.resolve("objective", task.name).of(task, dataset(tmp_path, task, "\n".join(rows))))
+        return type(registry.resolve("objective", task.objective).of(task, dataset(tmp_path, task, "\n".join(rows))))
 
     pair = '{"text1": "a %s", "text2": "b %s", "score": %s}'
     assert kind(pair % (1, 1, 0.5), pair % (2, 2, 4)) is CoSent

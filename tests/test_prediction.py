@@ -82,7 +82,7 @@ def opened(folder: Path, kind: str, layers: int) -> tuple[Subject, dict[str, Any
     """A model without weights, and how to build it with them."""
     made, task = config(kind, layers)
     made.save_pretrained(folder)
-    return open_subject(folder, task=task), huggingface.source_of(folder, read_json(folder / "config.json"), task)
+    return open_subject(folder, task=task), huggingface.describe_source(folder, read_json(folder / "config.json"), task)
 
 
 def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:

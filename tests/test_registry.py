@@ -33,6 +33,7 @@ def test_every_task_keeps_the_contract(name):
     assert task.name == name
     assert task.field
     assert task.metric
+    assert task.objective in registry.OBJECTIVES
     assert 0 < task.tolerance.mean <= 1
     assert task.__doc__
 

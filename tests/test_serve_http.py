@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import Brightness, Running, change_artifact, request_of, running, write_sequences
 
 from laconic.errors import CorruptArtifact, UnprovenArtifact, UsageError
-from laconic.tasks.image_classification import ImagePreprocess
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
 from serve.app import create_app
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from laconic.errors import CorruptArtifact, DataError, InputError
-from laconic.tasks import image_classification
+from laconic.tasks import image_preprocess
 from laconic.tasks.causal_lm import CausalLm
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import Tolerance
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.text_classification import TextClassification
@@ -195,7 +196,7 @@ def test_text_that_is_no_base64_is_refused():
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch):
-    monkeypatch.setattr(image_classification, "MAX_PIXELS", 40)
+    monkeypatch.setattr(image_preprocess, "MAX_PIXELS", 40)
     with pytest.raises(InputError, match="8 x 6 pixels, more than 40"):
         TASKS["image-classification"].parse(png())
 

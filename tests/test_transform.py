@@ -23,7 +23,7 @@ from laconic.artifacts.ledger import JSON, ledger
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError
-from laconic.models.footprint import footprint
+from laconic.models.footprint import measure_footprint
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import standing_records
@@ -144,7 +144,7 @@ def test_a_footprint_counts_zeros(source):
     checkpoint = laconic.load(nudges(source, 0.05).path, trust=True)
     with torch.no_grad():
         next(checkpoint.module.parameters())[:4] = 0
-    found = footprint(checkpoint)
+    found = measure_footprint(checkpoint)
     assert found.zeros == pytest.approx(24 / 83)
     assert found.figures()["zeros"] == 0.2892
     assert found.multiply_adds == 6 * 8 + 8 * 3

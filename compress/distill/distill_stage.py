@@ -97,15 +97,15 @@ class Distil(Training, TorchStage):
         """What the task is taught by from data; None where nothing is learned from them but the teacher's answers.
 
         Raises DataError where labels are asked for, and there are none."""
-        task, language = context.task, context.task.name == "causal-lm"
-        if self.labels and not language and context.train.labels is None and context.train.per_row == 1:
+        task = context.task
+        if self.labels and not task.self_supervised and context.train.labels is None and context.train.per_row == 1:
             raise DataError(
                 f"labels: {self.labels:g} of the loss is for labels, and {context.train.name} has none. Give each row "
                 f"a 'label', or leave labels out"
             )
-        if not self.labels and not language:
+        if not self.labels and not task.self_supervised:
             return None
-        objective: Objective = registry.resolve("objective", task.name).of(task, context.train)
+        objective: Objective = registry.resolve("objective", task.objective).of(task, context.train)
         return objective
 
     def record(

@@ -1,6 +1,7 @@
 """Healing: what a stage has harmed is learned again from the original, for as long as it pays."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +17,7 @@ from compress.distill.logits import Probabilities
 from compress.distill.outputs import Outputs
 from laconic.config import Named
 from laconic.recipes.stage import TorchContext
-from laconic.tasks.task import Task
+from laconic.tasks.task import HealingLoss, Task
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -27,10 +28,15 @@ LOOKS = 20
 APART = 25
 """Steps between two looks at the least: a look at 500 texts costs as much as some ten steps, and fewer say nothing."""
 
-BESIDE = 0.3
-"""The weight of the probabilities beside the hidden states, which say more about each layer. A MiniLM that tells 20
-packages apart, with half of its heads and feed-forward units, after 600 steps: a divergence from the original of 0.057
-so, and of 0.064 with a weight of 1; after 300 of them 0.089, 0.097, and 0.124 with 3 and no temperature."""
+LOSSES: dict[HealingLoss, Callable[[float], Imitation]] = {
+    "hidden-states": lambda weight: Hidden(weight=weight),
+    "last-hidden-state": lambda weight: Hidden("last", weight=weight),
+    "outputs": Outputs,
+    "probabilities": lambda weight: Probabilities(weight=weight),
+    "similarities": Similarities,
+    "vectors": Vectors,
+}
+"""The distillation losses that a task may name, made with their weight."""
 
 RATE, LONG = 2e-4, 2880
 """The rate of a long healing, and the steps from which on it is long. From weights that a cut was compensated in, a
@@ -68,13 +74,7 @@ class Heal(Distil):
     optimizer: Named = Field(default_factory=lambda given: gentle(given.get("steps")))
 
     def imitations(self, task: Task, layers: int) -> list[Imitation]:
-        if task.name == "text-embedding":
-            return [*([Hidden()] if layers else []), Vectors(), Similarities(5.0)]
-        if task.name == "tensors":
-            return [Outputs()]
-        if task.name == "causal-lm" or not layers:
-            return [Probabilities(), *([Hidden("last")] if layers else [])]
-        return [Hidden(), Probabilities(weight=BESIDE)]
+        return [LOSSES[name](weight) for name, weight in task.healing_losses(layers=layers > 0).items()]
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         def ask(module: nn.Module) -> float:

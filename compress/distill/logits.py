@@ -80,7 +80,7 @@ class Logits(Distil):
     temperature: float = Field(default=2.0, gt=0)
 
     def imitations(self, task: Task, layers: int) -> list[Imitation]:
-        if task.name == "text-embedding":
+        if not task.has_logits:
             raise UsageError(
                 "distill.logits is for classes, and this model answers with vectors. Take distill.embedding"
             )

@@ -25,7 +25,7 @@ from laconic.models.source import Source
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.recipe import Goal, Recipe, Step
-from laconic.recipes.splits import Samples, gather
+from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import TorchStage, describe
 from laconic.runtimes.predict import answers
 
@@ -63,7 +63,7 @@ class Ground:
     """What all candidates of a recipe share."""
 
     source: Source
-    samples: Samples
+    samples: SampleSplits
 
     @property
     def key(self) -> str:
@@ -77,7 +77,7 @@ def ground(origin: str, trust: bool, cache: str) -> Ground:
     """Open the source and the samples of a recipe, given as JSON; once in a process."""
     recipe = Recipe.model_validate_json(origin)
     source = open_source(recipe, Cache(Path(cache)), trust=trust)
-    return Ground(source, gather(recipe, source.task))
+    return Ground(source, split_samples(recipe, source.task))
 
 
 def origin(recipe: Recipe) -> str:

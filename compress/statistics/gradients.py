@@ -15,7 +15,6 @@ from laconic import registry
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.models.signature import call
-from laconic.tasks.classification import Classification
 from laconic.tasks.task import Task
 from laconic.training.data.batch_builder import Maker
 from laconic.training.data.batch_sampler import Order
@@ -73,9 +72,7 @@ def gradients(
 
 def usual(task: Task, dataset: Dataset) -> Aim:
     """The aim where none is asked for. A language model's texts are their own labels."""
-    if dataset.labels is not None or task.name == "causal-lm":
-        return "objective"
-    return "likelihood" if isinstance(task, Classification) else "answer"
+    return "objective" if dataset.labels is not None or task.self_supervised else task.unlabelled_gradient
 
 
 @contextmanager
@@ -99,7 +96,7 @@ def as_matrix(layer: nn.Module, tensor: Tensor) -> Tensor:
 
 def by_objective(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
     """The loss of each sample; of each batch, where rows are compared. What is too short to learn from is left out."""
-    objective = registry.resolve("objective", task.name).of(task, dataset)
+    objective = registry.resolve("objective", task.objective).of(task, dataset)
     maker = Maker(dataset, dataset.samples, objective.collate)
     order = Order(len(dataset.keys), 1 if objective.splits else ROWS, seed)
     refused: DataError | None = None

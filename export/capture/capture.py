@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,10 @@ from export.capture.parity import PARITY, compare
 from export.passes.attention import plain_attention
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.signature import bind, probe_inputs, probe_sizes
+from laconic.models.signature import bind, probe_sizes
 from laconic.models.torch_runtime import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.tasks.text import TextTask
 from laconic.tensor import BATCH, Arrays, TensorSpec
 
 PARITY_SIZES = ((1, 5), (3, 17))
@@ -47,7 +46,7 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
 def export_program(checkpoint: Checkpoint) -> ir.Model:
     """The module as an ONNX model in memory, its free axes free."""
     # Each input is a tensor of its own: with the same object for two inputs, torch quietly makes one input of them.
-    arrays = example(checkpoint, probe_sizes(checkpoint.inputs, 0))
+    arrays = checkpoint.task.sample_inputs(probe_sizes(checkpoint.inputs, 0))
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     args, kwargs = bind(checkpoint.module, tensors)
     shapes = dynamic_shapes(checkpoint.inputs)
@@ -85,13 +84,6 @@ def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
     }
 
 
-def example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Inputs of the given sizes."""
-    if isinstance(checkpoint.task, TextTask):
-        return checkpoint.task.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
-    return probe_inputs(checkpoint.inputs, sizes, seed)
-
-
 def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
     """The largest difference between the graph's answers and the module's, relative to the largest answer."""
     reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
@@ -100,18 +92,17 @@ def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
 
 
 def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
-    """Batches of several shapes; for texts also one with padding."""
+    """Batches of several shapes; one with padding too, where the task pads."""
     bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
     for batch, length in PARITY_SIZES:
         sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
             BATCH: batch
         }
-        yield example(
-            checkpoint,
+        yield checkpoint.task.sample_inputs(
             {axis: int(np.clip(size, *bounds.get(axis, (1, size)))) for axis, size in sizes.items()},
             seed=batch,
         )
-    if isinstance(checkpoint.task, TextTask):
+    if checkpoint.task.padding:
         yield checkpoint.task.encode(checkpoint.task.examples(3))
 
 

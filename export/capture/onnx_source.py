@@ -16,12 +16,12 @@ from export.capture.graph_file import write_graph
 from export.capture.parity import PARITY, compare
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
-from laconic.models.signature import probe, probe_inputs, probe_sizes
+from laconic.models.signature import probe, probe_sizes
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import BATCH, DTYPES, Array, Arrays, TensorSpec
+from laconic.tensor import BATCH, DTYPES, Array, Arrays, TensorSpec, sample_inputs
 
 LEAST_OPSET = 13
 """The first with a scale per channel in QuantizeLinear. A newer file keeps its own."""
@@ -59,7 +59,7 @@ def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Tas
             f"normalizing {path} changed its answers by {error:.2g} of the largest one, at most {PARITY:g} is "
             f"expected. Export the model again, with another opset"
         )
-    return graph, plain_task(task or "tensors", inputs, path)
+    return graph, plain_task(task, inputs, path)
 
 
 def batch_of_one(proto: ModelProto) -> bool:
@@ -195,4 +195,4 @@ def spec_of(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
 def batches(inputs: tuple[TensorSpec, ...], least: int) -> Iterator[Arrays]:
     """Batches of two shapes, of random values."""
     for number in range(2):
-        yield probe_inputs(inputs, probe_sizes(inputs, number, least=least), seed=number)
+        yield sample_inputs(inputs, probe_sizes(inputs, number, least=least), seed=number)

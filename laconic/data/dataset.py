@@ -1,4 +1,4 @@
-"""Samples from files: read, split into parts that share nothing, thinned, and put into batches."""
+"""Datasets: read from files, split by a hash of their content, subsampled, and iterated over in batches."""
 
 import hashlib
 import itertools
@@ -13,7 +13,7 @@ import numpy as np
 
 from laconic import registry
 from laconic.data.formats import LABEL, Row
-from laconic.data.parse import Entry, content, entry
+from laconic.data.parse import ParsedRow, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
@@ -22,7 +22,7 @@ from laconic.tensor import Array, Arrays
 
 
 class Samples(Sequence[Any]):
-    """Samples, of which images are decoded anew each time they are asked for, so that memory does not grow."""
+    """A sequence of samples. Image files are decoded at every access, so that memory does not grow with the dataset."""
 
     def __init__(self, sources: Sequence[Any], parse: Callable[[Any], Any]) -> None:
         self._sources = sources
@@ -44,7 +44,7 @@ class Samples(Sequence[Any]):
         return self._parse(source) if isinstance(source, (Path, bytes)) else source
 
     def pick(self, indices: Iterable[int]) -> "Samples":
-        """Some of them, in the order given."""
+        """The samples at these indices, in this order."""
         return Samples([self._sources[index] for index in indices], self._parse)
 
 
@@ -52,9 +52,9 @@ class Samples(Sequence[Any]):
 class Dataset:
     """Samples, parsed by their task, with or without labels.
 
-    keys: a digest of each row's content; a row is one sample, or the two samples of a scored pair, which lie next to
-    each other and share their label. lengths: what each sample costs, as the task counts it. shapes: of each sample's
-    arrays; samples of unlike shape cannot share a batch. fingerprint: digest of all of it.
+    keys: a digest of each row's content; a row is one sample, or the two samples of a scored pair, which are adjacent
+    and share their label. lengths: the length of each sample, by `Task.length`. shapes: the shapes of each sample's
+    arrays; samples of different shapes cannot share a batch. fingerprint: digest of keys, labels and the whole file.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Dataset:
     def of(
         cls, samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | None = None, name: str = ""
     ) -> "Dataset":
-        """From samples that are in memory, as people have them. Raises DataError as `read` does."""
+        """Make a dataset of samples in memory, in any form that `Task.parse` takes. Raises DataError as `read` does."""
         values = list(samples)
         if labels is not None and len(labels) != len(values):
             raise DataError(f"{len(labels)} labels for {len(values)} samples")
@@ -77,7 +77,7 @@ class Dataset:
             Row(number, {task.field: value} | ({} if labels is None else {LABEL: labels[number - 1]}))
             for number, value in enumerate(values, 1)
         )
-        return collect([entry(row, task, Path(name)) for row in rows], task, name)
+        return make_dataset([parse_row(row, task, Path(name)) for row in rows], task, name)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -88,7 +88,7 @@ class Dataset:
         return len(self.samples) // len(self.keys)
 
     def rows(self, rows: Sequence[int], name: str) -> "Dataset":
-        """Some of the rows, in the order given. The fingerprint depends on these rows alone."""
+        """The dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
         indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
         labels = None if self.labels is None else [self.labels[index] for index in indices]
         keys = tuple(self.keys[row] for row in rows)
@@ -111,39 +111,40 @@ class Dataset:
         return self if len(left) == len(self.keys) else self.rows(left, self.name)
 
     def take(self, count: int, seed: int = 0) -> "Dataset":
-        """At most `count` samples, no two rows alike, short and long ones in their share; the order of the file is no
-        matter."""
+        """A sample of at most `count` samples without duplicate rows, stratified by length.
+
+        The result does not depend on the order of the file.
+        """
         unique = {key: row for row, key in reversed(list(enumerate(self.keys)))}
         wanted = max(1, count // self.per_row)
         cost = {row: sum(self.lengths[row * self.per_row : (row + 1) * self.per_row]) for row in unique.values()}
-        ordered = sorted(unique.values(), key=lambda row: (cost[row], order(self.keys[row], seed)))
+        ordered = sorted(unique.values(), key=lambda row: (cost[row], shuffle_key(self.keys[row], seed)))
         if wanted >= len(ordered):
             return self.rows(ordered, self.name)
-        # One of each of `wanted` equal stretches of the samples in the order of their length.
+        # Sorted by length, one row of each of `wanted` intervals of equal size.
         rng = np.random.default_rng(seed)
         edges = np.linspace(0, len(ordered), wanted + 1).astype(int)
         return self.rows([ordered[rng.integers(a, b)] for a, b in itertools.pairwise(edges)], self.name)
 
 
 def read(path: Path, task: Task) -> Dataset:
-    """Every sample of a file or a folder, each checked; the suffix says the format.
+    """Read and check every sample of a file or a folder; the suffix gives the format.
 
     Raises DataError, naming the row, for the first one that does not fit; MissingPackage where a format needs one.
     """
     path = Path(path)
-    rows = rows_of(path, task)
-    check = partial(entry, task=task, path=path)
-    if task.field == "image":
-        # Decoding lets go of the interpreter lock.
+    rows = read_rows(path, task)
+    check = partial(parse_row, task=task, path=path)
+    if task.decodes_files:
         with ThreadPoolExecutor(cores()) as pool:
             entries = list(pool.map(check, rows))
     else:
         entries = [check(row) for row in rows]
-    return collect(entries, task, path.name, file=None if path.is_dir() else path)
+    return make_dataset(entries, task, path.name, file=None if path.is_dir() else path)
 
 
-def rows_of(path: Path, task: Task) -> Iterator[Row]:
-    """The rows of a file or a folder, as they stand there. Raises DataError, MissingPackage."""
+def read_rows(path: Path, task: Task) -> Iterator[Row]:
+    """The rows of a file or a folder, unparsed. Raises DataError, MissingPackage."""
     if not path.exists():
         near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
@@ -156,8 +157,8 @@ def rows_of(path: Path, task: Task) -> Iterator[Row]:
     return rows
 
 
-def collect(entries: list[Entry], task: Task, name: str, file: Path | None = None) -> Dataset:
-    """A dataset of rows that are good, if they are good together."""
+def make_dataset(entries: list[ParsedRow], task: Task, name: str, file: Path | None = None) -> Dataset:
+    """Make a dataset of parsed rows. Raises DataError for rows that do not go together, as pairs with single texts."""
     if not entries:
         raise DataError(f"{name} holds no samples")
     if len({len(one.sources) for one in entries}) > 1:
@@ -173,7 +174,7 @@ def collect(entries: list[Entry], task: Task, name: str, file: Path | None = Non
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     keys = tuple(one.key for one in entries)
     labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
-    whole = content(file).hex() if file else ""
+    whole = digest_content(file).hex() if file else ""
     return Dataset(
         name=name,
         samples=Samples([source for one in entries for source in one.sources], task.parse),
@@ -185,23 +186,23 @@ def collect(entries: list[Entry], task: Task, name: str, file: Path | None = Non
     )
 
 
-def order(key: str, seed: int) -> str:
-    """Where a key stands in a shuffle that depends on nothing but the content and the seed."""
+def shuffle_key(key: str, seed: int) -> str:
+    """The sort key of a shuffle that depends on the content and the seed alone."""
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
 
 
 def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
-    """Parts that share no content. sizes: the share of each part, by name, together at most 1.
+    """Split a dataset into disjoint parts. sizes: the share of each part, by name; their sum is at most 1.
 
-    What goes where depends on the content alone: samples that are alike stay together, a pair is never torn, and the
-    order of the file does not matter. Raises DataError where there are fewer different rows than parts.
+    Rows are assigned by a hash of their content: duplicates stay together, a pair is never split, and the order of the
+    file does not matter. Raises DataError where there are fewer different rows than parts.
     """
     if not sizes or min(sizes.values()) <= 0 or sum(sizes.values()) > 1 + 1e-9:
         raise ValueError(f"shares must be positive and add up to at most 1, not {dict(sizes)}")
     alike: dict[str, list[int]] = {}
     for row, key in enumerate(dataset.keys):
         alike.setdefault(key, []).append(row)
-    groups = [alike[key] for key in sorted(alike, key=lambda key: order(key, seed))]
+    groups = [alike[key] for key in sorted(alike, key=lambda key: shuffle_key(key, seed))]
     if len(groups) < len(sizes):
         raise DataError(
             f"{dataset.name} holds {len(groups)} different samples, at least {len(sizes)} are needed: one for each of "
@@ -219,9 +220,9 @@ def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[s
 
 
 def batches(dataset: Dataset, task: Task, rows: int) -> Iterator[tuple[Array, Arrays]]:
-    """The samples in batches of at most `rows`, with their indices [samples]; one batch in memory at a time.
+    """Encode a dataset in batches of at most `rows` samples; yields the indices [samples] and the tensors of each.
 
-    Samples of like length go together, to pad little; samples of unlike shape never do, unless the task pads.
+    Samples are sorted by length, to pad little. Samples of different shapes share a batch only where the task pads.
     """
     apart = {} if task.padding else {index: str(each) for index, each in enumerate(dataset.shapes)}
     ordered = sorted(range(len(dataset)), key=lambda index: (apart.get(index, ""), dataset.lengths[index], index))

@@ -1,6 +1,6 @@
-"""Files of samples, read row by row. To add a format: a function, here or in a file of its own, and a registry line.
+"""File formats of samples, read row by row. A new format is a function `(path, task)` and a line in the registry.
 
-Text must be UTF-8. A row is named by the line that it starts on, from 1; where there are no lines, by its number.
+Text must be UTF-8. Errors name a row by the line that it starts on, from 1; in formats without lines by its number.
 """
 
 import csv as csv_module
@@ -16,7 +16,7 @@ import numpy as np
 
 from laconic.errors import DataError, InputError
 from laconic.registry import did_you_mean
-from laconic.tasks.task import Task
+from laconic.tasks.task import SampleKind, Task
 from laconic.tensor import Array, TensorSpec
 
 LABEL = "label"
@@ -32,7 +32,7 @@ class Row:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, without a byte order mark."""
+    """The lines of a text file with their numbers, without a byte order mark. Raises DataError unless it is UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -45,10 +45,10 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def txt(path: Path, task: Task) -> Iterator[Row]:
     """One text per line; empty lines are left out."""
-    refuse_unless(task, "text", path)
+    refuse_unless(task, "texts", path)
     for number, line in lines(path):
         if line.strip():
-            yield Row(number, {"text": line.rstrip("\r\n")})
+            yield Row(number, {task.field: line.rstrip("\r\n")})
 
 
 def jsonl(path: Path, task: Task) -> Iterator[Row]:
@@ -69,7 +69,7 @@ def jsonl(path: Path, task: Task) -> Iterator[Row]:
 
 
 def csv(path: Path, task: Task) -> Iterator[Row]:
-    """Comma-separated, the first line naming the columns. A file of one column need not name it as the task does."""
+    """Comma-separated values; the first line names the columns. The only column of a file may have any name."""
     reader = csv_module.reader((line for _, line in lines(path)), strict=True)
     header: list[str] | None = None
     number = 1
@@ -90,9 +90,8 @@ def csv(path: Path, task: Task) -> Iterator[Row]:
 
 
 def npz(path: Path, task: Task) -> Iterator[Row]:
-    """Arrays named as the model's inputs, and `label`; along axis 0 lie the samples."""
-    if task.field == "text":
-        raise DataError(f"{path.name} holds arrays, task {task.name!r} reads text. Give a .jsonl, .csv or .txt file")
+    """Arrays named as the model's inputs, and `label`; axis 0 is the samples."""
+    refuse_unless(task, "arrays", path)
     arrays = load_arrays(path)
     labels = arrays.pop(LABEL, None)
     specs = {spec.name: spec for spec in task.inputs}
@@ -110,15 +109,14 @@ def npz(path: Path, task: Task) -> Iterator[Row]:
         if array.ndim == 0 or len(array) != count:
             raise DataError(f"{path.name}: {name!r} has shape {list(array.shape)}, expected {count} along axis 0")
     for index in range(count):
-        value = {name: array[index] for name, array in arrays.items()}
-        row: dict[str, Any] = {task.field: value if task.field == "inputs" else next(iter(value.values()))}
+        row = {task.field: task.from_arrays({name: array[index] for name, array in arrays.items()})}
         if labels is not None:
             row[LABEL] = labels[index].tolist()
         yield Row(index + 1, row)
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
-    """Every array of a .npz file. One with Python objects in it is refused: reading those would run code."""
+    """Every array of a .npz file. Raises DataError; Python objects are refused, since unpickling them executes code."""
     try:
         # Opened here, because numpy leaves the files open that it cannot read.
         with path.open("rb") as raw:
@@ -140,7 +138,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
 
 
 def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
-    """Raise DataError unless each array[i] is a sample of this input, shared free axes being equal."""
+    """Raise DataError unless each `array[i]` is a sample of this input. sizes: free axes seen so far; extended here."""
     if array.ndim == 0 or len(array) == 0:
         raise DataError(f"{path.name}: input {spec.name!r} holds no samples along its first axis")
     try:
@@ -151,8 +149,8 @@ def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, i
 
 
 def folder(path: Path, task: Task) -> Iterator[Row]:
-    """Images: in one folder per class, or all in this one, without labels."""
-    refuse_unless(task, "image", path)
+    """A folder of images: one subfolder per class, or all in one folder without labels."""
+    refuse_unless(task, "images", path)
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     classes = [entry for entry in entries if entry.is_dir()]
     loose = [entry for entry in entries if is_image(entry)]
@@ -165,7 +163,7 @@ def folder(path: Path, task: Task) -> Iterator[Row]:
     for entry in classes:
         found += [(image, entry.name) for image in sorted(entry.iterdir()) if is_image(image)]
     for number, (image, label) in enumerate(found, 1):
-        yield Row(number, {"image": image, **({} if label is None else {LABEL: label})})
+        yield Row(number, {task.field: image, **({} if label is None else {LABEL: label})})
 
 
 def is_image(path: Path) -> bool:
@@ -173,7 +171,11 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGES and not path.name.startswith(".") and path.is_file()
 
 
-def refuse_unless(task: Task, field: str, path: Path) -> None:
-    """Raise DataError for a kind of file that cannot hold what the task reads."""
-    if task.field != field:
-        raise DataError(f"{path.name} holds {field} samples only, task {task.name!r} reads {task.field!r}")
+def refuse_unless(task: Task, kind: SampleKind, path: Path) -> None:
+    """Raise DataError for a file that holds samples of one kind only, where the task does not read that kind."""
+    if kind not in task.accepts:
+        reads = " or ".join(sorted(task.accepts)) or "neither texts, images nor arrays"
+        raise DataError(
+            f"{path.name} holds {kind}, task {task.name!r} reads {reads}. Give a .jsonl file, with {task.field!r} in "
+            f"each row"
+        )

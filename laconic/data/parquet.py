@@ -11,11 +11,11 @@ from laconic.errors import DataError
 from laconic.tasks.task import PAIR, Task
 
 ROWS = 1024
-"""Rows that are in memory at a time."""
+"""Rows in memory at a time."""
 
 
 def rows(path: Path, task: Task) -> Iterator[Row]:
-    """The columns that the task reads; other columns stay on disk."""
+    """Read the rows of a Parquet file; columns that the task does not use stay on disk."""
     number = 0
     try:
         with pq.ParquetFile(path) as file:

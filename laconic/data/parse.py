@@ -1,4 +1,4 @@
-"""Rows of files made into samples: each is checked, and named by its number where it does not fit."""
+"""Parse rows of files into samples; errors name the row."""
 
 import hashlib
 import json
@@ -16,8 +16,12 @@ from laconic.tasks.task import PAIR, Task
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A row that was found good. sources: what each sample is made from."""
+class ParsedRow:
+    """A row that was parsed and checked.
+
+    sources: of each sample, the image file it is decoded from, or else the sample itself. key: digest of the content,
+    32 hexadecimal digits. lengths, shapes: of each sample.
+    """
 
     sources: tuple[Any, ...]
     label: Any
@@ -26,34 +30,38 @@ class Entry:
     shapes: tuple[Any, ...]
 
 
-def entry(row: Row, task: Task, path: Path) -> Entry:
-    """Check one row. Raises DataError, naming it."""
+def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
+    """Parse and check one row of the file at `path`. Raises DataError with the row's number."""
     try:
-        sources, label = sources_of(row.values, task, path)
+        sources, label = read_sources(row.values, task, path)
         parsed = [task.parse(source) for source in sources]
         for sample in parsed:
-            check_finite(sample)
+            check_finite(sample, task.field)
         if label is not None and len(parsed) == 1:
             label = task.parse_label(label)
-        # Of an image only the way to it is kept; of all else, the sample.
+        # Image files are decoded again at each access; everything else is kept parsed.
         kept = tuple(
             source if isinstance(source, (Path, bytes)) else sample
             for source, sample in zip(sources, parsed, strict=True)
         )
-        key = hashlib.sha256(b"".join(content(source) for source in kept)).hexdigest()[:32]
+        key = hashlib.sha256(b"".join(digest_content(source) for source in kept)).hexdigest()[:32]
     except UnicodeEncodeError:
         raise DataError(
             f"{path.name}, row {row.number}: the text is not valid Unicode. Fix or remove the row"
         ) from None
     except (InputError, DataError) as error:
         raise DataError(f"{path.name}, row {row.number}: {str(error).rstrip('.')}. Fix or remove the row") from None
-    return Entry(
-        kept, label, key, tuple(task.length(sample) for sample in parsed), tuple(shape(sample) for sample in parsed)
+    return ParsedRow(
+        kept,
+        label,
+        key,
+        tuple(task.length(sample) for sample in parsed),
+        tuple(sample_shape(sample) for sample in parsed),
     )
 
 
-def sources_of(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
-    """What a row's samples are made from, and its label or None."""
+def read_sources(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
+    """The unparsed samples of a row, one or the two of a pair, and its label or None."""
     first, second, score = PAIR
     if task.takes_pairs and first in values and second in values:
         for name in (first, second):
@@ -62,16 +70,11 @@ def sources_of(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple
         return (values[first], values[second]), parse_score(values.get(score))
     if task.field not in values:
         raise InputError(f"there is no {task.field!r}. {registry.did_you_mean(task.field, values)}")
-    value = values[task.field]
-    if task.field == "text" and not isinstance(value, (str, list, tuple)):
-        raise InputError(f"expected a string under 'text', got {type(value).__name__}")
-    if task.field == "image":
-        value = image_source(value, path)
-    return (value,), values.get(LABEL)
+    return (task.read_field(values[task.field], path.parent),), values.get(LABEL)
 
 
 def parse_score(value: Any) -> float | None:
-    """How alike the texts of a pair are: any finite number."""
+    """The score of a pair of texts, any finite number; None where there is none. Raises InputError."""
     if value is None:
         return None
     try:
@@ -83,27 +86,15 @@ def parse_score(value: Any) -> float | None:
     return number
 
 
-def image_source(value: Any, path: Path) -> Any:
-    """A file's path, relative to the file that names it; the bytes of an image; or an array."""
-    if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold images
-        return bytes(value["bytes"])
-    if isinstance(value, str):
-        found = path.parent / value
-        if not found.is_file():
-            raise InputError(f"there is no image {value!r} (looked for {found})")
-        return found
-    return value
-
-
-def check_finite(sample: Any) -> None:
-    """Raise InputError for an array with NaN or infinity in it, which would poison every range that is measured."""
-    for name, array in sample.items() if isinstance(sample, Mapping) else [("image", sample)]:
+def check_finite(sample: Any, field: str) -> None:
+    """Raise InputError for an array with NaN or infinity, which would invalidate every calibrated range."""
+    for name, array in sample.items() if isinstance(sample, Mapping) else [(field, sample)]:
         if isinstance(array, np.ndarray) and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InputError(f"{name!r} holds NaN or infinity")
 
 
-def content(source: Any) -> bytes:
-    """What makes a sample the same as another: its text, its file's bytes, its numbers. 32 bytes."""
+def digest_content(source: Any) -> bytes:
+    """SHA-256 of a sample's content: its text, the bytes of its file, or its arrays. 32 bytes."""
     digest = hashlib.sha256()
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -114,7 +105,7 @@ def content(source: Any) -> bytes:
         digest.update(f"{source.dtype}{source.shape}".encode() + np.ascontiguousarray(source).tobytes())
     elif isinstance(source, Mapping):
         for name in sorted(source):
-            digest.update(name.encode() + content(source[name]))
+            digest.update(name.encode() + digest_content(source[name]))
     elif isinstance(source, str):
         digest.update(source.encode())
     else:
@@ -122,8 +113,8 @@ def content(source: Any) -> bytes:
     return digest.digest()
 
 
-def shape(sample: Any) -> Any:
-    """What samples of one batch have in common: the shapes of their arrays; nothing, for texts."""
+def sample_shape(sample: Any) -> Any:
+    """The shapes of a sample's arrays, which samples of one batch must share; empty for texts."""
     if isinstance(sample, Mapping):
         return tuple((name, array.shape) for name, array in sorted(sample.items()))
     return sample.shape if isinstance(sample, np.ndarray) else ()

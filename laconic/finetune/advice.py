@@ -31,7 +31,7 @@ def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
     module: nn.Module = copy.deepcopy(checkpoint.module, memo)
-    return Subject(name, module, checkpoint.task, getattr(checkpoint.task, "max_tokens", None))
+    return Subject(name, module, checkpoint.task, checkpoint.task.max_length)
 
 
 def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:

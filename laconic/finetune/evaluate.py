@@ -1,6 +1,5 @@
 """How good a model is on data that it has not learned from."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -34,7 +33,7 @@ def evaluate(
     rows: int = ROWS,
     passing: Passing = nullcontext,
 ) -> dict[str, float]:
-    """The mean loss, the perplexity of a language model, and the task's metric where the labels are for it.
+    """The mean loss, and what the task makes of it (a perplexity) or else its metric, where the labels are for it.
 
     The module is in evaluation mode while it is asked, and stays where it is. device: where it takes its inputs. rows:
     of a batch; as few as training takes at once, lest to judge needs more memory than to train.
@@ -43,10 +42,9 @@ def evaluate(
     module.eval()
     try:
         with torch.no_grad():
-            figures = {"loss": mean_loss(module, objective, dataset, device, rows, passing)}
-            if objective.task.name == "causal-lm":
-                return figures | {"perplexity": math.exp(min(figures["loss"], 700.0))}
-            return figures | metric(module, objective.task, dataset, device, rows, passing)
+            loss = mean_loss(module, objective, dataset, device, rows, passing)
+            figures = objective.task.figures_from_loss(loss)
+            return {"loss": loss} | (figures or metric(module, objective.task, dataset, device, rows, passing))
     finally:
         module.train(training)
 

@@ -26,7 +26,7 @@ from laconic.training.loop import short_of_memory
 from laconic.training.parallel.ranks import Ranks, started
 from laconic.training.settings import Training, TrainingRecipe
 from laconic.training.step.parts import Kit
-from laconic.training.train import SNAPSHOTS, Taught, Watching, shortened, teach
+from laconic.training.train import SNAPSHOTS, Taught, Watching, teach
 
 HELD = 0.1
 """The share of the data that is set aside to judge by, where no file is given for that."""
@@ -142,7 +142,7 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> Lesson:
     with steps.step("load the model and the samples") as step, short_of_memory():
         checkpoint = open_for(recipe, trust=trust)
         learn, held = gather(recipe, checkpoint)
-        with shortened(checkpoint.task, recipe.length):
+        with checkpoint.task.truncated(recipe.length):
             length = longest(checkpoint, learn)
         step.note = f"{checkpoint.task.name}, {len(learn.keys)} rows to learn, {len(held.keys)} to judge by"
     return Lesson(checkpoint, learn, held, subject_of(checkpoint, Path(recipe.source).name), length)

@@ -1,33 +1,28 @@
 """A new head for a new set of labels: the model that is opened to be trained."""
 
-import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models
 
-from laconic.data.dataset import rows_of
+from laconic import registry
+from laconic.data.dataset import read_rows
 from laconic.data.formats import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface
 from laconic.models.checkpoint import CARD, Checkpoint, load_source, prepare, read_licence, rebuild
 from laconic.models.embedder import MODULES, read_json, read_modules
-from laconic.models.pretrained import of_head, renew
+from laconic.models.pretrained import is_head_weight, reset_head
+from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
-from laconic.tasks.classification import Classification
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
-from laconic.tasks.task import Task
-from laconic.tasks.text_classification import TextClassification
-from laconic.tensor import BATCH, TensorSpec
+from laconic.tasks.classification import find_class
+from laconic.tasks.preprocessing import Preprocessing
 from laconic.training.settings import TrainingRecipe
 
 SPARSE = 10
 """Where the highest number is beyond so many times the number of labels, labels are no numbers of classes."""
 CONFIG = "config.json"
-ENDINGS = {TextClassification.name: "ForSequenceClassification", ImageClassification.name: "ForImageClassification"}
-"""Of the architectures that have a head for each task."""
 
 
 def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
@@ -37,7 +32,9 @@ def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
     """
     source = Path(recipe.source)
     task = recipe.task or task_of(source)
-    if task in ENDINGS and recipe.builder is None and source.is_dir():
+    # A task that a checkpoint names is taken from the registry alone: an address would import whatever the file names.
+    has_head = task is not None and task in registry.TASKS and resolve_task(task).has_class_head
+    if task and has_head and recipe.builder is None and source.is_dir():
         labels = labels_of(recipe.data.train, task)
         return with_labels(source, task, labels, seed=recipe.seed, trust=trust)
     return load_source(
@@ -68,7 +65,7 @@ def with_labels(
                 f"the checkpoint is for {source.task.name}, and a head for {task} goes onto the folder that it was "
                 f"made from. Train that"
             )
-        known: tuple[str, ...] = getattr(source.task, "labels", ())
+        known = source.task.labels
         return source if not known or fit(wanted, known) else _renewed(source, class_names(wanted), seed)
     if fit(wanted, own_labels(source, task)):
         return load_source(source, task=task, trust=trust)
@@ -88,7 +85,7 @@ def _renewed(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Check
     """The same model, its history included, with a head for these classes."""
     if checkpoint.source["kind"] != "huggingface":
         raise SourceError(
-            f"the checkpoint answers with the classes {', '.join(getattr(checkpoint.task, 'labels', ())[:20])}, and "
+            f"the checkpoint answers with the classes {', '.join(checkpoint.task.labels[:20])}, and "
             f"the samples have others. Build it with as many as they have, by the arguments of its builder"
         )
     source = {**checkpoint.source, "config": huggingface.with_classes(checkpoint.source["config"], names)}
@@ -98,12 +95,13 @@ def _renewed(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Check
         shapes = {name: value.shape for name, value in module.state_dict().items()}
         kept = {name: value for name, value in checkpoint.module.state_dict().items() if value.shape == shapes[name]}
         module.load_state_dict(kept, strict=False)
-        renew(module.model, len(names))
-    lost = [name for name in shapes if name not in kept and not of_head(module.model, name.removeprefix("model."))]
+        reset_head(module.model, len(names))
+    lost = [
+        name for name in shapes if name not in kept and not is_head_weight(module.model, name.removeprefix("model."))
+    ]
     if lost:
         raise SourceError(f"the head of this model cannot be replaced alone: {', '.join(lost[:3])} would be random")
-    task: Any = copy.copy(checkpoint.task)
-    task.labels = names
+    task = checkpoint.task.with_labels(names)
     return Checkpoint.of(
         module,
         task,
@@ -120,7 +118,7 @@ def task_of(source: Path) -> str | None:
     if (source / CARD).is_file():
         return str(read_json(source / CARD).get("task"))
     if (source / CONFIG).is_file() and not (source / MODULES).is_file():
-        return huggingface.task_of(source, read_json(source / CONFIG))
+        return huggingface.infer_task(source, read_json(source / CONFIG))
     return None
 
 
@@ -129,14 +127,15 @@ def own_labels(folder: Path, task: str) -> tuple[str, ...]:
     where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
     config = read_json(where / CONFIG)
     name = str((config.get("architectures") or [""])[0])
-    if not name.endswith(ENDINGS[task]) or config.get("problem_type") in ("regression", "multi_label_classification"):
+    other = config.get("problem_type") in ("regression", "multi_label_classification")
+    if other or not name.endswith(resolve_task(task).architectures):
         return ()
     return huggingface.read_labels(config) or tuple(map(str, range(config.get("num_labels", 2))))
 
 
 def labels_of(path: Path, task: str) -> list[Any]:
     """The labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
-    labels = [row.values.get(LABEL) for row in rows_of(path, blank(task))]
+    labels = [row.values.get(LABEL) for row in read_rows(path, resolve_task(task).from_preprocessing(Preprocessing()))]
     if not labels:
         raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
     found = [label for label in labels if label is not None]
@@ -148,21 +147,10 @@ def labels_of(path: Path, task: str) -> list[Any]:
     return found
 
 
-def blank(task: str) -> Task:
-    """A task that reads files of samples, of a model that is not open yet."""
-    if task == ImageClassification.name:
-        shape = (BATCH, "channels", "height", "width")
-        spec = TensorSpec(name="pixel_values", dtype="float32", shape=shape)
-        return ImageClassification((spec,), preprocess=ImagePreprocess())
-    return TextClassification(Tokenizer(models.WordLevel({"": 0}, unk_token="")), (), max_tokens=1, pad_id=0)
-
-
 def fit(labels: Iterable[Any], known: Sequence[str]) -> bool:
     """Whether each label is a class of a model that has these."""
-    model = Classification()
-    model.labels = tuple(known)
     try:
-        return len(known) > 1 and all(model.index(label) >= 0 for label in labels)
+        return len(known) > 1 and all(find_class(label, known) >= 0 for label in labels)
     except DataError:
         return False
 

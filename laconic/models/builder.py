@@ -1,6 +1,6 @@
-"""Models that are no folder of transformers: weights and a function of the user's own, "package.module:factory".
+"""Models from a weight file and a builder, a function of the user's own at "package.module:factory".
 
-And what carries its own code, a pickled module or a program of torch.export: it is loaded only when trusted.
+Also pickled modules and programs of torch.export, which carry code and are loaded only when trusted.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from laconic.tensor import BATCH, TensorSpec
 def load(
     path: Path, builder: str | None, arguments: Mapping[str, Any], *, trust: bool
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The module with the weights of a file, and how to build it again.
+    """Build a module and load a weight file into it; returns the module and its source, from which to build it again.
 
     Raises SourceError where the two do not fit, or a file holds weights alone and there is no builder; UntrustedSource
     for a file that only loads by executing what it carries.
@@ -40,7 +40,7 @@ def load(
     tensors = content.state_dict() if isinstance(content, nn.Module) else content
     if not isinstance(tensors, dict) or not tensors:
         raise SourceError(f"{path} holds no weights by name; expected a state dict, saved with model.state_dict()")
-    source = source_of(builder, arguments)
+    source = describe_source(builder, arguments)
     module = build(source)
     fill(module, tensors, path)
     return module, source
@@ -89,8 +89,8 @@ def program_inputs(program: torch.export.ExportedProgram) -> tuple[TensorSpec, .
     return tuple(specs)
 
 
-def source_of(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """How to build the module again. Raises SourceError for arguments that JSON cannot hold."""
+def describe_source(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The source of a module: its builder and arguments. Raises SourceError for arguments that JSON cannot hold."""
     try:
         kept = json.loads(json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -101,10 +101,10 @@ def source_of(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(source: Mapping[str, Any]) -> nn.Module:
-    """Call the factory. Raises SourceError where there is none, or it fails, or it makes something else."""
+    """Call the builder of a source. Raises SourceError where it is missing, fails, or returns no module."""
     builder, arguments = source["builder"], source["arguments"]
     with working_folder():
-        factory = find(builder)
+        factory = import_factory(builder)
         try:
             with torch.random.fork_rng(devices=[]):
                 module = factory(**arguments)
@@ -118,8 +118,8 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     return module
 
 
-def find(builder: str) -> Any:
-    """The factory at "package.module:factory". Raises SourceError for an address that leads nowhere."""
+def import_factory(builder: str) -> Any:
+    """Import the factory at "package.module:factory". Raises SourceError where there is none."""
     if ":" not in builder:
         raise SourceError(f"the builder {builder!r} is no address; expected package.module:factory")
     try:
@@ -134,12 +134,12 @@ def find(builder: str) -> Any:
 
 @contextmanager
 def working_folder() -> Iterator[None]:
-    """The current folder at the end of the import path: the user's modules are found, and none hides a room of ours.
+    """Append the current folder to the import path in the body: the user's modules are found, and shadow none of ours.
 
-    The rooms are imported first, since an editable install may find them later than any entry of the path.
+    Our packages are imported first, since an editable install may find them later than any entry of the path.
     """
-    for room in PACKAGES:
-        importlib.import_module(room)
+    for package in PACKAGES:
+        importlib.import_module(package)
     here = str(Path.cwd())
     sys.path.append(here)
     importlib.invalidate_caches()

@@ -1,4 +1,4 @@
-"""A trained model: the module, its weights, what goes in and out, and how it came to be what it is.
+"""Checkpoints: a trained module with its weights, signature, task and history.
 
 On disk it is a folder: model.safetensors, model.json, and the files of its task. Never a pickle.
 """
@@ -20,10 +20,9 @@ from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
 from laconic.models import huggingface
 from laconic.models.processors import plain_task
-from laconic.models.signature import order, probe_module
+from laconic.models.signature import order_inputs, probe_module
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
 from laconic.tasks.task import Task
-from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 
 FORMAT = 1
@@ -35,8 +34,8 @@ WEIGHTS = "model.safetensors"
 class Checkpoint:
     """A module in evaluation mode, float32, without gradients, that takes the inputs by name in their order.
 
-    source: how to build the module, JSON-ready. history: what was done to it since. licence: as the source says itself.
-    key: digest of source, history, signature and weights. size: bytes of the weights as the source keeps them.
+    source: how to build the module, JSON-ready. history: a record of each step since. licence: as the source states it.
+    key: digest of source, history, task, signature and weights. size: bytes of the weight files of the source.
     """
 
     module: nn.Module
@@ -61,7 +60,7 @@ class Checkpoint:
         history: tuple[Record, ...] = (),
         licence: str | None = None,
     ) -> "Checkpoint":
-        """Prepare the module (evaluation, float32, no gradients: in place) and work out the key."""
+        """Prepare the module in place (evaluation mode, float32, no gradients) and compute the key."""
         module = prepare(module)
         signature = [spec.model_dump(mode="json") for spec in (*task.inputs, *outputs)]
         assets = {name: hash_of(content.decode()) for name, content in task.assets().items()}
@@ -70,7 +69,7 @@ class Checkpoint:
         return cls(module, task, task.inputs, outputs, source, history, licence, key, size)
 
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
-        """What a stage made of this checkpoint; its outputs keep their names, and may have changed their shapes."""
+        """The checkpoint after a stage; outputs keep their names, and may have other shapes."""
         module = prepare(module)
         return Checkpoint.of(
             module,
@@ -103,7 +102,7 @@ class Checkpoint:
         made.rename(folder)
 
     def check_buildable(self) -> None:
-        """Raise SourceError unless the module can be built again, as it must be to be saved."""
+        """Raise SourceError unless the module can be rebuilt from its source, which saving requires."""
         if self.source["kind"] not in BUILD:
             raise SourceError(
                 f"a model from a {self.source['kind']} cannot be saved, since nothing says how to build it again. "
@@ -173,7 +172,7 @@ def check_trust(card: Mapping[str, Any], folder: Path, trust: bool) -> None:
 
 
 BUILD = {"huggingface": huggingface.build, "builder": builders.build}
-"""What builds an empty module from a checkpoint's source, by its kind."""
+"""Functions that build a module without its weights, by the kind of its source."""
 
 
 def prepare(module: nn.Module) -> nn.Module:
@@ -205,7 +204,7 @@ def load_source(
     inputs: tuple[TensorSpec, ...] | None = None,
     trust: bool = False,
 ) -> Checkpoint:
-    """Open whatever people have a trained model in.
+    """Open a trained model in any supported format.
 
     source: a folder of transformers or sentence-transformers; a file of weights, with the `builder`
     ("package.module:factory") and the `arguments` that make the module, and the `inputs` that it takes; or a
@@ -223,7 +222,7 @@ def load_source(
     else:
         module, origin = builders.load(source, builder, arguments or {}, trust=trust)
         own = tuple(getattr(module, "inputs", ()))
-    return _with_signature(module, origin, inputs or own, task or Tensors.name, source)
+    return _with_signature(module, origin, inputs or own, task, source)
 
 
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
@@ -249,16 +248,16 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
 
 
 def _with_signature(
-    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str, path: Path
+    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None, path: Path
 ) -> Checkpoint:
-    """A checkpoint of a module that does not say itself what it is for."""
+    """A checkpoint of a plain module. task: by default the one for plain arrays."""
     if not inputs:
         raise SourceError(
             f"nothing says which tensors the module in {path} takes. Give `inputs` in the recipe, or set an attribute "
             f"`inputs` on the module: a tuple of TensorSpec"
         )
     module = prepare(module)
-    inputs = order(module, inputs)
+    inputs = order_inputs(module, inputs)
     purpose = plain_task(task, inputs, path)
     return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
 

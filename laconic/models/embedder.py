@@ -1,4 +1,4 @@
-"""Text encoders that answer with one vector per text: pooling, projection and normalisation are part of the module."""
+"""Sentence embedding models: an encoder with pooling, projections and normalization as part of the module."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ class Projection(BaseModel):
 
 
 class EmbedderConfig(BaseModel):
-    """What follows the encoder."""
+    """The layers after the encoder: pooling, then projections, then normalization to length 1."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,7 +80,10 @@ class TextEmbedder(nn.Module):
 
 
 class SentenceTransformer(BaseModel):
-    """What modules.json says: the folder of the encoder, what follows it, where the projections' weights are."""
+    """The content of a modules.json. encoder: its folder. config: the layers after it. weights: the projections' files.
+
+    max_tokens: the longest text, None where it is not given. lower: whether texts are lowercased.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -92,9 +95,9 @@ class SentenceTransformer(BaseModel):
 
 
 def read_modules(folder: Path) -> SentenceTransformer:
-    """Read a folder of sentence-transformers.
+    """Read the modules.json of a folder of sentence-transformers.
 
-    Raises SourceError for a kind of module that is not known here, by its name: without it the answers would be others.
+    Raises SourceError for a module of an unknown kind: without it the embeddings would differ.
     """
     encoder, pooling, normalize = folder, None, False
     projections: list[Projection] = []
@@ -137,7 +140,7 @@ def read_modules(folder: Path) -> SentenceTransformer:
 
 
 def check_prompt(folder: Path) -> None:
-    """Raise SourceError for a model that puts words before every text: they are not part of the module."""
+    """Raise SourceError for a model with a default prompt before every text: it is not part of the module."""
     path = folder / "config_sentence_transformers.json"
     prompt = read_json(path).get("default_prompt_name") if path.is_file() else None
     if prompt:

@@ -1,4 +1,4 @@
-"""What a model takes: parameters, bytes, multiply-adds."""
+"""The size and cost of a model: parameters, bytes, multiply-adds."""
 
 import warnings
 from dataclasses import dataclass
@@ -12,15 +12,19 @@ from laconic.models.signature import call
 from laconic.training.callbacks.flops import uncounted
 
 LENGTH = 128
-"""Of the free axes where multiply-adds are counted, as tokens of a text, where the bounds allow."""
+"""The size of free axes, as tokens of a text, for which multiply-adds are counted, where the bounds allow."""
 SHOWN_ZEROS = 0.01
-"""The share of zeros from which on they are told of: a few come by themselves."""
+"""The least share of zeros that is reported: trained models have a few."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """parameters: numbers that were learned, tied ones once. bytes: of all weights, in memory. multiply_adds: of one
-    sample; products of matrices, convolutions and attention, zeros not left out. zeros: share of the parameters."""
+    """Size and cost of a module.
+
+    parameters: their number, tied ones counted once. bytes: parameters and buffers in memory. multiply_adds: of one
+    sample, in matrix products, convolutions and attention, multiplications by zero included. zeros: share of the
+    parameters, 0 to 1.
+    """
 
     parameters: int
     bytes: int
@@ -28,7 +32,7 @@ class Footprint:
     zeros: float
 
     def figures(self) -> dict[str, float]:
-        """As they stand in the history."""
+        """The figures of a history record."""
         found: dict[str, float] = {
             "parameters": self.parameters,
             "bytes": self.bytes,
@@ -37,21 +41,21 @@ class Footprint:
         return found | ({"zeros": round(self.zeros, 4)} if self.zeros >= SHOWN_ZEROS else {})
 
 
-def footprint(checkpoint: Checkpoint) -> Footprint:
-    """Of a checkpoint's module."""
+def measure_footprint(checkpoint: Checkpoint) -> Footprint:
+    """Measure the footprint of a checkpoint's module."""
     parameters = list(checkpoint.module.parameters())
     count = sum(each.numel() for each in parameters)
     zeros = sum(int((each == 0).sum()) for each in parameters)
     return Footprint(
         parameters=count,
         bytes=sum(each.nbytes for each in (*parameters, *checkpoint.module.buffers())),
-        multiply_adds=multiply_adds(checkpoint),
+        multiply_adds=count_multiply_adds(checkpoint),
         zeros=zeros / max(count, 1),
     )
 
 
-def multiply_adds(checkpoint: Checkpoint) -> int:
-    """Of one sample, LENGTH long where its length is free."""
+def count_multiply_adds(checkpoint: Checkpoint) -> int:
+    """The multiply-adds of one sample, LENGTH long where its length is free."""
     module: nn.Module = checkpoint.module
     tensors = {name: torch.tensor(array) for name, array in checkpoint.task.typical(1, LENGTH).items()}
     with torch.inference_mode(), warnings.catch_warnings():

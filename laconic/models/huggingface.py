@@ -1,19 +1,22 @@
-"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor."""
+"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor.
+
+A task names the Auto class that builds its model; the modules here wrap what it builds, with plain tensors in and out.
+"""
 
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
+from laconic import registry
 from laconic.errors import SourceError, UntrustedSource
-from laconic.models.classifier import ImageClassifier, TextClassifier
 from laconic.models.embedder import (
     MODULES,
     EmbedderConfig,
@@ -23,23 +26,54 @@ from laconic.models.embedder import (
     read_json,
     read_modules,
 )
-from laconic.models.language_model import LanguageModel, check
-from laconic.models.pretrained import AUTO, classes, from_pretrained, options, quiet
-from laconic.models.processors import read_preprocess, read_tokenizer
-from laconic.tasks.causal_lm import CausalLm
-from laconic.tasks.image_classification import ImageClassification
+from laconic.models.language_model import LanguageModel, check_causal
+from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
+from laconic.models.processors import read_preprocess, read_tokenizer, resolve_task
+from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task
-from laconic.tasks.text_classification import TextClassification
-from laconic.tasks.text_embedding import TextEmbedding
-from laconic.tensor import BATCH, TensorSpec
 
-UNTOLD = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
-"""Keys of config.json that say nothing about the model, or name a place on somebody's disk."""
+OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
+"""Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
+
+
+class TextClassifier(nn.Module):
+    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return logits
+
+
+class ImageClassifier(nn.Module):
+    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
+
+
+WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
+    ENCODER: lambda model, source: TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"])),
+    "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
+    "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
+    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
+}
+"""By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module, its task, and how to build the same module again. size: bytes of the files with weights."""
+    """A module, its task, and how to build the same module again. output: the name of the module's output. size: bytes
+    of the files with weights."""
 
     module: nn.Module
     task: Task
@@ -48,56 +82,105 @@ class Loaded:
     size: int
 
 
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder of transformers or sentence-transformers, read but for its weights.
+
+    path: the folder with config.json. sentence: what modules.json says, where there is one and the model is an encoder.
+    source: how to build the module.
+    """
+
+    path: Path
+    task: type[Task]
+    config: dict[str, Any]
+    sentence: SentenceTransformer | None
+    source: dict[str, Any]
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest text that sentence-transformers gives the model; None where it says nothing."""
+        return self.sentence.max_tokens if self.sentence else None
+
+
+def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence[str] = ()) -> ModelFolder:
+    """Read a folder of transformers or sentence-transformers, and find its task where none is named.
+
+    labels: the classes of a new head. Raises SourceError, UntrustedSource for one that brings its own code.
+    """
+    encoder = bool(labels) or task is None or resolve_task(task).auto_class == ENCODER
+    sentence = read_modules(folder) if (folder / MODULES).is_file() and encoder else None
+    path = sentence.encoder if sentence else folder
+    config = read_json(path / "config.json")
+    if config.get("auto_map") and not trust:
+        raise UntrustedSource(
+            f"{path} brings its own code ({', '.join(sorted(map(str, config['auto_map'])))}), and loading it would "
+            f"execute that code. Read it first, then say --trust"
+        )
+    if task is None:
+        task = match_architecture("SentenceTransformer") if sentence else infer_task(path, config)
+    kind = resolve_task(str(task))
+    if kind.auto_class not in WRAPPERS:
+        raise SourceError(
+            f"{path} cannot be loaded for the task {kind.name!r}; expected one of {', '.join(pretrained_tasks())}"
+        )
+    if labels:
+        config = with_classes(config, labels)
+    source = describe_source(path, config, kind.name)
+    if kind.auto_class == ENCODER:
+        embedder = sentence.config if sentence else EmbedderConfig()
+        source["embedder"] = embedder.model_dump(mode="json")
+    return ModelFolder(path, kind, config, sentence, source)
+
+
 def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
     """Load a folder of transformers or sentence-transformers.
 
     labels: the classes of a new head, drawn from the seed, in the place of the folder's own if it has one.
     Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code.
     """
-    bare = bool(labels) or task in (None, "text-embedding")
-    sentence = read_modules(folder) if (folder / MODULES).is_file() and bare else None
-    where = sentence.encoder if sentence else folder
-    config = read_json(where / "config.json")
-    if config.get("auto_map") and not trust:
-        raise UntrustedSource(
-            f"{where} brings its own code ({', '.join(sorted(map(str, config['auto_map'])))}), and loading it would "
-            f"execute that code. Read it first, then say --trust"
-        )
-    task = task or ("text-embedding" if sentence else task_of(where, config))
-    if task not in AUTO:
-        raise SourceError(f"{where} cannot be loaded for the task {task!r}; expected one of {', '.join(AUTO)}")
-    if labels:
-        config = with_classes(config, labels)
-    check_classes(where, config, task)
-    model, size = from_pretrained(where, task, trust=trust, labels=labels, seed=seed)
-    if task == "image-classification":
-        return _image_classifier(where, config, model, size)
-    return _text_model(where, config, task, sentence, model, size)
+    opened = open_folder(folder, task, trust=trust, labels=labels)
+    kind, sentence = opened.task, opened.sentence
+    if kind.has_class_head:
+        check_classes(opened.path, opened.config)
+    model, size = from_pretrained(opened.path, str(kind.auto_class), trust=trust, labels=labels, seed=seed)
+    module = wrap(model, opened.source)
+    made = kind.from_preprocessing(read_preprocessing(opened, model, module))
+    if isinstance(module, LanguageModel):
+        check_causal(module, opened.path)
+    if sentence and isinstance(module, TextEmbedder):
+        fill_projections(module, sentence.weights)
+        size += sum(path.stat().st_size for path in sentence.weights)
+    output = "embedding" if isinstance(module, TextEmbedder) else "logits"
+    return Loaded(module, made, output, opened.source, size)
 
 
-def task_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """The task that the architecture is for. Raises SourceError where it is for none of ours."""
+def pretrained_tasks() -> list[str]:
+    """The names of the registered tasks for models of transformers."""
+    return [name for name in registry.TASKS if resolve_task(name).auto_class]
+
+
+def match_architecture(architecture: str) -> str | None:
+    """The registered task whose endings fit an architecture's name best; None where none fits."""
+    endings = [(ending, name) for name in registry.TASKS for ending in resolve_task(name).architectures]
+    fitting = [(ending, name) for ending, name in endings if architecture.endswith(ending)]
+    return max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
+
+
+def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
+    """The task that the architecture in a config is for. Raises SourceError where it is for no registered task."""
     name = str((config.get("architectures") or ["nothing"])[0])
-    for ending, task in (
-        ("ForSequenceClassification", "text-classification"),
-        ("ForImageClassification", "image-classification"),
-        ("ForCausalLM", "causal-lm"),
-        ("LMHeadModel", "causal-lm"),
-        ("Model", "text-embedding"),
-    ):
-        if name.endswith(ending):
-            return task
-    raise SourceError(
-        f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, "
-        f"a causal language model, or a bare encoder. Name a --task it can serve ({', '.join(AUTO)}), or give "
-        f"a --builder"
-    )
+    task = match_architecture(name)
+    if task is None:
+        raise SourceError(
+            f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, "
+            f"a causal language model, or a bare encoder. Name a --task it can serve "
+            f"({', '.join(pretrained_tasks())}), or give a --builder"
+        )
+    return task
 
 
-def check_classes(folder: Path, config: Mapping[str, Any], task: str) -> None:
+def check_classes(folder: Path, config: Mapping[str, Any]) -> None:
     """Raise SourceError for a classifier whose answer is not one of several classes."""
-    if task not in (TextClassification.name, ImageClassification.name):
-        return
     kind, labels = config.get("problem_type"), config.get("id2label")
     count = len(labels) if labels else config.get("num_labels", 2)
     if count < 2 or kind in ("regression", "multi_label_classification"):
@@ -107,59 +190,34 @@ def check_classes(folder: Path, config: Mapping[str, Any], task: str) -> None:
         )
 
 
-def _text_model(
-    folder: Path, config: Mapping[str, Any], task: str, sentence: SentenceTransformer | None, model: Any, size: int
-) -> Loaded:
-    embedder = sentence.config if sentence else EmbedderConfig()
-    source = source_of(folder, config, task) | (
-        {"embedder": embedder.model_dump(mode="json")} if task == "text-embedding" else {}
+def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Preprocessing:
+    """The image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are missing."""
+    labels = read_labels(opened.config)
+    if "images" in opened.task.accepts:
+        image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
+        return Preprocessing(image=image, labels=labels)
+    lower = opened.sentence is not None and opened.sentence.lower
+    tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
+    limits = [limit, max_positions(model), opened.max_tokens]
+    return Preprocessing(
+        tokenizer=tokenizer,
+        max_tokens=min(value for value in limits if value is not None),
+        pad_id=pad_id,
+        start_id=start_token(model.config, pad_id),
+        token_types=any(tokenizer.encode("a", "b").type_ids) and takes_token_types(model, module),
+        labels=labels,
     )
-    tokenizer, pad_id, limit = read_tokenizer(folder, model.config, lower=sentence is not None and sentence.lower)
-    limits = [limit, positions(model), sentence.max_tokens if sentence else None]
-    max_tokens = min(value for value in limits if value is not None)
-    names = ["input_ids", "attention_mask"]
-    pairs = any(tokenizer.encode("a", "b").type_ids)
-    if task == "text-classification" and pairs and takes_types(model):
-        names.append("token_type_ids")
-    inputs = tuple(
-        TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds={"seq": (1, max_tokens)}) for name in names
-    )
-    if task == "text-classification":
-        labels = read_labels(config)
-        made = TextClassification(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
-        return Loaded(TextClassifier(model), made, "logits", source, size)
-    if task == "causal-lm":
-        language = LanguageModel(model)
-        check(language, folder)
-        start_id = start_of(model.config, pad_id)
-        lm = CausalLm(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, start_id=start_id)
-        return Loaded(language, lm, "logits", source, size)
-    module = TextEmbedder(model, embedder)
-    if sentence:
-        fill_projections(module, sentence.weights)
-        size += sum(path.stat().st_size for path in sentence.weights)
-    purpose = TextEmbedding(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
-    return Loaded(module, purpose, "embedding", source, size)
-
-
-def _image_classifier(folder: Path, config: Mapping[str, Any], model: Any, size: int) -> Loaded:
-    source = source_of(folder, config, "image-classification")
-    preprocess = read_preprocess(folder, channels=int(getattr(model.config, "num_channels", 3)))
-    sides: tuple[int | str, ...] = preprocess.crop or preprocess.resize or ("height", "width")
-    spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, preprocess.channels, *sides))
-    task = ImageClassification((spec,), preprocess=preprocess, labels=read_labels(config))
-    return Loaded(ImageClassifier(model), task, "logits", source, size)
 
 
 def with_classes(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
     """The config of the same model with a head for these classes."""
     kept = {key: value for key, value in config.items() if key != "num_labels"}
-    return kept | classes(labels)
+    return kept | class_config(labels)
 
 
-def source_of(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:
+def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:
     """How to build the module again; with the code that the model brings, where it brings any."""
-    kept = {key: value for key, value in config.items() if key not in UNTOLD}
+    kept = {key: value for key, value in config.items() if key not in OMITTED}
     source = {"kind": "huggingface", "task": task, "config": kept}
     if not config.get("auto_map"):
         return source
@@ -167,20 +225,31 @@ def source_of(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, A
     return source | {"code": {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}}
 
 
+def read_auto_class(source: Mapping[str, Any]) -> str:
+    """The Auto class of a source, which may come from a file. Raises SourceError unless its task is registered: the
+    address of a class would import whatever the file names."""
+    if source["task"] not in registry.TASKS:
+        raise SourceError(
+            f"the model is for task {source['task']!r}, which is not registered. "
+            f"{registry.did_you_mean(str(source['task']), registry.TASKS)}"
+        )
+    return str(resolve_task(source["task"]).auto_class)
+
+
 def build(source: Mapping[str, Any]) -> nn.Module:
-    """The module, with weights that mean nothing yet.
+    """The module, with random weights.
 
     It is built in full, not on the meta device, so that buffers which are not saved hold what they should.
     """
-    task = source["task"]
+    auto_class = read_auto_class(source)
     try:
         with quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
             for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
                 (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
             trust = "code" in source  # whoever opens a checkpoint with code has been asked
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-            model = getattr(transformers, AUTO[task]).from_config(
-                config, dtype=torch.float32, trust_remote_code=trust, **options(config, task)
+            model = getattr(transformers, auto_class).from_config(
+                config, dtype=torch.float32, trust_remote_code=trust, **model_options(config, auto_class)
             )
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
@@ -188,17 +257,14 @@ def build(source: Mapping[str, Any]) -> nn.Module:
 
 
 def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module round a model of transformers."""
-    if source["task"] == "text-embedding":
-        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
-    kinds = {"image-classification": ImageClassifier, "causal-lm": LanguageModel}
-    return kinds.get(source["task"], TextClassifier)(model)
+    """The module around a model of transformers."""
+    return WRAPPERS[read_auto_class(source)](model, source)
 
 
-def positions(model: Any) -> int | None:
-    """How many tokens the model has positions for; None where it says nothing.
+def max_positions(model: Any) -> int | None:
+    """How many tokens the model has position embeddings for; None where it says nothing.
 
-    RoBERTa and its kin begin to count after the padding token's id, and their config counts those places too.
+    RoBERTa and its relatives count positions from the padding token's id + 1, and their config counts those below too.
     """
     count = getattr(model.config, "max_position_embeddings", None)
     for name, module in model.named_modules():
@@ -207,19 +273,19 @@ def positions(model: Any) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def start_of(config: Any, pad_id: int) -> int:
-    """The token that begins a text, for texts without any of their own; else the one that ends it, else the padding."""
+def start_token(config: Any, pad_id: int) -> int:
+    """The token that stands for an empty text: the one that begins a text, else the one that ends it, else padding."""
     ids = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
     return next((index for index in ids if isinstance(index, int)), pad_id)
 
 
-def takes_types(model: Any) -> bool:
-    """Whether the model tells the first text of a pair from the second."""
-    known = "token_type_ids" in inspect.signature(model.forward).parameters
+def takes_token_types(model: Any, module: nn.Module) -> bool:
+    """Whether a model, and the module around it, distinguish the two texts of a pair."""
+    known = all("token_type_ids" in inspect.signature(part.forward).parameters for part in (model, module))
     return known and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, in their order."""
+    """The names of the classes in a config, by number."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))

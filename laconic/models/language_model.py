@@ -1,4 +1,4 @@
-"""Causal language models: of each text, the logits of the token that follows it."""
+"""Causal language models: for each text, the logits of the token that follows it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,13 +11,13 @@ from transformers import masking_utils
 from laconic.errors import SourceError
 
 CLOSE = 1e-4
-"""How far two ways to the same numbers may be apart, as a share of the largest."""
+"""The largest difference between two computations of the same values, relative to the largest value."""
 
 
 class LanguageModel(nn.Module):
     """input_ids and attention_mask, [batch, seq] int64, padded on the right, to the next token's logits [batch, vocab].
 
-    Training asks for the hidden states instead, and makes of them and the head what it needs.
+    Training takes the hidden states of all tokens and the head instead.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,11 +34,14 @@ class LanguageModel(nn.Module):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """[batch, seq, width]. position_ids: of rows that hold several texts, each counted from 0, and no mask beside
-        them: no text sees another."""
+        """The hidden states of all tokens, [batch, seq, width].
+
+        position_ids: for packed rows, which hold several texts: counted from 0 within each, without a mask. No text
+        attends to another.
+        """
         packed = position_ids is not None or torch.compiler.is_compiling()
         model: Any = self.model
-        with nullcontext() if packed else one_text_a_row():
+        with nullcontext() if packed else disable_packing_detection():
             answer = model.base_model(
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
             )
@@ -53,11 +56,11 @@ class LanguageModel(nn.Module):
 
 
 @contextmanager
-def one_text_a_row() -> Iterator[None]:
-    """While it lasts, transformers does not look for several texts in a row.
+def disable_packing_detection() -> Iterator[None]:
+    """Keep transformers from looking for packed sequences, several texts in a row, in the body.
 
-    Without a mask it reads all positions on the device to find them, once a pass; and where tensors have no values, it
-    takes them as found, and the mask that it then makes costs memory that training does not need.
+    Without a mask it reads all positions on the device to find them, once a forward pass; on the meta device it assumes
+    that there are some, and then builds a mask which costs memory that training does not need.
     """
     find = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
@@ -67,20 +70,20 @@ def one_text_a_row() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = find
 
 
-def check(module: LanguageModel, origin: Any) -> None:
-    """Raise SourceError for a model whose tokens see what follows them, or that does something to its logits behind the
-    head: here it would be left out."""
+def check_causal(module: LanguageModel, origin: Any) -> None:
+    """Raise SourceError for a model with bidirectional attention, or one that changes its logits after the head (a
+    scale, a cap), which `LanguageModel` would leave out."""
     ids = torch.tensor([[0, 1, 2], [0, 1, 1]])
     with torch.no_grad():
         states = module.eval().hidden(ids)
         expected: Tensor = module.model(input_ids=ids, use_cache=False).logits
         found: Tensor = module.head(states)
-    if not close(states[0, :2], states[1, :2]):
+    if not is_close(states[0, :2], states[1, :2]):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__} whose tokens see those that follow; expected a causal "
             f"model. Name another --task"
         )
-    if not close(found, expected):
+    if not is_close(found, expected):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__}, whose logits are more than its head makes of its hidden "
             f"states (a scale, a cap); expected a plain head. Build the model in a function of your own, and give it "
@@ -88,6 +91,6 @@ def check(module: LanguageModel, origin: Any) -> None:
         )
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors are equal up to the order of their sums."""
+def is_close(found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are equal up to the rounding of their sums."""
     return torch.allclose(found, expected, atol=CLOSE * float(expected.abs().max()), rtol=0)

@@ -14,22 +14,17 @@ from transformers.utils import logging as transformers_logging
 from laconic.errors import SourceError
 from laconic.models.embedder import read_json
 
-AUTO = {
-    "text-embedding": "AutoModel",
-    "text-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-    "causal-lm": "AutoModelForCausalLM",
-}
-"""The class of transformers that builds the model, by task."""
+ENCODER = "AutoModel"
+"""The Auto class of a bare encoder, without a head."""
 
 
 def from_pretrained(
-    folder: Path, task: str, *, trust: bool, labels: Sequence[str] = (), seed: int = 0
+    folder: Path, auto_class: str, *, trust: bool, labels: Sequence[str] = (), seed: int = 0
 ) -> tuple[Any, int]:
-    """The model in float32, and the bytes of its files of weights.
+    """The model in float32, and the bytes of its weight files.
 
-    labels: of a new head, drawn from the seed; without them the folder must hold all weights, its head's too.
-    Raises SourceError.
+    auto_class: the class of transformers that builds it. labels: of a new head, initialized from the seed; without
+    them the folder must hold all weights, including the head's. Raises SourceError.
     """
     files = weight_files(folder)
     safe = files[0].suffix == ".safetensors"
@@ -37,9 +32,9 @@ def from_pretrained(
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = transformers.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust, **(classes(labels) if labels else {})
+                folder, local_files_only=True, trust_remote_code=trust, **(class_config(labels) if labels else {})
             )
-            model, found = getattr(transformers, AUTO[task]).from_pretrained(
+            model, found = getattr(transformers, auto_class).from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
@@ -49,10 +44,10 @@ def from_pretrained(
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=bool(labels),
-                **options(config, task),
+                **model_options(config, auto_class),
             )
             if labels:
-                renew(model, len(labels))
+                reset_head(model, len(labels))
     except Exception as error:
         raise SourceError(
             f"{folder} does not load ({type(error).__name__}: {' '.join(str(error).split())[:300]}). Expected the "
@@ -62,7 +57,7 @@ def from_pretrained(
         {*found["missing_keys"], *(key if isinstance(key, str) else key[0] for key in found["mismatched_keys"])}
     )
     if labels:
-        missing = [name for name in missing if not of_head(model, name)]
+        missing = [name for name in missing if not is_head_weight(model, name)]
     if missing:
         raise SourceError(
             f"{folder} has no weights for {len(missing)} tensors of {type(model).__name__} ({', '.join(missing[:3])}): "
@@ -71,8 +66,8 @@ def from_pretrained(
     return model, sum(path.stat().st_size for path in files)
 
 
-def classes(labels: Sequence[str]) -> dict[str, Any]:
-    """What a config says of the classes, as JSON holds it."""
+def class_config(labels: Sequence[str]) -> dict[str, Any]:
+    """The entries of a config.json about the classes."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -80,25 +75,25 @@ def classes(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def of_head(model: Any, name: str) -> bool:
-    """Whether a weight is the head's own, or the pooler's that leads to it: whatever is not the encoder."""
+def is_head_weight(model: Any, name: str) -> bool:
+    """Whether a weight belongs to the head, or to the pooler before it, rather than to the encoder."""
     inside = f"{model.base_model_prefix}."
     return not name.startswith(inside) or name.startswith(f"{inside}pooler.")
 
 
-def renew(model: Any, count: int) -> None:
-    """Draw the layer that answers with the classes anew, even where the old one is of the same size."""
+def reset_head(model: Any, count: int) -> None:
+    """Initialize the output layer of a classifier with random weights, even where the old one has the same size."""
     deviation = getattr(model.config, "initializer_range", None) or 0.02
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and layer.out_features == count and of_head(model, f"{name}."):
+        if isinstance(layer, nn.Linear) and layer.out_features == count and is_head_weight(model, f"{name}."):
             nn.init.normal_(layer.weight, std=deviation)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
 
-def options(config: Any, task: str) -> dict[str, Any]:
-    """No pooler where the vectors are pooled here: its weights would be dead, and random where the source has none."""
-    if task != "text-embedding":
+def model_options(config: Any, auto_class: str) -> dict[str, Any]:
+    """Options that build an encoder without its pooler: unused, and random where the source has no weights for it."""
+    if auto_class != ENCODER:
         return {}
     kind = transformers.AutoModel._model_mapping.get(type(config), None)
     known = kind is not None and "add_pooling_layer" in inspect.signature(kind.__init__).parameters
@@ -127,7 +122,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports: what matters in them is raised as an error here."""
+    """Silence the progress bars and reports of transformers in the body: what matters in them is raised as an error."""
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""What prepares raw data for a model: its tokenizer, its image processor, or arrays as they are."""
+"""Preprocessing of a checkpoint: its tokenizer, its image processor, or plain arrays; and the task made from it."""
 
 from pathlib import Path
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import transformers
 from tokenizers import Tokenizer, normalizers
 
+from laconic import registry
 from laconic.errors import SourceError
 from laconic.models.embedder import read_json
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
-from laconic.tasks.task import Task
-from laconic.tasks.tensors import Tensors
+from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.task import DEFAULT_TASK, Task
 from laconic.tensor import TensorSpec
 
 ENDLESS = 1_000_000
-"""A model_max_length above this means that the tokenizer does not know."""
+"""A model_max_length above this means that the tokenizer states no limit."""
 
 
 def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[Tokenizer, int, int | None]:
-    """The tokenizer, the id that pads, and the longest text in tokens where the tokenizer knows it.
+    """The tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
 
-    lower: whether it is to see small letters only, whatever it does itself.
+    lower: whether texts are lowercased before the tokenizer's own normalization.
     Raises SourceError for a folder without one.
     """
     file = folder / "tokenizer.json"
@@ -44,7 +44,7 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
 
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
-    """A tokenizer.json made from the older files. Raises SourceError for a folder without any."""
+    """Convert the older vocabulary files to a tokenizer. Raises SourceError for a folder without any."""
     if not any(
         (folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
     ):
@@ -54,9 +54,9 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
-    """What the image processor's settings ask for.
+    """The preprocessing that preprocessor_config.json describes.
 
-    Raises SourceError for a folder without them: with a guessed mean and deviation a model answers nonsense.
+    Raises SourceError for a folder without it: with a guessed mean and deviation the predictions are wrong.
     """
     settings = read_json(folder / "preprocessor_config.json")
     size = settings.get("size") if settings.get("do_resize", True) else None
@@ -91,32 +91,19 @@ def _sides(size: Any, *, square: bool = False) -> tuple[int | None, int | None, 
     return size.get("height"), size.get("width"), size.get("shortest_edge")
 
 
-def plain_task(name: str, inputs: tuple[TensorSpec, ...], origin: Path) -> Task:
-    """The task of a model that comes without a tokenizer and without settings for images.
+def resolve_task(name: str) -> type[Task]:
+    """The class of a task. Raises UsageError for a name that is not registered."""
+    found: type[Task] = registry.resolve("task", name)
+    return found
 
-    Raises SourceError for a task that needs them.
+
+def plain_task(name: str | None, inputs: tuple[TensorSpec, ...], origin: Path) -> Task:
+    """The task of a model that comes without a tokenizer and without settings for images. name: by default the one for
+    plain arrays.
+
+    Raises SourceError for a task that needs more than the model's inputs.
     """
-    if name == Tensors.name:
-        return Tensors(inputs)
-    if name == ImageClassification.name:
-        return image_task(inputs)
-    raise SourceError(
-        f"task {name!r} needs a tokenizer, and {origin} has none; expected {Tensors.name} or {ImageClassification.name}"
-    )
-
-
-def image_task(inputs: tuple[TensorSpec, ...]) -> ImageClassification:
-    """The task of a model that says nothing of how its images are prepared: values from 0 to 1, of the size it takes.
-
-    Raises SourceError unless there is one input, float [batch, channels, height, width].
-    """
-    shape = inputs[0].shape
-    if len(inputs) != 1 or inputs[0].dtype != "float32" or len(shape) != 4 or not isinstance(shape[1], int):
-        described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
-        raise SourceError(
-            f"image classification takes one float32 input [batch, channels, height, width], and the model takes "
-            f"{described}. Choose the task {Tensors.name}"
-        )
-    height, width = shape[2:]
-    resize = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-    return ImageClassification(inputs, preprocess=ImagePreprocess(channels=shape[1], resize=resize))
+    try:
+        return resolve_task(name or DEFAULT_TASK).from_signature(inputs)
+    except SourceError as error:
+        raise SourceError(f"{origin}: {error}") from None

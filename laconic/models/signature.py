@@ -1,4 +1,4 @@
-"""How a module is called: which tensors go in, which come out, and by which names."""
+"""The signature of a module: its input and output tensors, by name, and how it is called with them."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.tensor import BATCH, Array, Arrays, TensorSpec
+from laconic.tensor import BATCH, Array, Arrays, TensorSpec, sample_inputs
 
 ROWS = (2, 5)
-"""Of the two runs that find out which axes of the outputs are free. Every other free axis takes sizes of its own, the
-second more than twice the first: after a stride, seven and eight are the same."""
+"""Batch sizes of the two runs that find the free axes of the outputs. Every other free axis takes sizes of its own, the
+second more than twice the first: after a stride, seven and eight give the same size."""
 
 
 def specs_from_arrays(arrays: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
-    """The signature that a file of arrays suggests: the first axis is the batch, the others are fixed.
+    """Infer input specs from arrays: the first axis is the batch, the others are fixed.
 
     Raises SourceError for an array without axes, or of a dtype that no signature knows.
     """
@@ -33,7 +33,7 @@ def specs_from_arrays(arrays: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
 
 
 def bind(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """The positional and the keyword arguments for the module's forward: by name where an optional one is left out."""
+    """The positional and keyword arguments of the module's forward: by name where an optional one is omitted."""
     parameters = list(inspect.signature(module.forward).parameters)
     known = all(name in parameters for name in tensors)
     if not known or list(tensors) == parameters[: len(tensors)]:
@@ -42,15 +42,14 @@ def bind(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor
 
 
 def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The module's outputs by name, in their order: the keys of a mapping, else `output`, or `output_0`, `output_1`."""
+    """Call a module; returns its outputs by name: the keys of a mapping, else `output`, or `output_0`, `output_1`."""
     args, kwargs = bind(module, tensors)
     answers = list(_flatten("output", module(*args, **kwargs)))
     return dict(answers)
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Let a module compute otherwise, on the instance: its class, its structure and the names of its parameters stay.
-    Gives what undoes that."""
+    """Replace the forward of one module instance; class, structure and parameter names stay. Returns the undo."""
     before = vars(module).get("forward")
 
     def undo() -> None:
@@ -75,8 +74,8 @@ def _flatten(name: str, answer: Any) -> Iterator[tuple[str, Tensor]]:
         raise SourceError(f"the module's output {name!r} is a {type(answer).__name__}; expected tensors")
 
 
-def order(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The inputs in the order of the module's forward, where it knows their names."""
+def order_inputs(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Sort the inputs in the order of the parameters of the module's forward, where it has these names."""
     parameters = list(inspect.signature(module.forward).parameters)
     if all(spec.name in parameters for spec in inputs):
         return tuple(sorted(inputs, key=lambda spec: parameters.index(spec.name)))
@@ -84,13 +83,13 @@ def order(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec
 
 
 def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, least: int = 3) -> tuple[TensorSpec, ...]:
-    """The outputs' specs, found by running a model at two sizes of the free axes.
+    """Find the output specs by running a model at two sizes of each free axis.
 
     least: the smaller size of a free axis that has no bounds. An output's axis that has the size of a free axis in both
     runs is that axis; one that changes otherwise gets a name of its own.
     """
     (sizes, answers), (others, repeats) = (
-        (sizes, run(probe_inputs(inputs, sizes)))
+        (sizes, run(sample_inputs(inputs, sizes)))
         for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(ROWS)))
     )
     bounds = {name: limits for spec in inputs for name, limits in spec.bounds.items()}
@@ -109,7 +108,7 @@ def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, le
 def probe_module(
     module: nn.Module, inputs: tuple[TensorSpec, ...], names: tuple[str, ...] = ()
 ) -> tuple[TensorSpec, ...]:
-    """The outputs' specs of a module. names: what to call its outputs, where its own names say little.
+    """Find the output specs of a module. names: of the outputs, instead of the module's own.
 
     Raises SourceError where the module does not run on inputs of these specs.
     """
@@ -128,13 +127,6 @@ def probe_module(
         return {name: answer.numpy() for name, answer in zip(called, answers.values(), strict=True)}
 
     return probe(run, inputs)
-
-
-def probe_inputs(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Inputs of the given sizes. No mask is empty: what a row with nothing to attend to gives is not defined."""
-    rng = np.random.default_rng(seed)
-    arrays = {spec.name: spec.sample(rng, sizes) for spec in inputs}
-    return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}
 
 
 def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) -> dict[str, int]:

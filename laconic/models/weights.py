@@ -1,4 +1,4 @@
-"""Weights on disk and in a module: read without executing anything, saved once where they are tied."""
+"""Weight files: read without executing code; tied weights are saved once."""
 
 import hashlib
 import pickle
@@ -16,16 +16,16 @@ from laconic.errors import SourceError, UntrustedSource
 from laconic.hashing import hash_of
 
 NESTS = ("state_dict", "model_state_dict", "model")
-"""Where training scripts put the state dict in what they save."""
+"""Keys under which training scripts save the state dict."""
 WRAPPERS = ("module.", "_orig_mod.", "module.")
-"""What nn.DataParallel and torch.compile put before each name, in either order."""
+"""Prefixes that nn.DataParallel and torch.compile add to each name, in either order."""
 COUNTER = "num_batches_tracked"
-"""A counter of batch normalisation that means nothing after training, and that other frameworks do not save."""
+"""A counter of batch normalization, unused after training, which other frameworks do not save."""
 SHOWN = 3
 
 
 def read_weights(path: Path, *, trust: bool = False) -> Any:
-    """What a file of weights holds: a state dict, or a whole module where `trust` lets a pickle execute its code.
+    """Read a weight file: a state dict, or a whole module where `trust` lets a pickle execute its code.
 
     Raises SourceError for a file that is missing, damaged or of another kind, UntrustedSource for one that only reads
     by executing what it carries.
@@ -34,11 +34,11 @@ def read_weights(path: Path, *, trust: bool = False) -> Any:
         raise SourceError(f"{path} is missing; expected a file of weights (.safetensors, .pt, .pth or .bin)")
     if path.suffix == ".safetensors":
         return read_safetensors(path)
-    return _nested(_read_pickle(path, trust))
+    return _unnest(_read_pickle(path, trust))
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file. Raises SourceError for one that is cut short or is something else."""
+    """Read the tensors of a safetensors file. Raises SourceError for one that is truncated or of another format."""
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
@@ -62,25 +62,25 @@ def _read_pickle(path: Path, trust: bool) -> Any:
             ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise SourceError(
-            f"{path} does not read ({_line(error)}): it is cut short or damaged. Copy it again"
+            f"{path} does not read ({_first_line(error)}): it is cut short or damaged. Copy it again"
         ) from error
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise SourceError(
-            f"{path} does not load even when trusted ({type(error).__name__}: {_line(error)}). "
+            f"{path} does not load even when trusted ({type(error).__name__}: {_first_line(error)}). "
             f"Its classes must be importable here"
         ) from error
 
 
 def is_torchscript(path: Path) -> bool:
     """Whether a file is a TorchScript archive."""
-    return any("/code/" in name for name in _entries(path))
+    return any("/code/" in name for name in _archive_names(path))
 
 
 def is_program(path: Path) -> bool:
     """Whether a file is an archive of torch.export."""
-    entries = _entries(path)
+    entries = _archive_names(path)
     return path.suffix == ".pt2" or any(
         name.endswith(("archive_format", "serialized_exported_program.json")) for name in entries
     )
@@ -92,14 +92,14 @@ def is_pickle(path: Path) -> bool:
         return zipfile.is_zipfile(path) or file.read(1) == b"\x80"
 
 
-def _entries(path: Path) -> list[str]:
+def _archive_names(path: Path) -> list[str]:
     if not path.is_file() or not zipfile.is_zipfile(path):
         return []
     with zipfile.ZipFile(path) as archive:
         return archive.namelist()
 
 
-def _nested(content: Any) -> Any:
+def _unnest(content: Any) -> Any:
     while isinstance(content, Mapping):
         inner = next((content[key] for key in NESTS if isinstance(content.get(key), (Mapping, nn.Module))), None)
         if inner is None:
@@ -164,7 +164,7 @@ def write_weights(module: nn.Module, path: Path) -> dict[str, str]:
 
 
 def tie(module: nn.Module, tied: Mapping[str, str]) -> None:
-    """Make each tied name the same parameter again as the name it was saved under."""
+    """Tie weights again. tied: by name, the name that the weight was saved under."""
     for name, origin in tied.items():
         source, _, kept = origin.rpartition(".")
         target, _, leaf = name.rpartition(".")
@@ -172,7 +172,7 @@ def tie(module: nn.Module, tied: Mapping[str, str]) -> None:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Digest of every weight and buffer that is saved: names, dtypes, shapes and values."""
+    """Digest of the state dict: names, dtypes, shapes and values."""
     parts = []
     for name, tensor in sorted(module.state_dict().items()):
         values = hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
@@ -180,5 +180,5 @@ def fingerprint(module: nn.Module) -> str:
     return hash_of(parts)
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

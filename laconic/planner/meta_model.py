@@ -6,22 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models
 from torch import nn
 
 from laconic import registry
 from laconic.artifacts.record import Record
-from laconic.errors import SourceError, UntrustedSource
+from laconic.errors import SourceError
 from laconic.hashing import unseal
 from laconic.models import builder as builders
 from laconic.models import huggingface
 from laconic.models.checkpoint import CARD, check_trust, is_onnx, rebuild
-from laconic.models.embedder import MODULES, EmbedderConfig, read_json, read_modules
+from laconic.models.embedder import MODULES
 from laconic.models.processors import plain_task
-from laconic.tasks.causal_lm import CausalLm
-from laconic.tasks.image_classification import ImageClassification, ImagePreprocess
+from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task
-from laconic.tensor import BATCH, TensorSpec
+from laconic.tensor import TensorSpec
 from laconic.training.step.objective import Objective
 
 IMAGE = 224
@@ -49,7 +48,7 @@ class Subject:
 
     def objective(self) -> Objective:
         """What it is taught."""
-        objective: Objective = registry.resolve("objective", self.task.name).of(self.task)
+        objective: Objective = registry.resolve("objective", self.task.objective).of(self.task)
         return objective
 
 
@@ -89,14 +88,14 @@ def from_builder(
 ) -> Subject:
     """A module of the user's own."""
     with torch.device("meta"):
-        module = builders.build(builders.source_of(builder, arguments))
+        module = builders.build(builders.describe_source(builder, arguments))
     inputs = inputs or tuple(getattr(module, "inputs", ()))
     if not inputs:
         raise SourceError(
             f"nothing says which tensors the module of {builder} takes. Give `inputs` in the recipe, or set an "
             f"attribute `inputs` on the module: a tuple of TensorSpec"
         )
-    return Subject(builder.partition(":")[2], module, plain_task(task or "tensors", inputs, source), None)
+    return Subject(builder.partition(":")[2], module, plain_task(task, inputs, source), None)
 
 
 def from_checkpoint(folder: Path, trust: bool) -> Subject:
@@ -107,44 +106,22 @@ def from_checkpoint(folder: Path, trust: bool) -> Subject:
     with torch.device("meta"):
         module = rebuild(card["source"], tuple(Record.model_validate(record) for record in card["history"]))
     task: Task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
-    return Subject(folder.name, module, task, getattr(task, "max_tokens", None))
+    return Subject(folder.name, module, task, task.max_length)
 
 
 def from_transformers(folder: Path, task: str | None, trust: bool) -> Subject:
     """A folder of transformers, or of sentence-transformers."""
-    sentence = read_modules(folder) if (folder / MODULES).is_file() and task in (None, "text-embedding") else None
-    where = sentence.encoder if sentence else folder
-    config = read_json(where / CONFIG)
-    if config.get("auto_map") and not trust:
-        raise UntrustedSource(f"{where} brings its own code, and building it would execute that code. Say --trust")
-    task = task or ("text-embedding" if sentence else huggingface.task_of(where, config))
-    source = huggingface.source_of(where, config, task)
-    if task == "text-embedding":
-        embedder = sentence.config if sentence else EmbedderConfig()
-        source["embedder"] = embedder.model_dump(mode="json")
+    opened = huggingface.open_folder(folder, task, trust=trust)
     with torch.device("meta"):
-        module = huggingface.build(source)
-    if task == ImageClassification.name:
-        side, channels = config.get("image_size") or IMAGE, config.get("num_channels", 3)
+        module = huggingface.build(opened.source)
+    name = folder.resolve().name
+    if "images" in opened.task.accepts:
+        side, channels = opened.config.get("image_size") or IMAGE, opened.config.get("num_channels", 3)
         height, width = side if isinstance(side, list) else (side, side)
-        spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, height, width))
-        images = ImagePreprocess(channels=channels, resize=(height, width))
-        return Subject(folder.resolve().name, module, ImageClassification((spec,), preprocess=images), None)
-    parts = (getattr(module, name, None) for name in ("model", "encoder"))  # as each task calls what it holds
-    positions = huggingface.positions(next(part for part in (*parts, module) if part is not None))
-    limits = [limit for limit in (positions, sentence.max_tokens if sentence else None) if limit is not None]
-    longest = min(limits, default=None)
-    return Subject(folder.resolve().name, module, text_task(task, longest), longest)
-
-
-def text_task(name: str, longest: int | None) -> Task:
-    """A task that reads text, with a tokenizer that knows one word: a plan needs shapes, and no words."""
-    tokenizer = Tokenizer(models.WordLevel({"": 0}, unk_token=""))
-    limit = longest or 2**20
-    inputs = tuple(
-        TensorSpec(name=each, dtype="int64", shape=(BATCH, "seq"), bounds={"seq": (1, limit)})
-        for each in ("input_ids", "attention_mask")
-    )
-    more = {"start_id": 0} if name == CausalLm.name else {}
-    task: Task = registry.resolve("task", name)(tokenizer, inputs, max_tokens=limit, pad_id=0, **more)
-    return task
+        images = Preprocessing(image=ImagePreprocess(channels=channels, resize=(height, width)))
+        return Subject(name, module, opened.task.from_preprocessing(images), None)
+    parts = (getattr(module, name, None) for name in ("model", "encoder"))  # as the wrappers call what they hold
+    positions = huggingface.max_positions(next(part for part in (*parts, module) if part is not None))
+    limits = [limit for limit in (positions, opened.max_tokens) if limit is not None]
+    texts = Preprocessing(max_tokens=min(limits)) if limits else Preprocessing()
+    return Subject(name, module, opened.task.from_preprocessing(texts), min(limits, default=None))

@@ -7,13 +7,9 @@ import torch
 from laconic.errors import UsageError
 from laconic.planner.memory_plan import Plan, plan
 from laconic.planner.meta_model import open_subject
-from laconic.tasks.image_classification import ImageClassification
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingRecipe
 from laconic.units import parse_bytes
-
-LENGTH = 512
-"""Tokens of a row, where neither the request nor the model says."""
 
 
 def request(
@@ -54,6 +50,6 @@ def request(
     )
     here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
     apart = here.type == "cuda" if device is None else device == "cuda"
-    least = 1 if subject.task.name == ImageClassification.name else LENGTH
-    asked = length or training.length or min(subject.longest or least, LENGTH)
+    most = subject.task.planning_length
+    asked = length or training.length or min(subject.longest or most, most)
     return plan(subject, training, length=asked, memory=size, device=here, apart=apart, devices=devices)

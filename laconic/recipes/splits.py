@@ -1,4 +1,4 @@
-"""The samples of a run, parted by what they may be used for."""
+"""The samples of a run, split by what they may be used for."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,29 @@ from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import Task
 
 SHARES = {"calibrate": 0.3, "choose": 0.25, "judge": 0.45}
-"""How one file of samples is parted."""
+"""The shares into which one file of samples is split."""
 
 CHOOSE = 256
 PROBE = 32
 JUDGE = 400
-"""The most samples used to choose by, to measure one layer's harm, and to judge the result with."""
+"""The most samples used to choose by, to measure the sensitivity of a layer, and to validate the result."""
 
 WHERE_COUNTED = {"choose": 1024, "judge": 4000}
 """As many, where right answers are counted: one of 400 is a quarter of a point. Where one answer in thirty turns from
 right to wrong or back, the drop is known to 0.6 points with 4,000 samples, to 1.8 with 400."""
 
 MADE_UP = 100
-"""Samples that are made up where none are given."""
+"""Synthetic samples where none are given."""
 
 
 @dataclass(frozen=True)
-class Samples:
-    """train: for learning from. calibrate: for looking at. choose: for deciding by; probe: a few of those. judge: for
-    the verdict, which a search asks once for each artifact. fingerprints: of each file, by role; none where the samples
-    are made up."""
+class SampleSplits:
+    """Disjoint datasets by purpose.
+
+    train: for healing. calibrate: for statistics. choose: to compare candidates on; probe: a few of those. judge: for
+    the verdict, used once for each artifact of a search. Without a file for training, train is calibrate. fingerprints:
+    of each file, by role; empty for synthetic samples.
+    """
 
     train: Dataset
     calibrate: Dataset
@@ -37,8 +40,8 @@ class Samples:
     fingerprints: dict[str, str]
 
 
-def gather(recipe: Recipe, task: Task) -> Samples:
-    """Read and part the samples that a recipe names; where it changes nothing, made-up ones will do.
+def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
+    """Read and split the samples that a recipe names. A recipe without stages needs none: samples are synthetic then.
 
     Raises DataError for too few, or for a row that does not fit.
     """
@@ -48,7 +51,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
             raise DataError(
                 "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
             )
-        return made_up(task, recipe.seed)
+        return make_samples(task, recipe.seed)
     roles = {"calibrate": data.calibrate, "evaluate": data.evaluate, "train": data.train}
     files = {role: read(path, task) for role, path in roles.items() if path}
     fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
@@ -69,7 +72,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
     if train is not None:
         train = train.without(choose).without(judge)  # what is learned by heart proves nothing
         train = train.take(data.limit, recipe.seed) if data.limit else train
-    return Samples(
+    return SampleSplits(
         train=train or calibrate,
         calibrate=calibrate,
         choose=choose,
@@ -79,7 +82,7 @@ def gather(recipe: Recipe, task: Task) -> Samples:
     )
 
 
-def made_up(task: Task, seed: int) -> Samples:
-    """What the task makes up: enough to compare answers with, nothing to decide by."""
+def make_samples(task: Task, seed: int) -> SampleSplits:
+    """Splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
     parts = split(Dataset.of(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
-    return Samples(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})
+    return SampleSplits(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})

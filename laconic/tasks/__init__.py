@@ -1,1 +1,1 @@
-"""What a model is for: how raw data becomes tensors and back, and which figures count. One task a file."""
+"""Tasks: from raw samples to tensors, from outputs to answers and metrics. One task a file; numpy, never torch."""

@@ -1,5 +1,6 @@
-"""Text to the token that follows it."""
+"""Causal language modelling: a text to the token that follows it."""
 
+import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,13 +9,14 @@ from tokenizers import Tokenizer
 
 from laconic.errors import DataError, InputError
 from laconic.tasks.classification import Classification
-from laconic.tasks.task import PREPROCESS, read_asset, to_json
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import PREPROCESS, HealingLoss, read_asset, to_json
 from laconic.tasks.text import TextTask
 from laconic.tensor import Arrays, TensorSpec
 
 
 class CausalLm(Classification, TextTask):
-    """A classifier whose classes are the tokens: of each text, the answer is the next token's distribution.
+    """A classifier whose classes are the tokens: the answer to a text is the distribution of the next token.
 
     A label is the token that follows, as text or, a whole number, by its id.
     """
@@ -22,14 +24,28 @@ class CausalLm(Classification, TextTask):
     name = "causal-lm"
     metric = "next-token accuracy"
     answer = "token"
+    objective = "next-token"
+    self_supervised = True
+    auto_class = "AutoModelForCausalLM"
+    architectures = ("ForCausalLM", "LMHeadModel")
 
     def __init__(
         self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int, start_id: int
     ) -> None:
-        """start_id: the token that stands for a text without any, since something must be there to be followed."""
+        """start_id: the token that stands for an empty text, since the model needs one to predict the next."""
         super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
         self.start_id = start_id
-        self.labels = ()
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        given = preprocessing
+        return cls(
+            given.tokenizer,
+            cls.signature(given),
+            max_tokens=given.max_tokens,
+            pad_id=given.pad_id,
+            start_id=given.start_id,
+        )
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
@@ -54,8 +70,17 @@ class CausalLm(Classification, TextTask):
         ids[empty, 0], mask[empty, 0] = self.start_id, 1
         return {"input_ids": ids, "attention_mask": mask}
 
+    def figures_from_loss(self, loss: float) -> dict[str, float]:
+        """The perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
+        return {"perplexity": math.exp(min(loss, 700.0))}
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """The probabilities; after them the last hidden states, where layers are shared."""
+        shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
+        return {"probabilities": 1.0, **shared}
+
     def label(self, index: int) -> str:
-        """A token as text; where it is a part of a character, the replacement character."""
+        """A token as text; a part of a character becomes the replacement character."""
         return str(self.tokenizer.decode([int(index)], skip_special_tokens=False))
 
     def index(self, label: Any) -> int:

@@ -1,60 +1,19 @@
-"""An image to one of several classes."""
+"""Image classification: an image to one of several classes."""
 
 import base64
 import binascii
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
-from pydantic import BaseModel, ConfigDict
 
-from laconic.errors import InputError
+from laconic.errors import InputError, SourceError
 from laconic.tasks.classification import Classification
-from laconic.tasks.task import PREPROCESS, Task, read_asset, to_json
-from laconic.tensor import Array, Arrays, TensorSpec
-
-MAX_PIXELS = 64_000_000
-"""A larger image is refused before it is decoded: a few kilobytes of PNG can hold gigabytes of pixels."""
-
-
-class ImagePreprocess(BaseModel):
-    """How an image becomes the model's input: resize, crop the centre, scale, normalise; channels first.
-
-    resize: (height, width), or None where the image is taken as it is. crop: likewise, after resizing.
-    scale multiplies the 0..255 values; mean and std are per channel, after scaling. resample is Pillow's filter.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    channels: int = 3
-    resize: tuple[int, int] | None = None
-    shortest_edge: int | None = None
-    crop: tuple[int, int] | None = None
-    scale: float = 1 / 255
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    resample: int = 2
-
-    def apply(self, image: Image.Image) -> Array:
-        """[channels, height, width] float32."""
-        image = image.convert("L" if self.channels == 1 else "RGB")
-        resample = Image.Resampling(self.resample)
-        if self.shortest_edge:
-            ratio = self.shortest_edge / min(image.size)
-            width, height = (max(1, round(side * ratio)) for side in image.size)
-            image = image.resize((width, height), resample)
-        elif self.resize:
-            image = image.resize((self.resize[1], self.resize[0]), resample)
-        if self.crop:
-            height, width = self.crop
-            left, top = (image.width - width) // 2, (image.height - height) // 2
-            image = image.crop((left, top, left + width, top + height))
-        pixels: Array = np.asarray(image, np.float32).reshape(image.height, image.width, self.channels) * self.scale
-        pixels = (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
+from laconic.tasks.image_preprocess import ImagePreprocess, open_image
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
+from laconic.tensor import BATCH, Arrays, TensorSpec
 
 
 class ImageClassification(Classification, Task):
@@ -62,6 +21,14 @@ class ImageClassification(Classification, Task):
 
     name = "image-classification"
     field = "image"
+    field_description = "An image file in base64, or a list of them."
+    upload = Upload(content_type="image/*", example="picture.jpg")
+    accepts = frozenset({"images", "arrays"})
+    decodes_files = True
+    planning_length = 1
+    has_class_head = True
+    auto_class = "AutoModelForImageClassification"
+    architectures = ("ForImageClassification",)
 
     def __init__(
         self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
@@ -70,6 +37,31 @@ class ImageClassification(Classification, Task):
         self.preprocess = preprocess
         self.labels = labels
         self.padding = {}
+
+    @classmethod
+    def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
+        """Pixels from 0 to 1, of the size that the model takes: a plain module says nothing of preprocessing.
+
+        Raises SourceError unless there is one input, float32 [batch, channels, height, width].
+        """
+        shape = inputs[0].shape
+        if len(inputs) != 1 or inputs[0].dtype != "float32" or len(shape) != 4 or not isinstance(shape[1], int):
+            described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
+            raise SourceError(
+                f"image classification takes one float32 input [batch, channels, height, width], and the model takes "
+                f"{described}. Choose the task {DEFAULT_TASK}"
+            )
+        height, width = shape[2:]
+        resize = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+        return cls(inputs, preprocess=ImagePreprocess(channels=shape[1], resize=resize))
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        image = preprocessing.image
+        channels = image.channels if image else "channels"
+        sides = (image and (image.crop or image.resize)) or ("height", "width")
+        spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, *sides))
+        return cls((spec,), preprocess=image or ImagePreprocess(), labels=preprocessing.labels)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
@@ -97,6 +89,23 @@ class ImageClassification(Classification, Task):
         self.inputs[0].check(array[None], {})
         return array
 
+    def read_field(self, value: Any, folder: Path) -> Any:
+        """The path of an image file, relative to `folder`; the bytes of one; or an array as it is."""
+        if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold images
+            return bytes(value["bytes"])
+        if isinstance(value, str):
+            found = folder / value
+            if not found.is_file():
+                raise InputError(f"there is no image {value!r} (looked for {found})")
+            return found
+        return value
+
+    def from_arrays(self, arrays: Arrays) -> Any:
+        return first(arrays)
+
+    def example_request(self) -> dict[str, Any]:
+        return {self.field: "..."}
+
     def encode(self, samples: Sequence[Any]) -> Arrays:
         shapes = {sample.shape for sample in samples}
         if len(shapes) > 1:
@@ -105,16 +114,3 @@ class ImageClassification(Classification, Task):
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         return list(self.typical(count, 64, seed)[self.inputs[0].name])
-
-
-def open_image(source: bytes | Path) -> Image.Image:
-    """Decode an image file. Raises InputError for anything else, and for one of more than MAX_PIXELS."""
-    try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
-        if image.width * image.height > MAX_PIXELS:
-            raise InputError(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
-        image.load()
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        name = source.name if isinstance(source, Path) else "the upload"
-        raise InputError(f"{name} is not an image that can be read: {error}") from None
-    return image

@@ -1,18 +1,26 @@
-"""The interface of a task."""
+"""The interface of a task: every question whose answer depends on what a model is for."""
 
+import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from laconic.errors import CorruptArtifact, InputError
+from laconic.errors import CorruptArtifact, InputError, SourceError, UsageError
 from laconic.metrics import Scorer
-from laconic.tensor import Array, Arrays, TensorSpec
+from laconic.tensor import Array, Arrays, TensorSpec, sample_inputs
 
+if TYPE_CHECKING:
+    from laconic.tasks.preprocessing import Preprocessing
+
+DEFAULT_TASK = "tensors"
+"""The task of a module or a graph where none is named."""
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
 LABELS = "labels.json"
@@ -21,7 +29,7 @@ PAIR = ("text1", "text2", "score")
 
 
 class Tolerance(BaseModel):
-    """How faithful an artifact must be to the original, in the task's fidelity (1 = the same answers)."""
+    """The least fidelity of an artifact to the original: the mean over samples, and the worst one (1 = identical)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,34 +37,102 @@ class Tolerance(BaseModel):
     worst: float | None = None
 
     def met_by(self, fidelity: Array) -> bool:
-        """Whether the mean, and the worst sample where it counts, are high enough."""
+        """Whether the mean, and the worst sample where it is bounded, are high enough. fidelity: [samples]."""
         return bool(fidelity.mean() >= self.mean and (self.worst is None or fidelity.min() >= self.worst))
 
     def describe(self) -> str:
-        """As people write it, `mean >= 0.99, worst >= 0.95`."""
+        """Format the tolerance, as in `mean >= 0.99, worst >= 0.95`."""
         worst = "" if self.worst is None else f", worst >= {self.worst:g}"
         return f"mean >= {self.mean:g}{worst}"
+
+
+SampleKind = Literal["texts", "images", "arrays"]
+"""What a file of samples can hold."""
+
+HealingLoss = Literal["hidden-states", "last-hidden-state", "outputs", "probabilities", "similarities", "vectors"]
+"""The distillation losses that healing knows."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """How a sample is uploaded as a file. content_type: as in HTTP, `image/*`. example: a file name for help texts."""
+
+    content_type: str
+    example: str
+
+    def matches(self, content_type: str) -> bool:
+        """Whether a request of this content type is such a file."""
+        return content_type.startswith(self.content_type.removesuffix("*"))
 
 
 class Task(ABC):
     """What a model is for.
 
-    A sample is what `parse` gives: text, an image, arrays. `encode` makes one batch of tensors from samples, and
-    `decode` makes one JSON answer per sample from the outputs.
+    A sample is what `parse` returns: text, an image, arrays. `encode` makes one batch of tensors from samples, and
+    `decode` makes one JSON answer per sample from the outputs. Code outside `laconic.tasks` asks a task by its
+    attributes and methods, and never compares its name or its class: a new task is one file and a line in the registry.
     """
 
     name: ClassVar[str]
+    """The name in the registry."""
     tolerance: ClassVar[Tolerance]
-    field: ClassVar[str]
-    """The key under which people give a sample, in a file of samples and over HTTP."""
+    """How faithful an artifact must be where a goal says nothing."""
     metric: ClassVar[str]
-    """The name of the figure that `scorer` gives."""
+    """The name of the figure that `scorer` computes."""
+
+    # Samples: in files and over HTTP.
+    field: ClassVar[str]
+    """The key of a sample, in a file of samples and over HTTP."""
+    field_description: ClassVar[str] = "One sample, or a list of samples."
+    """What the field takes over HTTP, for the OpenAPI description."""
+    upload: ClassVar[Upload | None] = None
+    """How a sample is uploaded as a file; None where samples are JSON alone."""
+    accepts: ClassVar[frozenset[SampleKind]] = frozenset()
+    """The kinds of sample that the task reads from files which hold one kind only: .txt, .npz, folders of images."""
+    decodes_files: ClassVar[bool] = False
+    """Whether `parse` decodes files outside the interpreter lock, so that threads help."""
     takes_pairs: ClassVar[bool] = False
     """Whether a row of a file may be a scored pair: two samples, and a number that says how alike they are."""
 
+    # Training, healing and pruning.
+    objective: ClassVar[str]
+    """The training objective, by its name in the registry."""
+    self_supervised: ClassVar[bool] = False
+    """Whether the objective learns from samples without labels."""
+    unlabelled_gradient: ClassVar[Literal["likelihood", "answer"]] = "answer"
+    """Without labels, importance criteria take the gradient of the likelihood of a class drawn from the model's own
+    answer, or of the answer itself."""
+    has_logits: ClassVar[bool] = True
+    """Whether the last axis of the first output can hold the logits of classes."""
+    planning_length: ClassVar[int] = 512
+    """The length of a row for which memory is planned, at most, where the request names none."""
+
+    # Checkpoints of transformers.
+    auto_class: ClassVar[str | None] = None
+    """The Auto class of transformers that builds the model; None where the task is not for models of transformers."""
+    architectures: ClassVar[tuple[str, ...]] = ()
+    """The endings of the architecture names in a config.json that are for this task."""
+    has_class_head: ClassVar[bool] = False
+    """Whether the model has one output per class, so that other labels need a new head."""
+
     inputs: tuple[TensorSpec, ...]
     padding: dict[str, int]
-    """What fills a free axis of each input up to the longest sample; empty where samples must be of one size."""
+    """The value that pads each input along its free axis; empty where the samples of a batch must be of one size."""
+    labels: tuple[str, ...] = ()
+    """The names of the classes; empty where they have none."""
+
+    @classmethod
+    def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
+        """The task of a plain module or graph with these inputs, without a tokenizer or image settings.
+
+        Raises SourceError where the task needs more than the inputs.
+        """
+        raise SourceError(f"task {cls.name!r} needs a tokenizer. Choose a task that reads arrays, as {DEFAULT_TASK}")
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: "Preprocessing") -> Self:
+        """The task of a checkpoint of transformers; every task with an `auto_class` has this."""
+        raise SourceError(f"task {cls.name!r} is not for models of transformers. Give the model with a --builder")
 
     @classmethod
     @abstractmethod
@@ -67,43 +143,75 @@ class Task(ABC):
     def assets(self) -> dict[str, bytes]:
         """The files that the task needs in the artifact, by name."""
 
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        """The same task for a model with other classes."""
+        task = copy.copy(self)
+        task.labels = tuple(labels)
+        return task
+
     @abstractmethod
     def parse(self, value: Any) -> Any:
-        """A sample from what people have: a row's field, JSON, bytes. Raises InputError."""
+        """A sample from the field of a row, from JSON or from bytes. Raises InputError."""
+
+    def read_field(self, value: Any, folder: Path) -> Any:
+        """What `parse` takes, from the field of a row of a file in `folder`. Raises InputError."""
+        return value
+
+    def from_arrays(self, arrays: Arrays) -> Any:
+        """What `parse` takes, from the arrays of one sample by input."""
+        return arrays
+
+    def example_request(self) -> dict[str, Any]:
+        """A request to the predict endpoint, JSON-ready but for its arrays."""
+        return {self.field: self.examples(1)[0]}
 
     def parse_label(self, value: Any) -> Any:
-        """A label from what people have. Raises InputError or DataError for one that `scorer` cannot use."""
+        """A label from a row's value. Raises InputError or DataError for one that `scorer` cannot use."""
         return value
 
     @abstractmethod
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """One batch of tensors, padded where lengths differ, the first axis being the samples."""
+        """One batch of tensors, [samples, ...], padded where lengths differ. samples: parsed."""
 
     @abstractmethod
     def decode(self, outputs: Arrays) -> list[Any]:
-        """One answer per sample: JSON-ready but for arrays, which whoever writes the JSON prints at their own width."""
+        """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format."""
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens that the model takes; None where the task does not read tokens."""
+        return None
+
+    def truncated(self, length: int | None) -> AbstractContextManager[None]:
+        """Truncate samples to `length` tokens in the body; None changes nothing.
+
+        Raises UsageError where samples are no tokens.
+        """
+        if length is None:
+            return nullcontext()
+        raise UsageError(f"length is for texts, and this model is for {self.name}. Leave it out")
 
     @abstractmethod
     def examples(self, count: int, seed: int = 0) -> list[Any]:
-        """Samples made up, varied, to trace, warm up and time with."""
+        """Synthetic samples of varied lengths, to trace, warm up and time with."""
 
     @abstractmethod
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        """How faithful each answer is to its reference, [samples] float64, 1 = the same."""
+        """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
     def length(self, sample: Any) -> int:
-        """What a sample costs, for sorting samples into batches; equal for all unless they vary."""
+        """The length of a sample, by which samples are sorted into batches; 1 where all have the same size."""
         return 1
 
     def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
-        """Samples cut out of others, much smaller than they; none where samples have no parts.
+        """Short fragments of samples, for calibration; none where samples have no parts.
 
-        What a file holds is seldom as short as what a user types, and short samples have the largest activations.
+        Samples in files are rarely as short as what users type, and short samples have the largest activations.
         """
         return []
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """A batch to time with: `batch` samples, the free axes `length` long where the bounds allow."""
+        """Random inputs to time with: `batch` samples, the free axes `length` long where the bounds allow."""
         rng = np.random.default_rng(seed)
         sizes = {"batch": batch}
         for spec in self.inputs:
@@ -113,13 +221,31 @@ class Task(ABC):
                     sizes[axis] = min(max(length, low), high)
         return {spec.name: spec.sample(rng, sizes) for spec in self.inputs}
 
+    def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+        """Random inputs that the model takes. sizes: the size of each free axis, by name."""
+        return sample_inputs(self.inputs, sizes, seed)
+
     def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
         """Further label-free figures over all samples, by name."""
         return {}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        """The metric of these answers against labels, as a function of sample indices; higher is better."""
+        """The metric of these outputs against labels, as a function of sample indices; higher is better.
+
+        Raises InputError where the task has none.
+        """
         raise InputError(f"task {self.name!r} has no metric against labels")
+
+    def figures_from_loss(self, loss: float) -> dict[str, float]:
+        """Figures that take the place of the metric, from the objective's mean loss; empty where there are none."""
+        return {}
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """The distillation losses that heal a compressed model, with their weights.
+
+        layers: whether student and teacher share layers, whose hidden states can be compared.
+        """
+        return {"outputs": 1.0}
 
 
 def read_asset(folder: Path, name: str) -> Any:
@@ -138,5 +264,5 @@ def to_json(value: Any) -> bytes:
 
 
 def first(arrays: Arrays) -> Array:
-    """The first output, which is the one that counts."""
+    """The first output, which answers and metrics are computed from."""
     return next(iter(arrays.values()))

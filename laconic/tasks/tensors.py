@@ -1,4 +1,4 @@
-"""Plain arrays in, plain arrays out: for every model that no other task fits."""
+"""Plain arrays in, plain arrays out: the task of every model that no other task fits."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +22,18 @@ class Tensors(Task):
     name = "tensors"
     tolerance = Tolerance(mean=0.99, worst=0.95)
     field = "inputs"
+    field_description = "The arrays of one sample by input, without the batch axis, or a list of such."
     metric = "accuracy, or -MSE"
+    accepts = frozenset({"arrays"})
+    objective = "targets"
 
     def __init__(self, inputs: tuple[TensorSpec, ...]) -> None:
         self.inputs = inputs
         self.padding = {}
+
+    @classmethod
+    def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
+        return cls(inputs)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
@@ -75,6 +82,9 @@ class Tensors(Task):
     def decode(self, outputs: Arrays) -> list[Any]:
         rows = len(first(outputs))
         return [{name: array[row] for name, array in outputs.items()} for row in range(rows)]
+
+    def example_request(self) -> dict[str, Any]:
+        return {self.field: {name: array.round(2) for name, array in self.examples(1)[0].items()}}
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         batch = self.typical(count, 16, seed)

@@ -1,15 +1,17 @@
 """Text to tokens, for every task that reads text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from laconic.errors import CorruptArtifact, InputError
+from laconic.errors import CorruptArtifact, InputError, UsageError
+from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import PREPROCESS, TOKENIZER, Task, read_asset, to_json
-from laconic.tensor import Array, Arrays, TensorSpec
+from laconic.tensor import BATCH, Array, Arrays, TensorSpec
 
 WORDS = (
     "the",
@@ -37,16 +39,18 @@ WORDS = (
 )
 
 FRAGMENT_WORDS = (1, 1, 2, 3, 5)
-"""Lengths of fragments, each as likely as it is often here."""
+"""Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
 
 
 class TextTask(Task):
     """A task whose samples are texts, or pairs of texts where the tokenizer joins them."""
 
     field = "text"
+    field_description = "A text, or a list of texts (a pair of texts is a list of two within that list)."
+    accepts = frozenset({"texts"})
 
     def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
-        """max_tokens: where a text is cut, special tokens counted. pad_id: the token that fills a shorter text."""
+        """max_tokens: the length to which texts are truncated, special tokens included. pad_id: the padding token."""
         tokenizer.no_padding()
         tokenizer.enable_truncation(max_tokens)
         self.tokenizer = tokenizer
@@ -74,6 +78,50 @@ class TextTask(Task):
             PREPROCESS: to_json({"max_tokens": self.max_tokens, "pad_id": self.pad_id}),
             TOKENIZER: self.tokenizer.to_str().encode(),
         }
+
+    @staticmethod
+    def signature(preprocessing: Preprocessing) -> tuple[TensorSpec, ...]:
+        """The inputs of a model that reads tokens, int64 [batch, seq]."""
+        names = ["input_ids", "attention_mask", *(["token_type_ids"] if preprocessing.token_types else [])]
+        bounds = {"seq": (1, preprocessing.max_tokens)}
+        return tuple(TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds=bounds) for name in names)
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        given = preprocessing
+        return cls(given.tokenizer, cls.signature(given), max_tokens=given.max_tokens, pad_id=given.pad_id)
+
+    def read_field(self, value: Any, folder: Path) -> Any:
+        if not isinstance(value, (str, list, tuple)):
+            raise InputError(f"expected a string under {self.field!r}, got {type(value).__name__}")
+        return value
+
+    def example_request(self) -> dict[str, Any]:
+        return {self.field: "Hello there."}
+
+    @property
+    def max_length(self) -> int | None:
+        return self.max_tokens
+
+    @contextmanager
+    def truncated(self, length: int | None) -> Iterator[None]:
+        """Truncate texts to `length` tokens in the body; None changes nothing.
+
+        Raises UsageError for more tokens than the model takes, or too few to hold a text.
+        """
+        if length is None:
+            yield
+            return
+        least = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1
+        if not least <= length <= self.max_tokens:
+            raise UsageError(
+                f"the model takes {least} to {self.max_tokens} tokens, and length is {length}. Give a length between"
+            )
+        self.tokenizer.enable_truncation(length)
+        try:
+            yield
+        finally:
+            self.tokenizer.enable_truncation(self.max_tokens)
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -113,6 +161,9 @@ class TextTask(Task):
             start = int(rng.integers(max(1, len(words) - length)))
             pieces.append(" ".join(words[start : start + length]))
         return pieces
+
+    def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+        return self.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Text to one of several classes."""
+"""Text classification: a text to one of several classes."""
 
 from pathlib import Path
 from typing import Self
@@ -6,6 +6,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from laconic.tasks.classification import Classification
+from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.text import TextTask
 from laconic.tensor import TensorSpec
 
@@ -14,6 +15,9 @@ class TextClassification(Classification, TextTask):
     """Text to one of several classes."""
 
     name = "text-classification"
+    has_class_head = True
+    auto_class = "AutoModelForSequenceClassification"
+    architectures = ("ForSequenceClassification",)
 
     def __init__(
         self,
@@ -26,6 +30,10 @@ class TextClassification(Classification, TextTask):
     ) -> None:
         super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
         self.labels = labels
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:

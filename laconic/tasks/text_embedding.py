@@ -1,4 +1,4 @@
-"""Text to a vector."""
+"""Text embedding: a text to a vector."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, mean_scorer, neighbours, similarities, spearman
-from laconic.tasks.task import Tolerance, first
+from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import TextTask
 from laconic.tensor import Array, Arrays
 
@@ -23,6 +23,10 @@ class TextEmbedding(TextTask):
     tolerance = Tolerance(mean=0.99, worst=0.95)
     metric = "nearest-neighbour accuracy"
     takes_pairs = True
+    objective = "text-embedding"
+    has_logits = False
+    auto_class = "AutoModel"
+    architectures = ("Model", "SentenceTransformer")
 
     def parse_label(self, value: Any) -> Any:
         if isinstance(value, (str, int)):
@@ -44,6 +48,11 @@ class TextEmbedding(TextTask):
             "similarity_spearman": spearman(similarities(a)[upper], similarities(b)[upper]),
             "neighbour_agreement": float((neighbours(a) == neighbours(b)).mean()),
         }
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """The vectors and their similarities; before them all hidden states, where layers are shared."""
+        shared: dict[HealingLoss, float] = {"hidden-states": 1.0} if layers else {}
+        return {**shared, "vectors": 1.0, "similarities": 5.0}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         vectors = first(outputs)

@@ -14,10 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from laconic import registry
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
-from laconic.errors import SourceError, UsageError
+from laconic.errors import SourceError
 from laconic.models.checkpoint import Checkpoint
-from laconic.tasks.task import Task
-from laconic.tasks.text import TextTask
 from laconic.training.assembly import make_kit
 from laconic.training.callbacks.energy import Energy
 from laconic.training.callbacks.flops import Flops, device_peak
@@ -92,7 +90,7 @@ def teach(
     Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
     """
     cache, watching = cache or Cache(), watching or Watching()
-    objective = objective or registry.resolve("objective", checkpoint.task.name).of(checkpoint.task, dataset)
+    objective = objective or registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, dataset)
     parts, steps = training.parts(), training.count(len(dataset.keys))
     order = Order(
         len(dataset.keys), training.batch, training.seed, ranks.rank, ranks.world, lengths=row_lengths(dataset)
@@ -103,7 +101,7 @@ def teach(
     spread(kit, training, ranks)
     kit.assemble()
     schedule = kit.schedule = parts.schedule.build(kit.optimizer, steps)
-    with shortened(checkpoint.task, training.length):
+    with checkpoint.task.truncated(training.length):
         judge(kit, 0)
         with Snapshots(folder / SNAPSHOTS) as snapshots:
             losses: list[float] = []
@@ -140,25 +138,6 @@ def teach(
         judge(kit, steps)
     energy = next((each.describe() for each in observers if isinstance(each, Energy) and each.usage), "")
     return Taught(kit.finish().cpu(), losses, feed.report(), energy)
-
-
-@contextmanager
-def shortened(task: Task, length: int | None) -> Iterator[None]:
-    """Cut texts at so many tokens in the body. Raises UsageError for a model that reads none, or not so many."""
-    if length is None:
-        yield
-        return
-    if not isinstance(task, TextTask):
-        raise UsageError(f"length is for texts, and this model is for {task.name}. Leave it out")
-    tokenizer, limit = task.tokenizer, task.max_tokens
-    least = tokenizer.num_special_tokens_to_add(is_pair=False) + 1
-    if not least <= length <= limit:
-        raise UsageError(f"the model takes {least} to {limit} tokens, and length is {length}. Give a length between")
-    tokenizer.enable_truncation(length)
-    try:
-        yield
-    finally:
-        tokenizer.enable_truncation(limit)
 
 
 def keeping(

@@ -1,0 +1,32 @@
+"""What a checkpoint says about the preparation of its inputs, from which a task is made."""
+
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from laconic.tasks.image_preprocess import ImagePreprocess
+
+
+def make_blank_tokenizer() -> Tokenizer:
+    """A tokenizer of a single word, for a task that only needs the shapes of its inputs."""
+    return Tokenizer(WordLevel({"": 0}, unk_token=""))
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Tokenizer or image settings, and the classes of a checkpoint.
+
+    max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
+    token that stands for an empty text. token_types: whether the model takes `token_type_ids`. image: None where it is
+    unknown. labels: names of the classes. The defaults serve for reading samples, or for planning, before a model is
+    opened.
+    """
+
+    tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
+    max_tokens: int = 2**20
+    pad_id: int = 0
+    start_id: int = 0
+    token_types: bool = False
+    image: ImagePreprocess | None = None
+    labels: tuple[str, ...] = ()

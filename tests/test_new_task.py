@@ -1,0 +1,155 @@
+"""A new task is one class and one line in the registry: it is trained, compressed, healed and served."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from served import running
+
+from compress.pipeline import compress
+from laconic import registry
+from laconic.cache import Cache
+from laconic.data.dataset import read
+from laconic.errors import DataError, UsageError
+from laconic.finetune.finetune import finetune
+from laconic.metrics import Scorer, mean_scorer
+from laconic.models.checkpoint import Checkpoint
+from laconic.planner.meta_model import open_subject
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.tasks.task import HealingLoss, Tolerance, first
+from laconic.tasks.text import WORDS, TextTask
+from laconic.tensor import Array, Arrays
+from laconic.training.settings import TrainingRecipe
+from laconic.training.train import Watching
+
+
+class ReviewScore(TextTask):
+    """A review to a score: regression on a text, under a field of its own.
+
+    Fidelity is 1 minus the difference from the original's score.
+    """
+
+    name = "review-score"
+    field = "review"
+    field_description = "A review, or a list of reviews."
+    tolerance = Tolerance(mean=0.5)
+    metric = "-MSE"
+    objective = "targets"
+    auto_class = "AutoModelForSequenceClassification"
+
+    def parse_label(self, value: Any) -> Any:
+        return [float(value)]
+
+    def decode(self, outputs: Arrays) -> list[Any]:
+        return [{"score": round(float(row[0]), 3)} for row in first(outputs)]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        return np.asarray(1 - np.abs(first(reference) - first(candidate))[:, 0], np.float64)
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        return mean_scorer(-((first(outputs) - np.asarray(labels)) ** 2)[:, 0].astype(np.float64))
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        return {"outputs": 1.0, "last-hidden-state": 0.5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.TASKS, "review-score", f"{__name__}:ReviewScore")
+        yield
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The folder of a BERT with one output, and reviews whose score is the share of the word "fast" in them."""
+    folder = tmp_path_factory.mktemp("reviews")
+    models.save_bert(folder / "bert", num_labels=1, id2label={0: "score"}, label2id={"score": 0})
+    rng = np.random.default_rng(0)
+    with (folder / "reviews.jsonl").open("w") as file:
+        for _ in range(160):
+            words = rng.choice([*WORDS, "fast", "fast"], rng.integers(3, 12))
+            file.write(json.dumps({"review": " ".join(words), "label": float((words == "fast").mean())}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tuned(home):
+    """The model fine-tuned on the reviews, and the folder of its checkpoint."""
+    given = {"batch": 16, "steps": 12, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}, "feed": {"workers": 0}}
+    recipe = TrainingRecipe.load(
+        None, source=str(home / "bert"), data={"train": str(home / "reviews.jsonl")}, task="review-score", **given
+    )
+    steps = Steps(quiet=True)
+    return finetune(recipe, home / "tuned", watching=Watching(quiet=True), steps=steps, cache=Cache(home / "cache"))
+
+
+@pytest.fixture(scope="module")
+def compressed(home, tuned):
+    """The artifact of the fine-tuned model, pruned, healed and quantized for the default target."""
+    stages = [{"prune.ffn": {"keep": 0.8, "multiple": 4}}, "quantize.static"]
+    recipe = Recipe.parse(
+        {
+            "source": str(tuned.folder),
+            "data": str(home / "reviews.jsonl"),
+            "stages": stages,
+            "heal": {"steps": 20, "look": 10, "feed": {"workers": 0}},
+            "runtimes": ["onnxruntime"],
+        }
+    )
+    return compress(recipe, home / "review.laconic", steps=Steps(quiet=True), cache=Cache(home / "cache"))
+
+
+def test_it_is_fine_tuned_by_its_objective_and_measured_by_its_metric(home, tuned):
+    assert tuned.after["loss"] < tuned.before["loss"]
+    assert tuned.after["-MSE"] == pytest.approx(-tuned.after["loss"], rel=1e-3)
+    assert Checkpoint.load(home / "tuned").task.name == "review-score"
+
+
+def test_its_model_is_opened_without_weights_to_plan_memory_for(home):
+    subject = open_subject(home / "bert", task="review-score")
+    assert (subject.task.name, subject.longest) == ("review-score", 64)
+    assert subject.objective().example(2, 5)["input_ids"].shape == (2, 5)
+
+
+def test_it_is_compressed_and_healed_by_the_losses_that_it_names(compressed):
+    manifest = compressed.artifact.manifest
+    assert manifest.task == "review-score"
+    assert manifest.verdict.passed
+    assert [record.stage for record in manifest.history][:3] == ["finetune", "prune.ffn", "distill.heal"]
+
+
+def test_it_is_served_under_its_own_field(compressed):
+    with running(compressed.artifact.path) as server, server.client() as http:
+        answer = http.post("/v1/models/review/predict", json={"review": ["the model is fast", "the memory waits"]})
+        assert [list(each) for each in answer.json()["answers"]] == [["score"], ["score"]]
+        wrong = http.post("/v1/models/review/predict", json={"text": "the model is fast"})
+        assert (wrong.status_code, "'review'" in wrong.json()["error"]) == (400, True)
+        form = http.post("/v1/models/review/predict", files={"review": (None, "the model is fast")})
+        assert form.json()["answers"] == answer.json()["answers"][:1]
+        assert "&quot;review&quot;" in http.get("/").text
+        body = http.get("/openapi.json").json()["paths"]["/v1/models/{name}/predict"]["post"]["requestBody"]
+        samples = body["content"]["application/json"]["schema"]
+        assert samples["properties"] == {"review": {"description": "A review, or a list of reviews."}}
+        assert samples["example"].keys() == {"review"}
+
+
+def test_files_are_read_under_its_own_field(tuned, tmp_path):
+    (tmp_path / "t.txt").write_text("the model is fast\n")
+    assert list(read(tmp_path / "t.txt", tuned.checkpoint.task).samples) == ["the model is fast"]
+    (tmp_path / "t.jsonl").write_text('{"text": "the model is fast"}\n')
+    with pytest.raises(DataError, match=re.escape("there is no 'review'")):
+        read(tmp_path / "t.jsonl", tuned.checkpoint.task)
+
+
+def test_a_checkpoint_of_a_task_that_is_not_registered_is_refused(tuned, monkeypatch):
+    monkeypatch.delitem(registry.TASKS, "review-score")
+    with pytest.raises(UsageError, match="review-score"):
+        Checkpoint.load(tuned.folder, trust=True)
