@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from laconic.planner.combinations import candidates
-from laconic.planner.meta_model import open_subject
+from laconic.planner.combinations import list_combinations
+from laconic.planner.meta_model import open_meta_model
 from laconic.training.settings import Training
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ BERT = transformers.BertConfig(
 
 def names(folder, config, training=None, task=None, device=CPU):
     config.save_pretrained(folder)
-    found = candidates(open_subject(folder, task=task), training or Training(batch=16), device)
+    found = list_combinations(open_meta_model(folder, task=task), training or Training(batch=16), device)
     return [each.name for each in found]
 
 
@@ -90,3 +90,8 @@ def test_a_gpu_without_bf16_is_offered_fp16(tmp_path, monkeypatch):
     found = names(tmp_path, GPT, device=torch.device("cuda"))
     assert "sdpa + chunked-loss + fp16 + checkpoint + adamw" in found
     assert "sdpa + chunked-loss + bf16 + checkpoint + adamw" not in found
+
+
+def test_settings_of_adamw_that_its_smaller_variant_does_not_have_are_left_out(tmp_path):
+    training = Training.model_validate({"batch": 16, "optimizer": {"adamw": {"lr": 1e-3, "implementation": "loop"}}})
+    assert names(tmp_path, GPT, training) == SMALL_GPT

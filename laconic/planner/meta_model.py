@@ -1,4 +1,4 @@
-"""The model that is planned for: its structure alone, on the meta device, so that no size is too large."""
+"""The model that is planned for, on the meta device: its structure without weights, so that no size is too large."""
 
 import copy
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ CONFIG = "config.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """module: on the meta device. longest: the most tokens that it takes; None where it reads no text."""
+class MetaModel:
+    """A model without weights. module: on the meta device. longest: the most tokens that it takes; None where it reads
+    no text."""
 
     name: str
     module: nn.Module
@@ -40,20 +41,20 @@ class Subject:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has learned, tied ones once."""
+        """The number of its parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def copy(self) -> nn.Module:
-        """A module of its own, to be changed."""
+        """A copy of the module, for techniques to change."""
         return copy.deepcopy(self.module)
 
     def objective(self) -> Objective:
-        """What it is taught."""
+        """The training objective of its task."""
         objective: Objective = registry.resolve("objective", self.task.name).of(self.task)
         return objective
 
 
-def open_subject(
+def open_meta_model(
     source: Path,
     *,
     task: str | None = None,
@@ -61,11 +62,11 @@ def open_subject(
     arguments: dict[str, Any] | None = None,
     inputs: tuple[TensorSpec, ...] = (),
     trust: bool = False,
-) -> Subject:
-    """Read what a model is like, and none of its weights.
+) -> MetaModel:
+    """Read the structure of a model, and none of its weights.
 
-    source: a folder of transformers, of which config.json is enough; a checkpoint saved before; or anything, with the
-    `builder` that makes the module. Raises SourceError, UntrustedSource.
+    source: a folder of transformers, of which config.json is enough; a saved checkpoint; or anything, with a `builder`
+    that makes the module. Raises SourceError, UntrustedSource.
     """
     if builder:
         return from_builder(source, builder, arguments or {}, inputs, task)
@@ -86,7 +87,7 @@ def open_subject(
 
 def from_builder(
     source: Path, builder: str, arguments: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None
-) -> Subject:
+) -> MetaModel:
     """A module of the user's own."""
     with torch.device("meta"):
         module = builders.build(builders.source_of(builder, arguments))
@@ -96,10 +97,10 @@ def from_builder(
             f"nothing says which tensors the module of {builder} takes. Give `inputs` in the recipe, or set an "
             f"attribute `inputs` on the module: a tuple of TensorSpec"
         )
-    return Subject(builder.partition(":")[2], module, plain_task(task or "tensors", inputs, source), None)
+    return MetaModel(builder.partition(":")[2], module, plain_task(task or "tensors", inputs, source), None)
 
 
-def from_checkpoint(folder: Path, trust: bool) -> Subject:
+def from_checkpoint(folder: Path, trust: bool) -> MetaModel:
     """A checkpoint that was saved before."""
     card = unseal(folder / CARD)
     check_trust(card, folder, trust)
@@ -107,10 +108,10 @@ def from_checkpoint(folder: Path, trust: bool) -> Subject:
     with torch.device("meta"):
         module = rebuild(card["source"], tuple(Record.model_validate(record) for record in card["history"]))
     task: Task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
-    return Subject(folder.name, module, task, getattr(task, "max_tokens", None))
+    return MetaModel(folder.name, module, task, getattr(task, "max_tokens", None))
 
 
-def from_transformers(folder: Path, task: str | None, trust: bool) -> Subject:
+def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
     """A folder of transformers, or of sentence-transformers."""
     sentence = read_modules(folder) if (folder / MODULES).is_file() and task in (None, "text-embedding") else None
     where = sentence.encoder if sentence else folder
@@ -129,12 +130,12 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> Subject:
         height, width = side if isinstance(side, list) else (side, side)
         spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, height, width))
         images = ImagePreprocess(channels=channels, resize=(height, width))
-        return Subject(folder.resolve().name, module, ImageClassification((spec,), preprocess=images), None)
+        return MetaModel(folder.resolve().name, module, ImageClassification((spec,), preprocess=images), None)
     parts = (getattr(module, name, None) for name in ("model", "encoder"))  # as each task calls what it holds
     positions = huggingface.positions(next(part for part in (*parts, module) if part is not None))
     limits = [limit for limit in (positions, sentence.max_tokens if sentence else None) if limit is not None]
     longest = min(limits, default=None)
-    return Subject(folder.resolve().name, module, text_task(task, longest), longest)
+    return MetaModel(folder.resolve().name, module, text_task(task, longest), longest)
 
 
 def text_task(name: str, longest: int | None) -> Task:
