@@ -70,7 +70,7 @@ class CostMeter:
         if flops:
             kind = str(outputs[0].dtype).removeprefix("torch.")
             product = rates.products.get(kind, rates.products["float32"])
-            # Roofline: compute, or memory traffic at the rate of the largest pass. The product's curve has the overheads.
+            # Roofline: compute, or memory traffic at the rate of the largest pass. The curve has the overheads.
             seconds = max(product(flops), touched * rates.passes.seconds[-1] / rates.passes.amounts[-1])
         if account.side == "host":
             cost.host += account.times * seconds
