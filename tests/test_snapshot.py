@@ -485,7 +485,7 @@ def test_an_earlier_step_does_not_take_the_place_of_a_later_one(snapshots):
 
 def test_a_folder_that_went_away_is_told(snapshots):
     shutil.rmtree(snapshots.folder)
-    with pytest.raises(TrainingFailure, match="Look whether it is still there"):
+    with pytest.raises(TrainingFailure, match="Check that it still exists"):
         snapshots.save(1, state_of())
 
 
