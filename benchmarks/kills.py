@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from laconic.training.snapshots.card import HALF_NAME, PACKS, card_path, read_card, steps
 from laconic.training.snapshots.snapshot import Snapshots
+from laconic.training.snapshots.snapshot_manifest import PACKS, TEMPORARY_NAME, list_steps, manifest_path, read_manifest
 
 SIZE = 250_000
 State = dict[str, dict[str, Any]]
@@ -41,12 +41,12 @@ def main() -> None:
         seconds = time.perf_counter() - started
     print(
         f"{arguments.kills} kills in {seconds:.0f} s, {last} snapshots written: nothing lost, the newest always whole. "
-        f"{halves} kills left half a file, {orphans} left tensors without their card"
+        f"{halves} kills left half a file, {orphans} left tensors without their manifest"
     )
 
 
 def kill(folder: Path, times: int, dice: random.Random) -> tuple[int, int, int]:
-    """Kill so many processes. Returns the newest step, and how many kills left half a file, or packs without a card."""
+    """Kill so many processes. Returns the newest step, and how many kills left a temporary file, or unlisted packs."""
     context = multiprocessing.get_context("fork")  # torch is loaded once; nothing here has started a thread
     torch.set_num_threads(1)
     last = halves = orphans = 0
@@ -62,7 +62,7 @@ def kill(folder: Path, times: int, dice: random.Random) -> tuple[int, int, int]:
         if process.exitcode != -signal.SIGKILL:
             raise SystemExit(f"the process ended by itself, with {process.exitcode}")
         said = max([said, *heard(here)])
-        halves += any(HALF_NAME.fullmatch(path.name) for path in folder.rglob("*"))
+        halves += any(TEMPORARY_NAME.fullmatch(path.name) for path in folder.rglob("*"))
         orphans += bool(loose(folder))
         last = check(folder, said)
     return last, halves, orphans
@@ -107,8 +107,8 @@ def heard(pipe: Connection) -> list[int]:
 
 
 def loose(folder: Path) -> set[str]:
-    """Packs that no card names."""
-    named = {name for step in steps(folder) for name in read_card(folder, step).packs}
+    """Packs that no manifest names."""
+    named = {name for step in list_steps(folder) for name in read_manifest(folder, step).packs}
     return {path.name for path in (folder / PACKS).glob("[!.]*")} - named
 
 
@@ -119,8 +119,8 @@ def check(folder: Path, said: int) -> int:
         found = snapshots.load(state)
     if found < said:
         raise SystemExit(f"step {said} was on the disk, and step {found} is found")
-    if found != max(steps(folder)):
-        raise SystemExit(f"{card_path(folder, max(steps(folder)))} is damaged")
+    if found != max(list_steps(folder)):
+        raise SystemExit(f"{manifest_path(folder, max(list_steps(folder)))} is damaged")
     wanted = state_of(found)
     for part in ("model", "optimizer"):
         for name, tensor in state[part].items():

@@ -18,10 +18,9 @@ import torch
 import training as shared
 from training import Model, settings, spoken
 
-from laconic.planner.combinations import candidates
-from laconic.planner.fleet import predict_fleet
-from laconic.planner.prediction import Prediction, predict
-from laconic.planner.rates import Rates, measure
+from laconic.planner.combinations import list_combinations
+from laconic.planner.device_rates import DeviceRates, measure_rates
+from laconic.planner.prediction import MemoryPrediction, predict, predict_rank
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import Training
 
@@ -71,9 +70,9 @@ RANKS = (8, 64, 1024)
 MESHES = (Mesh(shard=None), Mesh(shard=None, precision="bf16"), Mesh(shard=None, precision="bf16", offload=True))
 
 
-def table(model: Model, rates: Rates) -> None:
+def table(model: Model, rates: DeviceRates) -> None:
     """Print a line for each combination."""
-    plain: Prediction | None = None
+    plain: MemoryPrediction | None = None
     print(
         f"{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, {ROWS} rows of {TOKENS} tokens; GiB\n\n"
         f"| losses | techniques | device | less | host | parameters | gradients | optimizer | activations "
@@ -89,7 +88,7 @@ def table(model: Model, rates: Rates) -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def speed(models: tuple[Model, ...], rates: Rates) -> None:
+def speed(models: tuple[Model, ...], rates: DeviceRates) -> None:
     """Print how long predictions take, and how far those from a few layers are from those of all layers."""
     print("\n| parameters | combination | GiB | seconds | every layer simulated: seconds | apart |\n|" + " --- |" * 6)
     choices: tuple[tuple[Any, ...], ...] = ((), ("sdpa", "chunked-loss", "bf16", "checkpoint"))
@@ -105,20 +104,20 @@ def speed(models: tuple[Model, ...], rates: Rates) -> None:
                 flush=True,
             )
         begin = time.perf_counter()
-        tried = candidates(model.subject, Training(batch=ROWS), torch.device("cpu"))
+        tried = list_combinations(model.subject, Training(batch=ROWS), torch.device("cpu"))
         for candidate in tried:
             predict(model.subject, candidate.training, TOKENS, rates)
         print(f"| {size} | all {len(tried)} of a plan | | {time.perf_counter() - begin:.1f} | | |", flush=True)
 
 
-def timed(model: Model, training: Training, rates: Rates, *, whole: bool) -> tuple[float, Prediction]:
+def timed(model: Model, training: Training, rates: DeviceRates, *, whole: bool) -> tuple[float, MemoryPrediction]:
     """Wall-clock seconds of a prediction, and what it says."""
     begin = time.perf_counter()
     found = predict(model.subject, training, TOKENS, rates, whole=whole)
     return time.perf_counter() - begin, found
 
 
-def fleet(model: Model, rates: Rates) -> None:
+def fleet(model: Model, rates: DeviceRates) -> None:
     """Print what a rank takes, by the number of ranks and how the shards are kept."""
     choice = ("sdpa", "checkpoint", "chunked-loss")
     print(
@@ -129,7 +128,7 @@ def fleet(model: Model, rates: Rates) -> None:
         for mesh in MESHES:
             training = settings(choice, "adamw", world).model_copy(update={"mesh": mesh})
             begin = time.perf_counter()
-            found = predict_fleet(model.subject, training, TOKENS, rates, world)
+            found = predict_rank(model.subject, training, TOKENS, rates, world)
             kind = f"{mesh.precision or 'fp32'}{', on the host' if mesh.offload else ''}"
             sizes = f"{found.peak / GIB:.2f} | {found.host / GIB:.2f}"
             print(f"| {world} | {kind} | {sizes} | {time.perf_counter() - begin:.0f} |", flush=True)
@@ -142,7 +141,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
     parts = (arguments.only,) if arguments.only else PARTS
-    rates = measure(torch.device("cpu"))
+    rates = measure_rates(torch.device("cpu"))
     gpt = shared.gpt(arguments.cache, width=2048, layers=20, heads=16, words=50257, batch=ROWS, length=TOKENS)
     llama = shared.llama(arguments.cache, ROWS, TOKENS)
     if "table" in parts:

@@ -28,9 +28,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from training import Model, spoken
 
 from laconic.errors import MissingPackage, RecipeError
+from laconic.planner.device_rates import DeviceRates, measure_rates
 from laconic.planner.prediction import predict
-from laconic.planner.rates import Rates, measure
-from laconic.planner.simulate import STEPS, Prepare, trace
+from laconic.planner.simulate import STEPS, Prepare, trace_memory
 from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
 from laconic.training.step.objective import Batch
@@ -60,12 +60,12 @@ class Line:
         return self.predicted / self.watched - 1, self.both / self.allocated - 1
 
 
-def measured(model: Model, training: Training, rates: Rates) -> Line:
+def measured(model: Model, training: Training, rates: DeviceRates) -> Line:
     """Predict, and run."""
     predicted = predict(model.subject, training, model.length, rates)
-    whole = predicted if predicted.course else predict(model.subject, training, model.length, rates, whole=True)
-    assert whole.course is not None
-    both = int((whole.course.device + whole.course.host).max())
+    whole = predicted if predicted.timeline else predict(model.subject, training, model.length, rates, whole=True)
+    assert whole.timeline is not None
+    both = int((whole.timeline.device + whole.timeline.host).max())
 
     def prepare() -> tuple[Kit, Batch]:
         torch.manual_seed(0)
@@ -74,7 +74,7 @@ def measured(model: Model, training: Training, rates: Rates) -> Line:
         kit.assemble()
         return kit, padded(objective.example(model.batch, model.length))
 
-    watched = trace(prepare, CPU, clip=training.clip).peak()
+    watched = trace_memory(prepare, CPU, clip=training.clip).peak()
     gc.collect()
     allocated = allocator_peak(prepare, training.clip)
     return Line(spoken(training), predicted.peak, whole.peak, watched, both, allocated)
@@ -153,7 +153,7 @@ def models(folder: Path) -> tuple[Model, ...]:
     )
 
 
-def table(model: Model, rates: Rates, *, fast: bool) -> list[Line]:
+def table(model: Model, rates: DeviceRates, *, fast: bool) -> list[Line]:
     """Print the lines of a model, and what they come to."""
     peers, lines = Peers(model), []
     print(
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="every third combination")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
-    rates, begin = measure(CPU), time.perf_counter()
+    rates, begin = measure_rates(CPU), time.perf_counter()
     for model in models(arguments.cache):
         if arguments.only in (None, model.name):
             table(model, rates, fast=arguments.fast)

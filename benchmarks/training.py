@@ -11,8 +11,8 @@ from torch import nn
 from laconic.config import Named
 from laconic.models import builder, huggingface
 from laconic.models.embedder import read_json
-from laconic.planner.combinations import spelled
-from laconic.planner.meta_model import CONFIG, Subject, open_subject
+from laconic.planner.combinations import format_technique
+from laconic.planner.meta_model import CONFIG, MetaModel, open_meta_model
 from laconic.training.settings import Training
 
 CNN = "digits:build"
@@ -63,8 +63,8 @@ COMBINATIONS: tuple[tuple[tuple[Any, ...], Any], ...] = (
 def spoken(training: Training) -> str:
     """The techniques and the optimizer, as people say them."""
     default = training.optimizer.name == "adamw" and training.optimizer.config.get("implementation") is None
-    optimizer = training.optimizer.name if default else spelled(training.optimizer)
-    return " + ".join([*map(spelled, training.techniques), optimizer])
+    optimizer = training.optimizer.name if default else format_technique(training.optimizer)
+    return " + ".join([*map(format_technique, training.techniques), optimizer])
 
 
 def settings(choice: Iterable[Any], optimizer: Any, batch: int) -> Training:
@@ -79,7 +79,7 @@ class Model:
     """A model that a config or a builder makes. source: how to build it. length: tokens of a row."""
 
     name: str
-    subject: Subject
+    subject: MetaModel
     source: dict[str, Any]
     batch: int
     length: int
@@ -100,7 +100,7 @@ def from_config(name: str, folder: Path, config: Any, kind: str, task: str, batc
     config.architectures = [kind]
     config.save_pretrained(folder)
     source = huggingface.describe_source(folder, read_json(folder / CONFIG), task)
-    subject = open_subject(folder, task=task)
+    subject = open_meta_model(folder, task=task)
     eager(subject.module)
     return Model(name, subject, source, batch, length)
 
@@ -151,5 +151,5 @@ def vit(folder: Path, batch: int) -> Model:
 
 def cnn(batch: int) -> Model:
     """The ResNet of digits.py."""
-    subject = open_subject(Path(CNN), builder=CNN, task="image-classification")
+    subject = open_meta_model(Path(CNN), builder=CNN, task="image-classification")
     return Model("ResNet", subject, builder.describe_source(CNN, {}), batch, 1)

@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from laconic.errors import RecipeError, TrainingFailure
 from laconic.memory.chunked_cross_entropy import tied
-from laconic.planner.memory_timeline import Ledger
-from laconic.planner.simulate import Watch, imagining
+from laconic.planner.memory_timeline import AllocationLog
+from laconic.planner.simulate import AllocationTracker, make_fake_mode
 from laconic.training.objectives.deferred_gradient import Late
 from laconic.training.objectives.linear_cross_entropy import Chunked
 from laconic.training.objectives.next_token import IGNORED, whole_logits
@@ -89,14 +89,14 @@ def test_a_second_backward_pass_is_refused():
 
 def peak(loss, tokens: int, words: int, width: int, dtype: torch.dtype) -> int:
     """The most bytes beside the inputs, imagined."""
-    ledger = Ledger()
-    with imagining(), Watch(ledger, torch.device("cpu")):
+    log = AllocationLog()
+    with make_fake_mode(), AllocationTracker(log, torch.device("cpu")):
         hidden = torch.empty(tokens, width, dtype=dtype, requires_grad=True)
         weight = torch.empty(words, width, dtype=dtype, requires_grad=True)
         targets = torch.empty(tokens, dtype=torch.int64)
-        before = ledger.close().device[-1]
+        before = log.build_timeline().device[-1]
         loss(hidden, weight, None, targets).backward()
-    return int(ledger.close().peak() - before)
+    return int(log.build_timeline().peak() - before)
 
 
 def torchs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from laconic.cli import main
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.planner import rates as measuring
+from laconic.planner import device_rates as measuring
 from laconic.training.callbacks.journal import lines
 
 HERE = Path(__file__).parent
@@ -37,8 +37,8 @@ def _alone(tmp_path_factory):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "SIDES", {"cpu": (16, 64)})
-        patch.setattr(measuring, "BYTES", {"cpu": (2**12, 2**18)})
+        patch.setattr(measuring, "MATRIX_SIDES", {"cpu": (16, 64)})
+        patch.setattr(measuring, "ARRAY_BYTES", {"cpu": (2**12, 2**18)})
         patch.setattr(measuring, "SECONDS", 0.001)
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
         yield
@@ -382,8 +382,8 @@ import resource, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-import laconic.planner.rates as measuring
-measuring.SIDES, measuring.BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
+import laconic.planner.device_rates as measuring
+measuring.MATRIX_SIDES, measuring.ARRAY_BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
 from laconic.cli import main
 from laconic.finetune.advice import address_space
 from laconic.finetune.finetune import finetune

@@ -12,11 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from laconic.errors import RecipeError
-from laconic.planner.fleet import predict_fleet
-from laconic.planner.meta_model import open_subject
-from laconic.planner.prediction import total
-from laconic.planner.rates import Curve, Rates
-from laconic.planner.simulate import trace
+from laconic.planner.device_rates import DeviceRates, RateCurve
+from laconic.planner.meta_model import open_meta_model
+from laconic.planner.prediction import predict_rank, sum_categories
+from laconic.planner.simulate import trace_memory
 from laconic.training.assembly import make_kit
 from laconic.training.parallel.distribute import spread
 from laconic.training.parallel.mesh import Mesh
@@ -25,8 +24,8 @@ from laconic.training.settings import Training
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 24, 6
-CURVE = Curve(amounts=(1.0, 1e12), seconds=(1e-9, 1.0))
-RATES = Rates(name="any", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
+CURVE = RateCurve(amounts=(1.0, 1e12), seconds=(1e-9, 1.0))
+RATES = DeviceRates(name="any", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
 RUNS = {
     "replicas": ({}, ()),
     "replicas, parts": ({}, ({"accumulate": {"rows": 1}},)),
@@ -96,7 +95,7 @@ def let_go(collective):
 def measure_each(rank, folder):
     """What each run takes on this rank, on real tensors."""
     found = {}
-    subject = open_subject(folder)
+    subject = open_meta_model(folder)
     for name in ("all_gather_single", "reduce_scatter_single"):
         setattr(torch.distributed, name, let_go(getattr(torch.distributed, name)))  # in a process of the test's own
     with started(CPU, Mesh()):
@@ -113,7 +112,7 @@ def measure_each(rank, folder):
                 kit.assemble()
                 return kit, objective.example(ROWS // 2, LENGTH)
 
-            course = trace(prepare, CPU, clip=training.clip)
+            course = trace_memory(prepare, CPU, clip=training.clip)
             found[name] = {"peak": course.peak(), "host": int(course.host.max()), "phases": course.phases()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
@@ -123,48 +122,50 @@ def measured(tmp_path_factory):
     folder = save_config(tmp_path_factory.mktemp("fleet"), layers=3)
     with pytest.MonkeyPatch.context() as patch:
         assert by_two_ranks(measure_each, folder, patch) == [0, 0]
-    return open_subject(folder), json.loads((folder / "0.json").read_text())
+    return open_meta_model(folder), json.loads((folder / "0.json").read_text())
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_prediction_is_what_two_ranks_measure(name, measured):
     subject, found = measured
-    predicted = predict_fleet(subject, settings(name), LENGTH, RATES, 2)
+    predicted = predict_rank(subject, settings(name), LENGTH, RATES, 2)
     assert predicted.peak == pytest.approx(found[name]["peak"], rel=0.03)
     assert predicted.host == pytest.approx(found[name]["host"], rel=0.03)
     for phase in ("forward", "backward", "optimizer"):
-        assert total(predicted.phases[phase]) == pytest.approx(total(found[name]["phases"][phase]), rel=0.03), phase
+        assert sum_categories(predicted.phases[phase]) == pytest.approx(
+            sum_categories(found[name]["phases"][phase]), rel=0.03
+        ), phase
 
 
 @pytest.mark.parametrize(("name", "world"), [("shards", 8), ("shards, bf16 on the host", 32)])
 def test_a_deep_model_is_predicted_from_shallow_ones(name, world, tmp_path):
-    subject = open_subject(save_config(tmp_path, layers=9))
-    quick = predict_fleet(subject, settings(name, world), LENGTH, RATES, world)
-    whole = predict_fleet(subject, settings(name, world), LENGTH, RATES, world, whole=True)
-    assert quick.course is None
+    subject = open_meta_model(save_config(tmp_path, layers=9))
+    quick = predict_rank(subject, settings(name, world), LENGTH, RATES, world)
+    whole = predict_rank(subject, settings(name, world), LENGTH, RATES, world, whole=True)
+    assert quick.timeline is None
     assert quick.peak == pytest.approx(whole.peak, rel=0.005)
     assert quick.host == pytest.approx(whole.host, rel=0.005)
 
 
 def test_more_ranks_have_less_each_until_there_is_no_row_for_each(tmp_path):
-    subject = open_subject(save_config(tmp_path, layers=2))
+    subject = open_meta_model(save_config(tmp_path, layers=2))
     few, more, many = (
-        predict_fleet(subject, settings("shards", world), LENGTH, RATES, world).peak for world in (4, 64, 256)
+        predict_rank(subject, settings("shards", world), LENGTH, RATES, world).peak for world in (4, 64, 256)
     )
     assert more < few
     assert more < many, "weights of 64 rows are gathered as 256"
 
 
 def test_a_batch_of_fewer_rows_than_ranks_is_refused(tmp_path):
-    subject = open_subject(save_config(tmp_path, layers=2))
+    subject = open_meta_model(save_config(tmp_path, layers=2))
     with pytest.raises(RecipeError, match="Give each rank a row"):
-        predict_fleet(subject, settings("shards", 1000), LENGTH, RATES, 1024)
+        predict_rank(subject, settings("shards", 1000), LENGTH, RATES, 1024)
 
 
 def test_copies_of_shards_take_what_the_shards_take(tmp_path):
-    subject = open_subject(save_config(tmp_path, layers=2))
+    subject = open_meta_model(save_config(tmp_path, layers=2))
     both = settings("shards", 8).model_copy(update={"mesh": Mesh(replicate=4, shard=2)})
-    assert predict_fleet(subject, both, LENGTH, RATES, 8).peak == pytest.approx(
-        predict_fleet(subject, settings("shards", 2), LENGTH, RATES, 2).peak, rel=0.03
+    assert predict_rank(subject, both, LENGTH, RATES, 8).peak == pytest.approx(
+        predict_rank(subject, settings("shards", 2), LENGTH, RATES, 2).peak, rel=0.03
     )
     assert not torch.distributed.is_initialized()

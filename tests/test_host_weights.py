@@ -12,7 +12,7 @@ from laconic.errors import RecipeError
 from laconic.memory.host_weights import HostWeights
 from laconic.memory.layerwise import Layerwise
 from laconic.offload.memory_accounting import CATEGORIES
-from laconic.planner.simulate import imagined, simulate, trace
+from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.step.legality import check
 from laconic.training.step.step import step
 
@@ -155,12 +155,12 @@ def courses(make, batch, techniques):
     twin = copy.deepcopy(module)
 
     def fake():
-        return kit_of(imagined(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
+        return kit_of(fakify(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
 
     def real():
         return kit_of(module, techniques), {name: each.clone() for name, each in batch.items()}
 
-    return simulate(fake), trace(real, torch.device("cpu"))
+    return simulate(fake), trace_memory(real, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
@@ -180,7 +180,7 @@ def test_the_device_holds_no_more_than_two_layers_and_a_copy_of_the_rest():
     def real():
         return kit_of(model, [HostWeights(), Layerwise(rows=1)]), texts()
 
-    course = trace(real, torch.device("cpu"))
+    course = trace_memory(real, torch.device("cpu"))
     device, host = ({name: values.max() for name, values in course.series(side).items()} for side in ("device", "host"))
     assert device["parameters"] <= 2 * (2 * layer + rest)
     assert device["optimizer"] == 0

@@ -17,7 +17,7 @@ from laconic.memory.lora import Lora
 from laconic.memory.mixed_precision import Bf16
 from laconic.memory.optimizer_in_backward import InBackward
 from laconic.memory.qlora import Qlora
-from laconic.planner.simulate import imagined, simulate, trace
+from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.step.objective import TARGETS
 
 SETTINGS = [
@@ -216,13 +216,13 @@ def peaks(make, batch, techniques):
     twin = copy.deepcopy(module)
 
     def fake():
-        kit = kit_of(imagined(twin), techniques)
+        kit = kit_of(fakify(twin), techniques)
         return kit, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
 
     def real():
         return kit_of(module, techniques), {name: tensor.clone() for name, tensor in batch.items()}
 
-    return simulate(fake), trace(real, torch.device("cpu"))
+    return simulate(fake), trace_memory(real, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
 
     def peak(*techniques):
         def fake():
-            return kit_of(imagined(build(gpt2)), techniques), {n: torch.empty_like(t) for n, t in batch.items()}
+            return kit_of(fakify(build(gpt2)), techniques), {n: torch.empty_like(t) for n, t in batch.items()}
 
         return sum(simulate(fake).phases()["backward"].values())
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.offload.memory_accounting import CATEGORIES
-from laconic.planner.memory_timeline import SIDES, Ledger
+from laconic.planner.memory_timeline import SIDES, AllocationLog
 
 BIRTH = st.tuples(st.just("born"), st.integers(0, 100), st.sampled_from(SIDES), st.sampled_from((None, *CATEGORIES)))
 CHANGE = st.tuples(st.just("resized"), st.integers(0, 40), st.integers(0, 100))
@@ -15,41 +15,41 @@ STORIES = st.lists(st.one_of(BIRTH, BIRTH, CHANGE, DEATH, MOVE, CLAIM), max_size
 
 
 def write(story):
-    """The ledger of a story, and the same as plain lists: the blocks, and (number, size, place) of each event."""
-    ledger, blocks, events, place = Ledger(), [], [], 0
+    """The log of a story, and the same as plain lists: the blocks, and (number, size, place) of each event."""
+    log, blocks, events, place = AllocationLog(), [], [], 0
     for verb, *said in story:
         if verb == "born":
             size, side, category = said
-            assert ledger.born(size, side, category) == len(blocks)
-            phase = ledger.positions[place][0]
+            assert log.allocate(size, side, category) == len(blocks)
+            phase = log.positions[place][0]
             blocks.append([size, side, category or ("activations" if phase == "forward" else "temporaries")])
             events.append((len(blocks) - 1, size, place))
         elif verb == "move":
-            ledger.move(*said)
+            log.enter(*said)
             place += 1
         elif blocks:
             number = said[0] % len(blocks)
             if verb == "resized":
-                ledger.resized(number, said[1])
+                log.resize(number, said[1])
                 if blocks[number][0] != said[1]:
                     events.append((number, said[1], place))
                 blocks[number][0] = said[1]
             else:
-                ledger.claim(number, said[1], said[2])
+                log.assign(number, said[1], said[2])
                 blocks[number][1:] = [said[2] or blocks[number][1], said[1]]
-    return ledger, blocks, events
+    return log, blocks, events
 
 
 def replay(blocks, events):
     """After each event, the bytes of each side and category, one block at a time."""
-    alive, course = {}, []
+    alive, timeline = {}, []
     for number, size, _ in events:
         alive[number] = size
         sums = {(side, category): 0 for side in SIDES for category in CATEGORIES}
         for each, held in alive.items():
             sums[blocks[each][1], blocks[each][2]] += held
-        course.append(sums)
-    return course
+        timeline.append(sums)
+    return timeline
 
 
 def device(sums):
@@ -58,34 +58,34 @@ def device(sums):
 
 @given(STORIES)
 def test_the_peak_and_what_it_is_made_of_are_those_of_a_replay(story):
-    ledger, blocks, events = write(story)
-    course, wanted = ledger.close(), replay(blocks, events)
-    assert course.peak() == max([0, *map(device, wanted)])
-    assert sum(course.at_peak().values()) == course.peak()
+    log, blocks, events = write(story)
+    timeline, wanted = log.build_timeline(), replay(blocks, events)
+    assert timeline.peak() == max([0, *map(device, wanted)])
+    assert sum(timeline.at_peak().values()) == timeline.peak()
     if wanted:
         top = next(sums for sums in wanted if device(sums) == max(map(device, wanted)))
-        assert course.at_peak() == {category: top["device", category] for category in CATEGORIES}
-        assert course.host.tolist() == [sum(sums["host", each] for each in CATEGORIES) for sums in wanted]
+        assert timeline.at_peak() == {category: top["device", category] for category in CATEGORIES}
+        assert timeline.host.tolist() == [sum(sums["host", each] for each in CATEGORIES) for sums in wanted]
         for side in SIDES:
-            for category, values in course.series(side).items():
+            for category, values in timeline.series(side).items():
                 assert values.tolist() == [sums[side, category] for sums in wanted]
 
 
 @given(STORIES)
 def test_the_peak_of_each_phase_is_the_most_after_an_event_of_it(story):
-    ledger, blocks, events = write(story)
+    log, blocks, events = write(story)
     wanted: dict[str, int] = {}
     for (_, _, place), sums in zip(events, replay(blocks, events), strict=True):
-        phase = ledger.positions[place][0]
+        phase = log.positions[place][0]
         wanted[phase] = max(wanted.get(phase, 0), device(sums))
-    assert {phase: sum(part.values()) for phase, part in ledger.close().phases().items()} == wanted
+    assert {phase: sum(part.values()) for phase, part in log.build_timeline().phases().items()} == wanted
 
 
 @given(STORIES, STORIES)
 def test_a_course_may_begin_anywhere_with_what_is_alive(first, then):
-    ledger, blocks, _ = write(first)
-    ledger.begin()
+    log, blocks, _ = write(first)
+    log.start()
     alive = sum(size for size, side, _ in blocks if side == "device")
-    course = ledger.close()
-    assert (int(course.device[-1]) if course.device.size else 0) == alive
-    assert course.peak() == alive
+    timeline = log.build_timeline()
+    assert (int(timeline.device[-1]) if timeline.device.size else 0) == alive
+    assert timeline.peak() == alive

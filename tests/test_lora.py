@@ -18,7 +18,7 @@ from laconic.memory.lora import Lora, chosen, head
 from laconic.memory.qlora import BLOCK, NF4, PIECE, FourBit, Qlora, decode, encode, grow, shrink
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.offload.memory_accounting import accounted
-from laconic.planner.simulate import imagined, simulate, trace
+from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.step.legality import conflict
 from laconic.training.step.objective import Objective
 from laconic.training.step.parts import Kit, blocks
@@ -272,11 +272,11 @@ def peaks(technique, width=64):
     def prepare(fake):
         with accounted("host"):
             module = gpt2(width)
-            module = imagined(module) if fake else module
+            module = fakify(module) if fake else module
         kit = make_kit(module, technique)
         return kit, kit.objective.example(4, 32)
 
-    return simulate(lambda: prepare(True)).peak(), trace(lambda: prepare(False), torch.device("cpu")).peak()
+    return simulate(lambda: prepare(True)).peak(), trace_memory(lambda: prepare(False), torch.device("cpu")).peak()
 
 
 SIMULATED = [Lora(rank=4), Lora(rank=4, base="bfloat16"), Qlora(rank=4), Qlora(rank=4, base="float32", double=False)]

@@ -11,7 +11,7 @@ from laconic import registry
 from laconic.data.dataset import Dataset, read
 from laconic.errors import DataError
 from laconic.models.checkpoint import BUILD, load_source
-from laconic.planner.simulate import imagined, simulate
+from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 from laconic.training.objectives.array_targets import Targets
@@ -97,7 +97,7 @@ def test_a_step_on_an_example_is_simulated_without_a_value(checkpoint, name):
 
     def prepare():
         kit = Kit(
-            imagined(module),
+            fakify(module),
             objective,
             lambda groups: torch.optim.SGD(groups, lr=0.1),
             lambda module: [{"params": list(module.parameters())}],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from laconic.errors import RecipeError
 from laconic.memory.sequence_packing import Packed, Packing, first_fit
 from laconic.models.checkpoint import load_source
-from laconic.planner.simulate import imagined, simulate
+from laconic.planner.simulate import fakify, simulate
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken, whole_logits
 from laconic.training.step.objective import TARGETS
@@ -109,7 +109,7 @@ def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
     module = copy.deepcopy(checkpoint.module).requires_grad_(True)
 
     def prepare():
-        kit = kit_of(imagined(module), objective)
+        kit = kit_of(fakify(module), objective)
         kit.assemble()
         return kit, objective.example(2, 9)
 

@@ -20,13 +20,13 @@ from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
 from laconic.finetune.advice import subject_of
 from laconic.models.checkpoint import load_source
 from laconic.offload.memory_accounting import CATEGORIES
-from laconic.planner import rates as measuring
-from laconic.planner.combinations import Candidate, candidates
-from laconic.planner.memory_plan import HEADROOM, Plan, Row, choose, largest_batch, plan
-from laconic.planner.meta_model import Subject, open_subject
-from laconic.planner.plots import bars, timeline
+from laconic.planner import device_rates as measuring
+from laconic.planner.combinations import Combination, list_combinations
+from laconic.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow, choose_row, find_largest_batch, plan_memory
+from laconic.planner.meta_model import MetaModel, open_meta_model
+from laconic.planner.plan_plots import plot_bars, plot_chosen
+from laconic.planner.plan_source import plan_source
 from laconic.planner.prediction import predict
-from laconic.planner.request import request
 from laconic.training.settings import Training
 
 HERE = Path(__file__).parent
@@ -43,10 +43,10 @@ LLAMA_8B = {
 def _quickly_measured(tmp_path_factory):
     """A machine is measured in no time: roughly, which is enough to plan by."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "SIDES", {"cpu": (16, 64)})
-        patch.setattr(measuring, "BYTES", {"cpu": (2**12, 2**18)})
+        patch.setattr(measuring, "MATRIX_SIDES", {"cpu": (16, 64)})
+        patch.setattr(measuring, "ARRAY_BYTES", {"cpu": (2**12, 2**18)})
         patch.setattr(measuring, "SECONDS", 0.001)
-        patch.setattr(measuring, "WEIGHT", (16, 16), raising=False)
+        patch.setattr(measuring, "PARAMETER_SHAPE", (16, 16), raising=False)
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -70,13 +70,13 @@ def folder(tmp_path_factory):
     return home
 
 
-def subject(folder: Path, kind: str) -> Subject:
-    return open_subject(folder / kind)
+def subject(folder: Path, kind: str) -> MetaModel:
+    return open_meta_model(folder / kind)
 
 
-def planned(folder: Path, kind: str, memory: int, **changes) -> Plan:
+def planned(folder: Path, kind: str, memory: int, **changes) -> MemoryPlan:
     training = Training.model_validate({"batch": BATCH, **changes})
-    return plan(subject(folder, kind), training, length=LENGTH, memory=memory, device=CPU)
+    return plan_memory(subject(folder, kind), training, length=LENGTH, memory=memory, device=CPU)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def roomy(folder):
 
 
 def test_plain_training_comes_first(roomy):
-    first = roomy.rows[0].candidate
+    first = roomy.rows[0].combination
     assert first.training.techniques == ()
     assert first.exact
     assert first.whole
@@ -94,10 +94,10 @@ def test_plain_training_comes_first(roomy):
 
 
 def test_every_combination_has_a_name_of_its_own_and_is_legal(roomy):
-    names = [row.candidate.name for row in roomy.rows]
+    names = [row.combination.name for row in roomy.rows]
     assert len(set(names)) == len(names) > 10
     for row in roomy.rows:
-        row.candidate.training.parts()
+        row.combination.training.parts()
 
 
 def test_the_parts_of_a_peak_add_up_to_it(roomy):
@@ -109,23 +109,23 @@ def test_the_parts_of_a_peak_add_up_to_it(roomy):
 
 def test_the_weights_are_counted_to_the_byte(roomy):
     parts = roomy.plain.prediction.at_peak
-    assert parts["parameters"] == pytest.approx(4 * roomy.subject.parameters, rel=0.01)
-    assert parts["optimizer"] == pytest.approx(8 * roomy.subject.parameters, rel=0.01)
+    assert parts["parameters"] == pytest.approx(4 * roomy.model.parameters, rel=0.01)
+    assert parts["optimizer"] == pytest.approx(8 * roomy.model.parameters, rel=0.01)
 
 
 def test_the_fastest_that_fits_is_chosen_for_any_memory(roomy):
     for memory in sorted({round(row.need * factor) for row in roomy.rows for factor in (0.99, 1.06)}):
-        chosen = choose(roomy.rows, memory)
+        chosen = choose_row(roomy.rows, memory)
         fitting = [row for row in roomy.rows if row.need <= memory * (1 - HEADROOM)]
         if chosen is None:
             assert not fitting
             continue
         assert chosen in fitting
-        whole = [row for row in fitting if row.candidate.whole] or fitting
+        whole = [row for row in fitting if row.combination.whole] or fitting
         assert chosen in whole
         assert chosen.prediction.seconds <= 1.03 * min(row.prediction.seconds for row in whole)
-        assert chosen.candidate.exact or not any(
-            row.candidate.exact and row.prediction.seconds <= min(each.prediction.seconds for each in whole)
+        assert chosen.combination.exact or not any(
+            row.combination.exact and row.prediction.seconds <= min(each.prediction.seconds for each in whole)
             for row in whole
         )
 
@@ -134,8 +134,8 @@ def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
     rows = [replace(row, shared=False) for row in roomy.rows]
     for memory in sorted({round(row.need * factor) for row in rows for factor in (0.99, 1.06)}):
         fitting = [row for row in rows if row.fits(memory)]
-        whole = [row for row in fitting if row.candidate.whole] or fitting
-        chosen = choose(rows, memory, timed=False)
+        whole = [row for row in fitting if row.combination.whole] or fitting
+        chosen = choose_row(rows, memory, copy_timed=False)
         assert (chosen is None) == (not fitting)
         if chosen and chosen.prediction.host:
             assert all(row.prediction.host for row in whole), "nothing else fits"
@@ -143,47 +143,47 @@ def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
 
 def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder):
     training = Training.model_validate({"batch": BATCH})
-    found = plan(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
+    found = plan_memory(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
     assert any(row.prediction.host for row in found.rows)
     assert found.chosen is not None
     assert found.chosen.prediction.host == 0
 
 
 def test_the_front_holds_what_nothing_beats(roomy):
-    front = roomy.front()
+    front = roomy.find_pareto_front()
     for one, other in itertools.permutations(front, 2):
         beaten = one.prediction.seconds <= other.prediction.seconds and one.need <= other.need
-        assert not beaten or one.candidate.whole is not other.candidate.whole
+        assert not beaten or one.combination.whole is not other.combination.whole
     for each in roomy.rows:
         assert any(best.prediction.seconds <= each.prediction.seconds and best.need <= each.need for best in front)
 
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_the_largest_batch_fits_and_one_row_more_does_not(folder, kind):
-    given, training, rates = subject(folder, kind), Training(batch=BATCH), measuring.measure(CPU)
+    given, training, rates = subject(folder, kind), Training(batch=BATCH), measuring.measure_rates(CPU)
     plain = row(given, training, rates)
     memory = round(5.5 * plain.need)
-    largest = largest_batch(given, plain, LENGTH, memory, rates)
+    largest = find_largest_batch(given, plain, LENGTH, memory, rates)
     assert largest > 2 * BATCH
     tried = [row(given, training.model_copy(update={"batch": rows}), rates) for rows in (largest, largest + 1)]
     assert [each.fits(memory) for each in tried] == [True, False]
 
 
-def row(given: Subject, training: Training, rates) -> Row:
+def row(given: MetaModel, training: Training, rates) -> PlanRow:
     """These very settings, on a device whose memory is the host's."""
-    return Row(Candidate(training, whole=True, exact=True), predict(given, training, LENGTH, rates), shared=True)
+    return PlanRow(Combination(training, whole=True, exact=True), predict(given, training, LENGTH, rates), shared=True)
 
 
 def test_a_batch_that_is_taken_in_parts_has_no_largest(folder):
-    given, rates = subject(folder, "bert"), measuring.measure(CPU)
+    given, rates = subject(folder, "bert"), measuring.measure_rates(CPU)
     training = Training.model_validate({"batch": BATCH, "techniques": [{"accumulate": {"rows": 1}}]})
-    assert largest_batch(given, row(given, training, rates), LENGTH, 2**40, rates) is None
+    assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**40, rates) is None
 
 
 def test_a_batch_beyond_all_bounds_is_not_made(folder):
-    given, training, rates = subject(folder, "llama"), Training(batch=BATCH), measuring.measure(CPU)
+    given, training, rates = subject(folder, "llama"), Training(batch=BATCH), measuring.measure_rates(CPU)
     before = resident()
-    assert largest_batch(given, row(given, training, rates), LENGTH, 2**44, rates) > 2**22
+    assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**44, rates) > 2**22
     assert resident() - before < 2**30
 
 
@@ -195,18 +195,18 @@ def resident() -> int:
 def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings(folder):
     training = Training.model_validate({"batch": BATCH, "techniques": [{"checkpoint": {"every": 2}}, "pure-bf16"],
                                         "optimizer": {"adamw": {"stochastic_rounding": True}}})  # fmt: skip
-    names = [candidate.name for candidate in candidates(subject(folder, "bert"), training, CPU)]
+    names = [candidate.name for candidate in list_combinations(subject(folder, "bert"), training, CPU)]
     assert names[:2] == ["adamw", "checkpoint(every=2) + pure-bf16 + adamw"]
 
 
 def test_what_a_recipe_asks_for_and_the_model_has_no_place_for_is_refused(folder):
     training = Training.model_validate({"techniques": ["chunked-loss"]})
     with pytest.raises(RecipeError, match="no logits over a vocabulary"):
-        candidates(subject(folder, "bert"), training, CPU)
+        list_combinations(subject(folder, "bert"), training, CPU)
 
 
 def test_a_classifier_is_offered_what_it_has_a_place_for(folder):
-    found = candidates(subject(folder, "bert"), Training(batch=BATCH), CPU)
+    found = list_combinations(subject(folder, "bert"), Training(batch=BATCH), CPU)
     names = {named.name for each in found for named in each.training.techniques}
     assert {"sdpa", "bf16", "checkpoint", "accumulate", "layerwise", "in-backward"} <= names
     assert "chunked-loss" not in names
@@ -217,14 +217,14 @@ def test_a_checkpoint_in_memory_is_planned_for_without_a_copy_of_its_weights(tmp
     given = subject_of(checkpoint, "bert")
     assert {each.device.type for each in (*given.module.parameters(), *given.module.buffers())} == {"meta"}
     assert all(each.device.type == "cpu" for each in checkpoint.module.parameters())
-    found = candidates(given, Training(batch=BATCH), CPU)
+    found = list_combinations(given, Training(batch=BATCH), CPU)
     assert len(found) > 5
-    assert predict(given, found[0].training, LENGTH, measuring.measure(CPU)).peak > 0
+    assert predict(given, found[0].training, LENGTH, measuring.measure_rates(CPU)).peak > 0
 
 
 def test_texts_longer_than_the_model_takes_are_refused(folder):
     with pytest.raises(RecipeError, match="bert takes at most 64 tokens, and 65 are asked for"):
-        plan(subject(folder, "bert"), Training(), length=65, memory=2**30, device=CPU)
+        plan_memory(subject(folder, "bert"), Training(), length=65, memory=2**30, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_texts_longer_than_the_model_takes_are_refused(folder):
     ],
 )
 def test_a_subject_is_opened_from_whatever_says_what_the_model_is_like(folder, source, given, kind, longest):
-    found = open_subject(folder / source, **given)
+    found = open_meta_model(folder / source, **given)
     assert (found.task.name, found.longest) == (kind, longest)
     assert {each.device.type for each in found.module.parameters()} == {"meta"}
 
@@ -247,7 +247,7 @@ def test_a_subject_is_opened_from_whatever_says_what_the_model_is_like(folder, s
 def test_a_saved_checkpoint_is_a_source_without_its_weights(tmp_path):
     load_source(models.save_vit(tmp_path / "vit")).save(tmp_path / "saved")
     (tmp_path / "saved" / "model.safetensors").unlink()
-    found = open_subject(tmp_path / "saved")
+    found = open_meta_model(tmp_path / "saved")
     assert (found.name, found.task.name) == ("saved", "image-classification")
 
 
@@ -267,7 +267,7 @@ def test_what_cannot_be_opened_is_refused(folder, source, given, error, said):
     foreign.mkdir(exist_ok=True)
     (foreign / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "code.Model"}}))
     with pytest.raises(error, match=said):
-        open_subject(folder / source, **given)
+        open_meta_model(folder / source, **given)
 
 
 @pytest.fixture
@@ -331,13 +331,13 @@ def test_what_an_optimizer_was_measured_to_lose_is_said(laconic, perceptron, opt
 
 
 def test_pictures_are_the_same_each_time(roomy, tmp_path):
-    for draw, name in ((bars, "bars"), (timeline, "line")):
+    for draw, name in ((plot_bars, "bars"), (plot_chosen, "line")):
         for count in (1, 2):
             draw(roomy, tmp_path / f"{name}{count}.svg")
         assert (tmp_path / f"{name}1.svg").read_bytes() == (tmp_path / f"{name}2.svg").read_bytes()
 
 
-@pytest.mark.parametrize("draw", [bars, timeline])
+@pytest.mark.parametrize("draw", [plot_bars, plot_chosen])
 def test_a_picture_of_another_kind_is_refused(roomy, tmp_path, draw):
     with pytest.raises(UsageError, match=r"is drawn as \.svg or \.png, not as 'a\.pdf'"):
         draw(roomy, tmp_path / "a.pdf")
@@ -353,13 +353,13 @@ def test_where_nothing_fits_the_least_is_named(laconic, perceptron):
 def test_a_time_line_of_nothing_is_refused(folder, tmp_path):
     found = replace(planned_small(folder), chosen=None)
     with pytest.raises(UsageError, match="nothing fits"):
-        timeline(found, tmp_path / "t.svg")
+        plot_chosen(found, tmp_path / "t.svg")
 
 
-def planned_small(folder: Path) -> Plan:
-    given, training, rates = subject(folder, "bert"), Training(batch=BATCH), measuring.measure(CPU)
+def planned_small(folder: Path) -> MemoryPlan:
+    given, training, rates = subject(folder, "bert"), Training(batch=BATCH), measuring.measure_rates(CPU)
     only = row(given, training, rates)
-    return Plan(given, LENGTH, 2**30, rates, (only,), only, None)
+    return MemoryPlan(given, LENGTH, 2**30, rates, (only,), only, None)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(laconic, folder,
 def test_a_recipe_with_an_unknown_key_is_refused(folder, tmp_path):
     (tmp_path / "r.yaml").write_text("techniqes: [sdpa]\n")
     with pytest.raises(RecipeError, match=r"unknown key 'techniqes'\. Did you mean 'techniques'"):
-        request(folder / "bert", memory="1GiB", recipe=tmp_path / "r.yaml")
+        plan_source(folder / "bert", memory="1GiB", recipe=tmp_path / "r.yaml")
 
 
 EIGHT_BILLION = """
@@ -397,15 +397,15 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from laconic.planner.prediction import predict
-from laconic.planner.rates import measure
-from laconic.planner.meta_model import open_subject
+from laconic.planner.device_rates import measure_rates
+from laconic.planner.meta_model import open_meta_model
 from laconic.training.settings import Training
-import laconic.planner.rates as measuring
-measuring.SIDES, measuring.BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
-rates = measure(torch.device("cpu"))
+import laconic.planner.device_rates as measuring
+measuring.MATRIX_SIDES, measuring.ARRAY_BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
+rates = measure_rates(torch.device("cpu"))
 def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = most()
-subject = open_subject(Path(sys.argv[1]))
+subject = open_meta_model(Path(sys.argv[1]))
 plain = predict(subject, Training(batch=8), 1024, rates)
 lean = predict(subject, Training.model_validate({"batch": 8, "clip": None, "techniques": ["sdpa", "checkpoint",
     "chunked-loss", "bf16", "in-backward"]}), 1024, rates)

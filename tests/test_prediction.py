@@ -1,4 +1,4 @@
-"""What is predicted of a step is what it takes: by the watch on real tensors, by torch's allocator, and of deep models
+"""What is predicted of a step is what it takes: by tracking real tensors, by torch's allocator, and of deep models
 by the line through two shallow ones."""
 
 import gc
@@ -17,11 +17,11 @@ from laconic.cache import Cache
 from laconic.config import Named
 from laconic.models import huggingface
 from laconic.models.embedder import read_json
-from laconic.planner.memory_timeline import Ledger
-from laconic.planner.meta_model import Subject, open_subject
+from laconic.planner.device_rates import DeviceRates, RateCurve, measure_optimizer, measure_rates
+from laconic.planner.memory_timeline import AllocationLog
+from laconic.planner.meta_model import MetaModel, open_meta_model
 from laconic.planner.prediction import predict
-from laconic.planner.rates import Curve, Rates, measure, per_parameter
-from laconic.planner.simulate import STEPS, Prepare, Watch, imagining, trace
+from laconic.planner.simulate import STEPS, AllocationTracker, Prepare, make_fake_mode, trace_memory
 from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
 from laconic.training.step.objective import Batch
@@ -29,8 +29,8 @@ from laconic.training.step.parts import Kit
 from laconic.training.step.step import step
 
 CPU = torch.device("cpu")
-CURVE = Curve(amounts=(1.0, 2.0), seconds=(1.0, 2.0))
-RATES = Rates(name="none", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
+CURVE = RateCurve(amounts=(1.0, 2.0), seconds=(1.0, 2.0))
+RATES = DeviceRates(name="none", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
 ROWS, LENGTH = 6, 24
 SMALL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -78,11 +78,13 @@ def config(kind: str, layers: int) -> tuple[Any, str]:
     return made, task
 
 
-def opened(folder: Path, kind: str, layers: int) -> tuple[Subject, dict[str, Any]]:
+def opened(folder: Path, kind: str, layers: int) -> tuple[MetaModel, dict[str, Any]]:
     """A model without weights, and how to build it with them."""
     made, task = config(kind, layers)
     made.save_pretrained(folder)
-    return open_subject(folder, task=task), huggingface.describe_source(folder, read_json(folder / "config.json"), task)
+    return open_meta_model(folder, task=task), huggingface.describe_source(
+        folder, read_json(folder / "config.json"), task
+    )
 
 
 def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
@@ -91,7 +93,7 @@ def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
     return Training(batch=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
 
 
-def real(subject: Subject, source: dict[str, Any], training: Training) -> Prepare:
+def real(subject: MetaModel, source: dict[str, Any], training: Training) -> Prepare:
     def prepare() -> tuple[Kit, Batch]:
         torch.manual_seed(0)
         objective = subject.objective()
@@ -149,7 +151,7 @@ def test_what_is_predicted_is_what_real_tensors_take(tmp_path, kind, choice, opt
         kits.append(kit)
         return kit, batch
 
-    watched = trace(prepare, CPU, clip=training.clip)
+    watched = trace_memory(prepare, CPU, clip=training.clip)
     kits[0].finish()
     predicted = predict(subject, training, LENGTH, RATES)
     assert predicted.peak == pytest.approx(watched.peak(), rel=0.01)
@@ -161,8 +163,8 @@ def test_what_is_predicted_is_what_the_allocator_gives_out(tmp_path, choice, opt
     subject, source = opened(tmp_path, "gpt2", 2)
     training = settings(choice, optimizer)
     predicted = predict(subject, training, LENGTH, RATES)
-    assert predicted.course is not None
-    both = int((predicted.course.device + predicted.course.host).max())  # it cannot tell one from the other
+    assert predicted.timeline is not None
+    both = int((predicted.timeline.device + predicted.timeline.host).max())  # it cannot tell one from the other
     assert both == pytest.approx(allocated(real(subject, source, training), training.clip, tmp_path), rel=0.03)
 
 
@@ -202,22 +204,22 @@ def tied() -> Tensor:
 
 @pytest.mark.parametrize("graph", [residual, shared, spread, formula, tied])
 def test_gradients_are_added_up_in_place_where_autograd_does(tmp_path, graph):
-    def backward(ledger: Ledger) -> None:
+    def backward(log: AllocationLog) -> None:
         loss = graph()
-        ledger.begin()
+        log.start()
         with record_function("steps"):
             loss.backward()
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
-        backward(Ledger())
-    watch = Watch(Ledger(), CPU)
-    with watch:
-        backward(watch.ledger)
-    imaginary = Watch(Ledger(), CPU)
-    with imagining(), imaginary:
-        backward(imaginary.ledger)
-    assert watch.ledger.close().peak() == imaginary.ledger.close().peak()
-    assert watch.ledger.close().peak() == pytest.approx(most(found, tmp_path), rel=0.001)
+        backward(AllocationLog())
+    tracker = AllocationTracker(AllocationLog(), CPU)
+    with tracker:
+        backward(tracker.log)
+    fake = AllocationTracker(AllocationLog(), CPU)
+    with make_fake_mode(), fake:
+        backward(fake.log)
+    assert tracker.log.build_timeline().peak() == fake.log.build_timeline().peak()
+    assert tracker.log.build_timeline().peak() == pytest.approx(most(found, tmp_path), rel=0.001)
 
 
 @pytest.mark.parametrize(("choice", "optimizer"), DEEP, ids=str)
@@ -226,7 +228,7 @@ def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer
     training = settings(choice, optimizer)
     lengthened = predict(subject, training, LENGTH, RATES)
     whole = predict(subject, training, LENGTH, RATES, whole=True)
-    assert lengthened.course is None
+    assert lengthened.timeline is None
     assert lengthened.peak == pytest.approx(whole.peak, rel=0.001)
     assert lengthened.host == pytest.approx(whole.host, rel=0.001)
     assert sum(lengthened.at_peak.values()) == pytest.approx(whole.peak, rel=0.001)
@@ -235,10 +237,10 @@ def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer
 
 def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):
     cache = Cache(tmp_path)
-    rates = measure(CPU, cache)
+    rates = measure_rates(CPU, cache)
     slow = rates.passes.model_copy(update={"seconds": tuple(2 * each for each in rates.passes.seconds)})
     optimizer = Named(name="adamw-8bit").configure("optimizer")
-    first = per_parameter(optimizer, rates, cache)
+    first = measure_optimizer(optimizer, rates, cache)
     assert first > 0
-    assert per_parameter(optimizer, rates, cache) == first, "it is kept"
-    assert per_parameter(optimizer, rates.model_copy(update={"passes": slow}), cache) == pytest.approx(2 * first)
+    assert measure_optimizer(optimizer, rates, cache) == first, "it is kept"
+    assert measure_optimizer(optimizer, rates.model_copy(update={"passes": slow}), cache) == pytest.approx(2 * first)

@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor
 
 from laconic.errors import SourceError, TrainingFailure, UnknownFormat, UsageError
 from laconic.hashing import seal, unseal
-from laconic.training.snapshots import pack
-from laconic.training.snapshots.card import PACKS, card_path
+from laconic.training.snapshots import tensor_packs
 from laconic.training.snapshots.snapshot import Snapshots
+from laconic.training.snapshots.snapshot_manifest import PACKS, manifest_path
 
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 
@@ -232,7 +232,7 @@ def test_a_write_that_fails_is_told_at_the_next_call_and_the_one_before_is_kept(
             snapshots.save(3, state)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert len(list(snapshots.folder.rglob("*"))) == 3, "one card, the folder of packs, one pack"
+    assert len(list(snapshots.folder.rglob("*"))) == 3, "one manifest, the folder of packs, one pack"
     assert snapshots.load(state) == 1
     assert_same(state, expected)
 
@@ -259,8 +259,8 @@ def test_frozen_weights_are_written_once(snapshots):
 
 def test_what_is_said_to_be_frozen_is_looked_at_once(snapshots, monkeypatch):
     looked_at = []
-    real = pack.digest
-    monkeypatch.setattr(pack, "digest", lambda tensor: looked_at.append(tensor.data_ptr()) or real(tensor))
+    real = tensor_packs.hash_tensor
+    monkeypatch.setattr(tensor_packs, "hash_tensor", lambda tensor: looked_at.append(tensor.data_ptr()) or real(tensor))
     state = {"model": {"base": torch.randn(9), "base_scale": torch.randn(9), "lora": torch.randn(9)}}
     own = state["model"]["base"].data_ptr()
     snapshots.save(1, state, frozen=["model.base"])
@@ -318,7 +318,7 @@ def test_only_the_newest_are_kept_and_nothing_that_they_do_not_need(snapshots):
 
 
 def test_large_states_are_cut_into_packs(snapshots, monkeypatch):
-    monkeypatch.setattr("laconic.training.snapshots.pack.PACK_SIZE", 4000)
+    monkeypatch.setattr("laconic.training.snapshots.tensor_packs.PACK_SIZE", 4000)
     state = {"model": {str(number): torch.randn(300) for number in range(10)}}
     snapshots.save(1, state)
     loaded = blank(state)
@@ -353,18 +353,18 @@ def cut_short(path):
 
 
 @pytest.mark.parametrize("harm", [flip, cut_short, Path.unlink], ids=["flipped", "cut short", "missing"])
-@pytest.mark.parametrize("part", ["card", "pack"])
+@pytest.mark.parametrize("part", ["manifest", "pack"])
 def test_a_damaged_snapshot_is_told_of_and_the_one_before_is_taken(snapshots, caplog, harm, part):
     snapshots.save(1, state_of(1.0), wait=True)
     old = packs(snapshots)
     snapshots.save(2, state_of(2.0), wait=True)
     (new,) = packs(snapshots).keys() - old.keys()
-    harm(card_path(snapshots.folder, 2) if part == "card" else snapshots.folder / PACKS / new)
+    harm(manifest_path(snapshots.folder, 2) if part == "manifest" else snapshots.folder / PACKS / new)
 
     loaded = blank(state_of())
     assert snapshots.load(loaded) == 1
     assert_same(loaded, state_of(1.0))
-    if (harm, part) != (Path.unlink, "card"):
+    if (harm, part) != (Path.unlink, "manifest"):
         assert "step 2 is damaged, the one before is taken" in caplog.text
     assert snapshots.latest() == 1
 
@@ -393,7 +393,7 @@ def test_files_of_somebody_else_stay(snapshots):
 
 def test_where_none_is_whole_it_says_so(snapshots):
     assert snapshots.latest() is None
-    with pytest.raises(SourceError, match="holds no snapshot that is whole"):
+    with pytest.raises(SourceError, match="holds no intact snapshot"):
         snapshots.load(state_of())
 
 
@@ -446,7 +446,7 @@ def test_two_things_of_one_name_are_refused(snapshots):
 
 def test_a_newer_format_is_refused_and_stays(snapshots):
     snapshots.save(1, state_of(), wait=True)
-    path = card_path(snapshots.folder, 1)
+    path = manifest_path(snapshots.folder, 1)
     path.write_bytes(seal(unseal(path) | {"format": 2}))
     with pytest.raises(UnknownFormat, match="is of format 2"):
         snapshots.latest()
@@ -458,10 +458,10 @@ def test_a_newer_format_is_refused_and_stays(snapshots):
 def test_a_card_cannot_name_files_elsewhere(snapshots):
     snapshots.save(1, state_of(), wait=True)
     save_file({"a": torch.ones(1)}, snapshots.folder / "own.safetensors")
-    path = card_path(snapshots.folder, 1)
-    card = unseal(path)
-    card["packs"] = {f"../{name}": pack for name, pack in card["packs"].items()}
-    path.write_bytes(seal(card))
+    path = manifest_path(snapshots.folder, 1)
+    manifest = unseal(path)
+    manifest["packs"] = {f"../{name}": pack for name, pack in manifest["packs"].items()}
+    path.write_bytes(seal(manifest))
     assert snapshots.latest() is None
 
 
@@ -485,7 +485,7 @@ def test_an_earlier_step_does_not_take_the_place_of_a_later_one(snapshots):
 
 def test_a_folder_that_went_away_is_told(snapshots):
     shutil.rmtree(snapshots.folder)
-    with pytest.raises(TrainingFailure, match="Look whether it is still there"):
+    with pytest.raises(TrainingFailure, match="Check that it still exists"):
         snapshots.save(1, state_of())
 
 

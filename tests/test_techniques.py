@@ -16,7 +16,7 @@ from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
-from laconic.planner.simulate import imagined, simulate, trace
+from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.assembly import make_kit
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken
@@ -199,11 +199,11 @@ def test_the_simulated_peak_is_the_peak_of_real_tensors(name, config):
         return kits[-1], {name: tensor.clone() for name, tensor in batch.items()}
 
     def fake() -> tuple[Kit, Batch]:
-        kit = kit_for(imagined(twin), copy.copy(objective), techniques)
+        kit = kit_for(fakify(twin), copy.copy(objective), techniques)
         return kit, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
 
     batch.pop("attention_mask" if model == "gpt2" else "", None)  # it is counted, and an imagined one holds nothing
-    imaginary, watched = simulate(fake), trace(real, CPU)
+    imaginary, watched = simulate(fake), trace_memory(real, CPU)
     for kit in kits:
         kit.finish()
     assert imaginary.peak() == pytest.approx(watched.peak(), rel=0.01)
@@ -242,7 +242,7 @@ def peak(model: str, name: str | None = None, config: dict[str, Any] | None = No
     del batch["attention_mask"]
 
     def fake() -> tuple[Kit, Batch]:
-        kit = kit_for(imagined(module), objective, techniques)
+        kit = kit_for(fakify(module), objective, techniques)
         return kit, {name: torch.empty(rows, *one.shape[1:], dtype=one.dtype) for name, one in batch.items()}
 
     return sum(simulate(fake).phases()["backward"].values())

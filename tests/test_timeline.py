@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from laconic.errors import UsageError
-from laconic.planner.timeline_plot import COLUMNS, bands, draw, thin
+from laconic.planner.timeline_plot import COLUMNS, downsample, find_phases, plot_timeline
 
 GIB = 2**30
 PHASES = [("forward", 0, 4), ("backward", 4, 8), ("optimizer", 8, 9)]
@@ -27,7 +27,7 @@ def words(path):
 
 
 def drawn(path, at=None, limit=None, **more):
-    draw(np.arange(10) if at is None else at, series(), PHASES, limit, path, **more)
+    plot_timeline(np.arange(10) if at is None else at, series(), PHASES, limit, path, **more)
     return words(path)
 
 
@@ -65,31 +65,31 @@ def test_host_memory_has_a_panel_of_its_own_where_there_is_any(tmp_path):
 def test_the_same_figures_give_the_same_bytes(tmp_path, suffix):
     paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for path in paths:
-        draw(np.arange(10), series(), PHASES, 40 * GIB, path)
+        plot_timeline(np.arange(10), series(), PHASES, 40 * GIB, path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert b"20" + b"26-" not in paths[0].read_bytes()[:4000]
 
 
 def test_a_png_is_one(tmp_path):
-    draw(np.arange(10), series(), PHASES, None, tmp_path / "a.png")
+    plot_timeline(np.arange(10), series(), PHASES, None, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_a_long_run_is_thinned_and_keeps_its_peak(tmp_path):
     total = np.random.default_rng(0).integers(0, 1000, 200_000)
     total[123_457] = 5000
-    kept = thin(total)
+    kept = downsample(total)
     assert kept.size <= 2 * COLUMNS + 3
     assert {0, 123_457, total.size - 1} <= set(kept.tolist())
     assert (np.diff(kept) > 0).all()
-    draw(np.arange(total.size), {"activations": total * GIB}, [], None, tmp_path / "a.svg")
+    plot_timeline(np.arange(total.size), {"activations": total * GIB}, [], None, tmp_path / "a.svg")
     assert "5000.00 GiB" in words(tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size < 600_000
 
 
 def test_bands_begin_where_the_phase_changes():
-    assert bands([]) == []
-    assert bands(["build", "forward", "forward", "backward"]) == [
+    assert find_phases([]) == []
+    assert find_phases(["build", "forward", "forward", "backward"]) == [
         ("build", 0, 1),
         ("forward", 1, 3),
         ("backward", 3, 3),
@@ -98,18 +98,18 @@ def test_bands_begin_where_the_phase_changes():
 
 def test_only_phases_with_room_are_named(tmp_path):
     at, phases = np.arange(1000), [("forward", 0, 500), ("sliver", 500, 501), ("backward", 501, 999)]
-    draw(at, {"parameters": at}, phases, None, tmp_path / "a.svg")
+    plot_timeline(at, {"parameters": at}, phases, None, tmp_path / "a.svg")
     assert {"forward", "sliver", "backward"} & set(words(tmp_path / "a.svg")) == {"forward", "backward"}
 
 
 @pytest.mark.parametrize("values", [[7], [0, 0, 0], [1, 1, 1]])
 def test_runs_of_little_are_drawn_too(tmp_path, values):
-    draw(np.arange(len(values)), {"parameters": np.array(values)}, [("build", 0, 0)], None, tmp_path / "a.svg")
+    plot_timeline(np.arange(len(values)), {"parameters": np.array(values)}, [("build", 0, 0)], None, tmp_path / "a.svg")
     assert f"{max(values)}.00 B" in words(tmp_path / "a.svg")
 
 
 def test_a_category_of_somebodys_own_has_a_colour(tmp_path):
-    draw(np.arange(3), {"cache": np.array([1, 2, 3]) * GIB}, [], None, tmp_path / "a.svg")
+    plot_timeline(np.arange(3), {"cache": np.array([1, 2, 3]) * GIB}, [], None, tmp_path / "a.svg")
     assert "cache" in words(tmp_path / "a.svg")
 
 
@@ -125,4 +125,4 @@ def test_a_category_of_somebodys_own_has_a_colour(tmp_path):
 def test_what_cannot_be_drawn_is_refused(tmp_path, name, at, values, message):
     given = {category: np.ones(count, np.int64) for category, count in values.items()}
     with pytest.raises(UsageError, match=message):
-        draw(np.arange(at), given, [], None, tmp_path / name)
+        plot_timeline(np.arange(at), given, [], None, tmp_path / name)

@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 
 from laconic.cache import Cache
 from laconic.offload.memory_accounting import accounted, alike, simulating
-from laconic.planner.memory_timeline import Ledger
-from laconic.planner.rates import Curve, Rates, curve, measure
-from laconic.planner.simulate import Watch
-from laconic.planner.step_cost import Meter, Work, size, tensors
+from laconic.planner.device_rates import DeviceRates, RateCurve, measure_curve, measure_rates
+from laconic.planner.memory_timeline import AllocationLog
+from laconic.planner.simulate import AllocationTracker
+from laconic.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
 
 FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
 """A second for 10^9 of anything, from 1 on."""
 SECOND = 1e9
-RATES = Rates(
+RATES = DeviceRates(
     name="steady",
     kind="cpu",
-    products={"float32": Curve(**FLAT), "bfloat16": Curve(amounts=(1.0, 1e15), seconds=(1e-10, 1e5))},
-    passes=Curve(amounts=(1.0, 1e15), seconds=(1e-12, 1e3)),
-    copies=Curve(**FLAT),
+    products={"float32": RateCurve(**FLAT), "bfloat16": RateCurve(amounts=(1.0, 1e15), seconds=(1e-10, 1e5))},
+    passes=RateCurve(amounts=(1.0, 1e15), seconds=(1e-12, 1e3)),
+    copies=RateCurve(**FLAT),
 )
 
 
-def worked(run, rates=RATES) -> Work:
-    meter = Meter(rates)
-    with Watch(Ledger(), torch.device("cpu"), meter):
+def worked(run, rates=RATES) -> StepCost:
+    meter = CostMeter(rates)
+    with AllocationTracker(AllocationLog(), torch.device("cpu"), meter):
         run()
-    return meter.phases.get("build", Work())
+    return meter.phases.get("build", StepCost())
 
 
 def test_a_product_is_two_operations_for_each_pair():
@@ -85,12 +85,12 @@ def test_copies_go_on_beside_the_device_and_the_host_works_after_it():
     assert work.copies == pytest.approx(4000 / SECOND)
     assert work.device == 0
     assert work.host > 0
-    assert Work(device=2.0, copies=3.0, host=4.0).seconds() == 7.0
-    assert Work(device=3.0, copies=2.0, host=4.0).seconds() == 7.0
+    assert StepCost(device=2.0, copies=3.0, host=4.0).seconds() == 7.0
+    assert StepCost(device=3.0, copies=2.0, host=4.0).seconds() == 7.0
 
 
 def test_the_host_works_at_its_own_speed():
-    slow = RATES.model_copy(update={"passes": Curve(amounts=(1.0, 1e15), seconds=(1e-9, 1e6))})
+    slow = RATES.model_copy(update={"passes": RateCurve(amounts=(1.0, 1e15), seconds=(1e-9, 1e6))})
     a = torch.ones(1000)
 
     def run():
@@ -114,20 +114,20 @@ def test_what_is_left_out_of_a_simulation_is_counted():
 
 @given(st.floats(0, 9), st.floats(0, 9), st.floats(0, 9), st.floats(0.1, 9))
 def test_work_adds_up(device, copies, host, times):
-    one, other = Work(device, copies, host, 1.0), Work(host, device, copies, 2.0)
+    one, other = StepCost(device, copies, host, 1.0), StepCost(host, device, copies, 2.0)
     both = one.plus(other, times)
     assert both.device == pytest.approx(device + times * host)
     assert both.flops == pytest.approx(1 + 2 * times)
-    assert Work().plus(one) == one
+    assert StepCost().plus(one) == one
 
 
 def test_tensors_are_found_wherever_they_are():
     a, b = torch.ones(3), torch.ones(2, dtype=torch.int8)
-    assert [each is a or each is b for each in tensors((a, {"x": [b, None, 3]}))] == [True, True]
-    assert size([a, b, a.expand(10, 3)]) == 12 + 2 + 120
+    assert [each is a or each is b for each in find_tensors((a, {"x": [b, None, 3]}))] == [True, True]
+    assert count_bytes([a, b, a.expand(10, 3)]) == 12 + 2 + 120
 
 
-MEASURED = Curve(amounts=(10.0, 100.0, 1000.0), seconds=(1.0, 2.0, 16.0))
+MEASURED = RateCurve(amounts=(10.0, 100.0, 1000.0), seconds=(1.0, 2.0, 16.0))
 
 
 def test_a_curve_goes_through_what_was_measured():
@@ -149,7 +149,7 @@ def test_a_curve_is_measured_at_each_size_and_never_falls():
         sleepy.calls += 1
         return a.sum()
 
-    made = curve(torch.device("cpu"), (4, 40), lambda count: (torch.ones(count),), work, amount=float)
+    made = measure_curve(torch.device("cpu"), (4, 40), lambda count: (torch.ones(count),), work, amount=float)
     assert made.amounts == (4.0, 40.0)
     assert sleepy.calls >= 2 * 6
     assert np.all(np.diff(made.seconds) >= 0)
@@ -161,20 +161,20 @@ def test_a_size_for_which_there_is_no_room_ends_the_curve():
             raise MemoryError
         return (torch.ones(count),)
 
-    made = curve(torch.device("cpu"), (4, 8, 40), make, torch.sum, amount=float)
+    made = measure_curve(torch.device("cpu"), (4, 8, 40), make, torch.sum, amount=float)
     assert made.amounts == (4.0, 8.0)
     assert len(made.seconds) == 2
     with pytest.raises(MemoryError):
-        curve(torch.device("cpu"), (40,), make, torch.sum, amount=float)
+        measure_curve(torch.device("cpu"), (40,), make, torch.sum, amount=float)
 
 
 def test_a_machine_is_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("laconic.planner.rates.SIDES", {"cpu": (8, 16)})
-    monkeypatch.setattr("laconic.planner.rates.BYTES", {"cpu": (64, 1024)})
-    monkeypatch.setattr("laconic.planner.rates.SECONDS", 0.001)
+    monkeypatch.setattr("laconic.planner.device_rates.MATRIX_SIDES", {"cpu": (8, 16)})
+    monkeypatch.setattr("laconic.planner.device_rates.ARRAY_BYTES", {"cpu": (64, 1024)})
+    monkeypatch.setattr("laconic.planner.device_rates.SECONDS", 0.001)
     cache = Cache(tmp_path)
-    first = measure(torch.device("cpu"), cache)
+    first = measure_rates(torch.device("cpu"), cache)
     assert set(first.products) == {"float32", "bfloat16"}
     assert first.host is None
-    assert measure(torch.device("cpu"), cache) == first
+    assert measure_rates(torch.device("cpu"), cache) == first
     assert len(list(tmp_path.iterdir())) == 1

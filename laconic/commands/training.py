@@ -91,14 +91,14 @@ def plan(
 
     Nothing is allocated, and no weight is read: a folder with a config.json is enough. Exit code 3 where nothing fits.
     """
-    from laconic.planner.plan_tables import show, summary
-    from laconic.planner.plots import bars, check
-    from laconic.planner.plots import timeline as draw_timeline
-    from laconic.planner.request import request
+    from laconic.commands.plan_table import print_plan
+    from laconic.planner.plan_plots import check_path, plot_bars, plot_chosen
+    from laconic.planner.plan_source import plan_source
+    from laconic.planner.plan_summary import summarize_plan
 
     for drawing in filter(None, (picture, timeline)):
-        check(drawing)
-    found = request(
+        check_path(drawing)
+    found = plan_source(
         Path(source),
         memory=memory,
         batch=batch,
@@ -110,9 +110,9 @@ def plan(
         devices=devices,
         trust=trust,
     )
-    for path, draw in ((picture, bars), (timeline, draw_timeline)):
+    for path, draw in ((picture, plot_bars), (timeline, plot_chosen)):
         if path is not None:
             draw(found, path)
-    print_json(summary(found)) if as_json else show(found, everything=everything)
+    print_json(summarize_plan(found)) if as_json else print_plan(found, everything=everything)
     if found.chosen is None:
         raise GoalMissed("no combination of techniques fits. Take a smaller --batch or --seq, or more --memory")

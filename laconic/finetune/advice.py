@@ -11,11 +11,11 @@ from laconic.data.dataset import Dataset
 from laconic.errors import GoalMissed
 from laconic.hardware import this_machine
 from laconic.models.checkpoint import Checkpoint
-from laconic.planner.combinations import Candidate, spelled
-from laconic.planner.memory_plan import Plan, Row, plan
-from laconic.planner.meta_model import Subject
+from laconic.planner.combinations import Combination, format_technique
+from laconic.planner.device_rates import measure_rates
+from laconic.planner.memory_plan import MemoryPlan, PlanRow, plan_memory
+from laconic.planner.meta_model import MetaModel
 from laconic.planner.prediction import predict
-from laconic.planner.rates import measure
 from laconic.progress import Steps
 from laconic.training.callbacks.monitor import binary
 from laconic.training.settings import Training, TrainingRecipe
@@ -24,14 +24,14 @@ SAMPLES = 64
 """The longest samples as the task counts, of which the longest by its tensors says how long a batch becomes."""
 
 
-def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
+def subject_of(checkpoint: Checkpoint, name: str) -> MetaModel:
     """The structure of a checkpoint that is loaded; its weights are not copied."""
     memo: dict[int, object] = {}
     for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
     module: nn.Module = copy.deepcopy(checkpoint.module, memo)
-    return Subject(name, module, checkpoint.task, checkpoint.task.max_length)
+    return MetaModel(name, module, checkpoint.task, checkpoint.task.max_length)
 
 
 def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
@@ -51,7 +51,7 @@ def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
 
 
 def fitted(
-    recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps
+    recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps
 ) -> tuple[TrainingRecipe, str]:
     """The recipe with techniques that keep within its memory, and a line that says what was turned on.
 
@@ -59,9 +59,9 @@ def fitted(
     """
     if recipe.memory is None:
         return recipe, ""
-    found = plan(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
+    found = plan_memory(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
     if recipe.techniques:
-        asked = Row(plain(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
+        asked = PlanRow(plain(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
         if not asked.fits(recipe.memory):
             instead = f"Turn on: {compared(found.chosen, asked)}" if found.chosen else sentence(nothing(found))
             raise GoalMissed(
@@ -74,30 +74,30 @@ def fitted(
 
 
 def advised(
-    recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps, room: int
+    recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps, room: int
 ) -> tuple[TrainingRecipe | None, str]:
     """After a step ran out of memory: a recipe that takes less, and what it turns on; None, and why, without one.
 
     room: bytes that were available before the run.
     """
-    rates = measure(device)
-    failed = Row(plain(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
+    rates = measure_rates(device)
+    failed = PlanRow(plain(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
     # What was predicted to fit and did not has shown how much there is.
     memory = min(recipe.memory or room, round(0.95 * failed.need))
-    found = plan(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
+    found = plan_memory(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
     if found.chosen is None:
         return None, sentence(nothing(found))
     return adopted(recipe, found.chosen, memory), compared(found.chosen, failed)
 
 
-def plain(recipe: TrainingRecipe) -> Candidate:
+def plain(recipe: TrainingRecipe) -> Combination:
     """The recipe as a candidate."""
-    return Candidate(training=recipe, whole=True, exact=True)
+    return Combination(training=recipe, whole=True, exact=True)
 
 
-def adopted(recipe: TrainingRecipe, row: Row, memory: int | None = None) -> TrainingRecipe:
+def adopted(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:
     """The recipe with the techniques of a row, and the memory that has turned out to be there."""
-    training: Training = row.candidate.training
+    training: Training = row.combination.training
     return recipe.model_copy(
         update={
             "techniques": training.techniques,
@@ -108,13 +108,13 @@ def adopted(recipe: TrainingRecipe, row: Row, memory: int | None = None) -> Trai
     )
 
 
-def described(row: Row) -> str:
+def described(row: PlanRow) -> str:
     """What a row turns on, as a recipe says it."""
-    names = ", ".join(spelled(named) for named in row.candidate.training.techniques) or "no techniques"
-    return f"{names}; optimizer {row.candidate.training.optimizer.name}: {binary(row.need)} predicted"
+    names = ", ".join(format_technique(named) for named in row.combination.training.techniques) or "no techniques"
+    return f"{names}; optimizer {row.combination.training.optimizer.name}: {binary(row.need)} predicted"
 
 
-def compared(chosen: Row, asked: Row) -> str:
+def compared(chosen: PlanRow, asked: PlanRow) -> str:
     """The same, and what it costs."""
     times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
     return f"{described(chosen)}, {times:.1f} times the time of a step"
@@ -125,12 +125,12 @@ def sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def nothing(found: Plan) -> str:
+def nothing(found: MemoryPlan) -> str:
     """What is said where nothing fits."""
     least = min(found.rows, key=lambda row: row.need)
     return (
         f"no combination of techniques fits into {binary(found.memory)}; the least that any takes is "
-        f"{binary(least.need)} ({least.candidate.name}). Take a smaller batch or length, or more memory"
+        f"{binary(least.need)} ({least.combination.name}). Take a smaller batch or length, or more memory"
     )
 
 

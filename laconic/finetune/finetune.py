@@ -20,7 +20,7 @@ from laconic.finetune.evaluate import ROWS, evaluate
 from laconic.finetune.head import open_for
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint, check_free
-from laconic.planner.meta_model import Subject
+from laconic.planner.meta_model import MetaModel
 from laconic.progress import Steps
 from laconic.training.loop import short_of_memory
 from laconic.training.parallel.ranks import Ranks, started
@@ -133,7 +133,7 @@ class Lesson:
     checkpoint: Checkpoint
     learn: Dataset
     held: Dataset
-    subject: Subject
+    subject: MetaModel
     length: int
 
 

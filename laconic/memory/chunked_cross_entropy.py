@@ -1,7 +1,9 @@
 """Cross-entropy over a large vocabulary that never holds the logits of all tokens."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -10,7 +12,10 @@ from laconic.models.signature import replace_forward
 from laconic.training.objectives.deferred_gradient import Late
 from laconic.training.objectives.linear_cross_entropy import Chunked
 from laconic.training.step.parts import Kit
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
+
+DEFERRED = {"chunked-loss": {"defer": True, "chunk": 256}}
+"""As lean combinations of other techniques use it."""
 
 
 class ChunkedLoss(Technique):
@@ -28,9 +33,18 @@ class ChunkedLoss(Technique):
 
     slot: ClassVar[Slot] = "loss"
     exact: ClassVar[bool] = True
+    optional: ClassVar[bool] = True
 
     chunk: int = Field(default=512, ge=1)
     defer: bool = False
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (Proposal("free"),)
+
+    @property
+    def fallback(self) -> Mapping[str, Any] | None:
+        return {"chunk": self.chunk} if self.defer else None
 
     def apply(self, kit: Kit) -> None:
         objective: Any = kit.objective

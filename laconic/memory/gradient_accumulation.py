@@ -1,12 +1,14 @@
 """A batch in parts, whose gradients add up."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
 from laconic.training.step.parts import Kit
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 
 class Accumulate(Technique):
@@ -19,6 +21,14 @@ class Accumulate(Technique):
     exact: ClassVar[bool] = True
 
     rows: int = Field(default=1, ge=1)
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (Proposal("grid", {"rows": max(1, batch // 8)}),)
+
+    @property
+    def micro_batch(self) -> int:
+        return self.rows
 
     def apply(self, kit: Kit) -> None:
         if not kit.objective.splits:

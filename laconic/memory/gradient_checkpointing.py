@@ -1,6 +1,6 @@
 """Activations that are computed twice in the place of being kept."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from laconic.training.step.parts import Kit, blocks
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 DEAR = (
     "mm",
@@ -43,6 +43,10 @@ class Checkpointing(Technique):
 
     policy: Literal["full", "selective"] = "full"
     every: int = Field(default=1, ge=1)
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return Proposal("grid", {"policy": "selective"}), Proposal("grid")
 
     @property
     def linear(self) -> bool:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from laconic.memory.chunked_cross_entropy import DEFERRED
 from laconic.memory.pure_bf16 import in_bf16
 from laconic.offload.host import Host
 from laconic.offload.memory_accounting import accounted
 from laconic.offload.streamed_weights import Doubles, Streamed, narrowed
 from laconic.training.step.parts import Groups, Kit, blocks
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -37,6 +38,13 @@ class HostWeights(Technique):
     }
 
     dtype: Literal["bf16", "fp32"] = "bf16"
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return [
+            Proposal("lean", {"dtype": dtype}, before=({"layerwise": {"rows": 1, "keep": "host"}}, DEFERRED))
+            for dtype in ("fp32", "bf16")
+        ]
 
     def apply(self, kit: Kit) -> None:
         for parameter in kit.module.parameters():

@@ -1,15 +1,18 @@
 """Layers run one by one, and what each has between its input and its output lives only while it runs."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import Way, stack
 from laconic.layerwise.layerwise_pass import Means
+from laconic.memory.chunked_cross_entropy import DEFERRED
 from laconic.training.step.parts import Kit, blocks, stacks
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 
 class Layerwise(Technique):
@@ -34,6 +37,13 @@ class Layerwise(Technique):
     rows: int | None = Field(default=None, ge=1)
     snapshots: int | None = Field(default=None, ge=1)
     keep: Literal["device", "host"] = "device"
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (
+            Proposal("lean", {"rows": 1, "snapshots": 4}, after=(DEFERRED, "in-backward")),
+            Proposal("lean", {"rows": 1}, after=("bf16", "in-backward")),
+        )
 
     @property
     def linear(self) -> bool:

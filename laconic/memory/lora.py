@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from laconic import registry
 from laconic.errors import RecipeError
 from laconic.training.step.parts import Kit, blocks
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 LINEAR = (nn.Linear, Conv1D)
 """Kinds of layers that take an adapter, and no kinds made from them: what their forward pass does is not known."""
@@ -45,6 +45,7 @@ class Lora(Technique):
     slot: ClassVar[Slot] = "weights"
     exact: ClassVar[bool] = False
     places: ClassVar[bool] = True
+    trains_adapters: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "frozen weights have no gradients and no optimizer's state for the host to hold",
         "pure-bf16": "adapters learn in float32; base: bfloat16 is for the frozen weights",
@@ -61,6 +62,13 @@ class Lora(Technique):
     vocabulary stays frozen."""
     base: Literal["float32", "bfloat16"] = "float32"
     """The dtype of what is frozen; with bfloat16 the forward pass is under autocast."""
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (
+            Proposal("lean", {"base": "bfloat16"}, after=("bf16",)),
+            Proposal("lean", {"base": "bfloat16"}, after=("bf16", "checkpoint", "accumulate")),
+        )
 
     def apply(self, kit: Kit) -> None:
         module = kit.module

@@ -1,13 +1,13 @@
 """Products in 16 bits, weights and loss in FP32 (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from laconic.training.step.parts import Kit
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 
 class Bf16(Technique):
@@ -15,6 +15,10 @@ class Bf16(Technique):
 
     slot: ClassVar[Slot] = "precision"
     exact: ClassVar[bool] = False
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (Proposal("grid"),) if has_bf16(device) else ()
 
     def apply(self, kit: Kit) -> None:
         kit.forward.append(lambda: autocast(kit, torch.bfloat16))
@@ -34,9 +38,18 @@ class Fp16(Technique):
     scale: float = Field(default=2.0**16, gt=0)
     interval: int = Field(default=2000, ge=1)
 
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return () if has_bf16(device) else (Proposal("grid"),)
+
     def apply(self, kit: Kit) -> None:
         kit.forward.append(lambda: autocast(kit, torch.float16))
         kit.scaler = torch.amp.GradScaler(kit.device.type, init_scale=self.scale, growth_interval=self.interval)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device computes in BF16."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported()
 
 
 def autocast(kit: Kit, dtype: torch.dtype) -> torch.autocast:

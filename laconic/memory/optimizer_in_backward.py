@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from laconic.training.step.parts import Groups, Kit
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 
 class InBackward(Technique):
@@ -28,6 +29,10 @@ class InBackward(Technique):
         "shard": "a gradient is averaged over the ranks after it would have been used",
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("per-parameter",)
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (Proposal("grid"),)
 
     def apply(self, kit: Kit) -> None:
         make = kit.make_optimizer

@@ -1,6 +1,6 @@
 """Adapters beside weights of four bits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import functional
 from laconic.memory.lora import Lora
 from laconic.offload.memory_accounting import accounted, alike
 from laconic.training.step.parts import Kit
+from laconic.training.step.technique import Proposal
 
 BLOCK = 64
 """Weights that have one scale."""
@@ -46,6 +47,10 @@ class Qlora(Lora):
     base: Literal["float32", "bfloat16"] = "bfloat16"
     double: bool = True
     """Whether the blocks' scales are quantized too, to 8 bits with a scale for each 256."""
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (Proposal("lean", after=("bf16", "checkpoint", "accumulate", {"chunked-loss": {"chunk": 128}})),)
 
     def _keep(self, kit: Kit, layers: Mapping[str, Any]) -> None:
         values = torch.tensor(NF4, device=kit.device)

@@ -1,6 +1,6 @@
 """Attention in one kernel, which never holds the matrix of all pairs of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, wraps
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from laconic.training.step.parts import Kit, blocks
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Proposal, Slot, Technique
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -38,6 +38,10 @@ class Sdpa(Technique):
 
     backend: Literal["flash", "efficient", "math"] | None = None
     float32: bool = False
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        return (Proposal("free"),)
 
     def apply(self, kit: Kit) -> None:
         model: Any = next((part for part in kit.module.modules() if hasattr(part, "set_attn_implementation")), None)

@@ -1,50 +1,33 @@
-"""The combinations of techniques that are worth predicting, as data."""
+"""The combinations of memory techniques that the planner predicts: assembled from what each technique proposes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 
+from laconic import registry
 from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
-from laconic.planner.meta_model import Subject
-from laconic.planner.simulate import imagined, imagining
+from laconic.planner.meta_model import MetaModel
+from laconic.planner.simulate import fakify, make_fake_mode
 from laconic.training.assembly import make_kit
+from laconic.training.optimizers import Optimizer
 from laconic.training.settings import Training
 from laconic.training.step.legality import conflict
+from laconic.training.step.technique import SLOTS, Proposal, Slot, Technique
 
-Choice = tuple[Any, ...]
-"""Techniques as a recipe writes them."""
-
-FREE: Choice = ("sdpa", "chunked-loss")
-"""What costs neither exactness nor time, wherever the model has a place for it."""
-
-ACTIVATIONS: tuple[Choice, ...] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
-SMALLER = "adamw-8bit"
-EARLY = {"chunked-loss": {"chunk": 256}}
-LATE = {"chunked-loss": {"defer": True, "chunk": 256}}
-HOST = {"layerwise": {"rows": 1, "keep": "host"}}
-LEAN: Sequence[Choice] = (
-    ({"layerwise": {"rows": 1, "snapshots": 4}}, LATE, "in-backward"),
-    ({"layerwise": {"rows": 1}}, "bf16", "in-backward"),
-    (HOST, LATE, {"host-weights": {"dtype": "fp32"}}),
-    (HOST, LATE, {"host-weights": {"dtype": "bf16"}}),
-    ({"lora": {"base": "bfloat16"}}, "bf16"),
-    ({"lora": {"base": "bfloat16"}}, "bf16", "checkpoint", "accumulate"),
-    ("qlora", "bf16", "checkpoint", "accumulate", {"chunked-loss": {"chunk": 128}}),
-)
-"""Combinations that trade more for memory than the ladder does. What is named in them stands above FREE."""
-
-ADAPTERS = frozenset({"lora", "qlora"})
-"""What trains adapters, and not the weights themselves."""
+GRID: tuple[Slot, ...] = ("precision", "activations", "batch")
+"""Slots whose proposals are combined with one another; the last varies fastest."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """training: the settings with these techniques. whole: whether all weights learn. exact: whether the losses are
-    those of plain FP32 training with the optimizer that was asked for, to 1e-5."""
+class Combination:
+    """Techniques and an optimizer to train with.
+
+    training: the settings with these techniques. whole: whether all weights are trained, and not adapters alone.
+    exact: whether the losses are those of plain FP32 training with the optimizer that was asked for, to 1e-5.
+    """
 
     training: Training
     whole: bool
@@ -52,116 +35,167 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """As people say it."""
-        parts = [spelled(named) for named in self.training.techniques]
+        """The techniques and the optimizer, as in `bf16 + checkpoint(policy=selective) + adamw`."""
+        parts = [format_technique(named) for named in self.training.techniques]
         return " + ".join([*parts, self.training.optimizer.name])
 
 
-def spelled(named: Named) -> str:
+@dataclass(frozen=True)
+class ProposedTechniques:
+    """A technique's proposal with its registered names. tier: as in Proposal. slot: of the technique that proposes."""
+
+    tier: str
+    slot: Slot
+    techniques: tuple[Named, ...]
+
+    @classmethod
+    def of(cls, name: str, technique: type[Technique], proposal: Proposal) -> "ProposedTechniques":
+        """The proposal of the technique that is registered under `name`."""
+        entries = (*proposal.before, {name: dict(proposal.config)}, *proposal.after)
+        return cls(proposal.tier, technique.slot, tuple(Named.model_validate(entry) for entry in entries))
+
+
+def format_technique(named: Named) -> str:
     """A technique and its settings, as in `checkpoint(policy=selective)`."""
     settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
     return f"{named.name}({settings})" if settings else named.name
 
 
-def candidates(subject: Subject, training: Training, device: torch.device, devices: int = 1) -> list[Candidate]:
-    """Plain training, what the settings ask for, a ladder of common combinations, and lean ones; the legal ones of
-    them that the model has a place for."""
-    fits = applicable(subject, training)
-    free = tuple(name for name in FREE if name in fits)
-    found: dict[str, Candidate] = {}
-    for choice, optimizer, clip in proposals(training, device, free):
-        techniques = placed(choice, fits)
-        if techniques is None:
-            continue
-        changed = training.with_techniques(techniques, optimizer=optimizer, clip=clip)
-        if legal(changed, devices):
-            candidate = judged(changed, training, subject)
-            found.setdefault(candidate.name, candidate)
-    return list(found.values())
+def list_combinations(
+    model: MetaModel, training: Training, device: torch.device, devices: int = 1
+) -> list[Combination]:
+    """Plain training, what the settings ask for, a grid of common combinations, and lean ones: those of them that are
+    legal and that the model supports.
 
-
-def placed(choice: Choice, fits: set[str]) -> tuple[Named, ...] | None:
-    """The techniques of a choice, None where the model has no place for one of them. Its loss is taken as it can be:
-    with the head's gradient late, in pieces, or whole."""
-    found = []
-    for each in choice:
-        wanted = Named.model_validate(each)
-        instead = (wanted, Named.model_validate(EARLY)) if wanted.name == "chunked-loss" else (wanted,)
-        possible = next((named for named in instead if spelled(named) in fits), None)
-        if possible:
-            found.append(possible)
-        elif wanted.name != "chunked-loss":
-            return None
-    return tuple(found)
-
-
-def proposals(training: Training, device: torch.device, free: Choice) -> Iterator[tuple[Choice, Named, float | None]]:
-    """Techniques, optimizer and clip of each combination, legal or not. free: those of FREE that have a place."""
-    given, clip = training.optimizer, training.clip
-    asked = tuple({named.name: named.config} for named in training.techniques)
-    yield (), given, clip
-    yield asked, given, clip
-    low = "fp16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bf16"
-    for precision, activations, parts in product(((), (low,)), ACTIVATIONS, ((), (cut(training),))):
-        choice = (*free, *precision, *activations, *parts)
-        yield choice, given, clip
-        if precision and activations == ("checkpoint",) and given.name == "adamw":
-            yield choice, Named(name=SMALLER, config=given.config), clip
-    for precision in ((), (low,)):  # gradients are at the peak only where activations are not
-        yield (*free, *precision, "checkpoint", "in-backward"), given, None
-    for lean in LEAN:
-        named = {Named.model_validate(each).name for each in lean}
-        kept = None if "in-backward" in named else clip
-        yield (*(name for name in free if name not in named), *lean), given, kept
-
-
-def applicable(subject: Subject, training: Training) -> set[str]:
-    """The techniques that the model has a place for, spelled, each tried alone on a model without bytes.
-
-    Raises RecipeError or MissingPackage where there is none for one that the settings ask for.
+    Raises RecipeError or MissingPackage for a technique of the settings that the model or the machine does not support.
     """
-    asked = {spelled(named) for named in training.techniques}
-    known = [*training.techniques, *map(Named.model_validate, ("bf16", "fp16", "in-backward", *FREE, EARLY))]
-    for choice in (*ACTIVATIONS, *LEAN, (cut(training),)):
-        known += map(Named.model_validate, choice)
-    found = set()
-    for name, named in sorted({spelled(named): named for named in known}.items()):
+    proposals = collect_proposals(training.batch, device)
+    supported = find_supported(model, training, proposals)
+    combinations: dict[str, Combination] = {}
+    for choice, optimizer in enumerate_choices(training, proposals, supported):
+        named = replace_unsupported(choice, supported)
+        if named is None:
+            continue
+        techniques = configure(named)
+        clip = None if any("clip" in each.excludes for each in techniques.values()) else training.clip
+        changed = training.with_techniques(named, optimizer=optimizer, clip=clip)
+        strategy = changed.mesh.way if devices > 1 else None
+        if conflict(techniques, optimizer.configure("optimizer"), clip=clip, way=strategy) is None:
+            whole = not any(each.trains_adapters for each in techniques.values())
+            combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model))
+            combinations.setdefault(combination.name, combination)
+    return list(combinations.values())
+
+
+def collect_proposals(batch: int, device: torch.device) -> list[ProposedTechniques]:
+    """What the registered techniques propose: those that train all weights before those that train adapters, and each
+    after those that it requires."""
+    registered: dict[str, type[Technique]] = {name: registry.resolve("technique", name) for name in registry.TECHNIQUES}
+    ordered = sorted(registered.items(), key=lambda item: (item[1].trains_adapters, bool(item[1].requires)))
+    return [
+        ProposedTechniques.of(name, technique, proposal)
+        for name, technique in ordered
+        for proposal in technique.proposals(batch, device)
+    ]
+
+
+def enumerate_choices(
+    training: Training, proposals: Sequence[ProposedTechniques], supported: set[str]
+) -> Iterator[tuple[tuple[Named, ...], Named]]:
+    """Techniques and optimizer of each combination, legal or not."""
+
+    def list_in(tier: str, slot: Slot) -> list[tuple[Named, ...]]:
+        return [each.techniques for each in proposals if (each.tier, each.slot) == (tier, slot)]
+
+    optimizer, smaller = training.optimizer, find_smaller(training.optimizer)
+    yield (), optimizer
+    yield training.techniques, optimizer
+    every_free = [named for slot in SLOTS for techniques in list_in("free", slot) for named in techniques]
+    free = tuple(named for named in every_free if format_technique(named) in supported)
+    grid = [[(), *list_in("grid", slot)] for slot in GRID]
+    leanest = grid[GRID.index("activations")][-1]
+    for precision, activations, batch in product(*grid):
+        choice = (*free, *precision, *activations, *batch)
+        yield choice, optimizer
+        if smaller and precision and activations == leanest:
+            yield choice, smaller
+    # Gradients are at the peak only where activations are not.
+    for precision, step in product(grid[GRID.index("precision")], list_in("grid", "optimizer")):
+        yield (*free, *precision, *leanest, *step), optimizer
+    for each in proposals:
+        if each.tier == "lean":
+            names = {named.name for named in each.techniques}
+            yield (*(named for named in free if named.name not in names), *each.techniques), optimizer
+
+
+def find_smaller(optimizer: Named) -> Named | None:
+    """The optimizer's variant with less state, with those of its settings that the variant has; None without one."""
+    name = optimizer.configure("optimizer", Optimizer).smaller
+    if name is None:
+        return None
+    known = registry.resolve("optimizer", name).model_fields
+    return Named(name=name, config={key: value for key, value in optimizer.config.items() if key in known})
+
+
+def find_supported(model: MetaModel, training: Training, proposals: Iterable[ProposedTechniques]) -> set[str]:
+    """The techniques with their settings, formatted, that the model supports: each is applied alone to a copy of the
+    model on fake tensors.
+
+    Raises RecipeError or MissingPackage for an unsupported one that the settings ask for.
+    """
+    asked = {format_technique(named) for named in training.techniques}
+    tried = {format_technique(named): named for named in training.techniques}
+    for named in (named for each in proposals for named in each.techniques):
+        fallback = get_fallback(named)
+        tried |= {format_technique(each): each for each in (named, fallback) if each}
+    supported = set()
+    for name, named in sorted(tried.items()):
         try:
-            technique = named.configure("technique")
+            technique = named.configure("technique", Technique)
             parts = training.with_techniques(()).parts()
-            module = subject.copy()
-            with imagining():
-                kit = make_kit(imagined(module), subject.objective(), parts, torch.device("cpu"))
+            module = model.copy()
+            with make_fake_mode():
+                kit = make_kit(fakify(module), model.objective(), parts, torch.device("cpu"))
                 if not technique.requires:
                     technique.apply(kit)
-            found.add(name)
+            supported.add(name)
         except (RecipeError, MissingPackage):
             if name in asked:
                 raise
-    return found
+    return supported
 
 
-def cut(training: Training) -> dict[str, Any]:
-    """Accumulation over eight parts of a batch, as far as it has as many rows."""
-    return {"accumulate": {"rows": max(1, training.batch // 8)}}
+def replace_unsupported(choice: Iterable[Named], supported: set[str]) -> tuple[Named, ...] | None:
+    """The techniques of a choice, with the fallback of one that the model does not support, and without an optional
+    one; None where another is not supported."""
+    kept = []
+    for named in choice:
+        settings = [each for each in (named, get_fallback(named)) if each and format_technique(each) in supported]
+        if settings:
+            kept.append(settings[0])
+        elif not named.configure("technique", Technique).optional:
+            return None
+    return tuple(kept)
 
 
-def legal(training: Training, devices: int = 1) -> bool:
-    """Whether the techniques go together, and with the optimizer and the mesh."""
-    way = training.mesh.way if devices > 1 else None
-    techniques = {named.name: named.configure("technique") for named in training.techniques}
-    return conflict(techniques, training.optimizer.configure("optimizer"), clip=training.clip, way=way) is None
+def get_fallback(named: Named) -> Named | None:
+    """The technique with the settings that it falls back to in a model that does not support the given ones."""
+    fallback = named.configure("technique", Technique).fallback
+    return None if fallback is None else Named(name=named.name, config=dict(fallback))
 
 
-def judged(training: Training, given: Training, subject: Subject) -> Candidate:
-    """The candidate of these settings, beside those that were given."""
-    techniques = {named.name: named.configure("technique") for named in training.techniques}
-    # Running statistics see each part of a batch apart: losses were up to 0.49 apart in 20 steps on a small ResNet.
-    statistics = any(getattr(part, "running_mean", None) is not None for part in subject.module.modules())
-    exact = (
-        all(technique.exact for technique in techniques.values())
-        and training.optimizer == given.optimizer
-        and training.clip == given.clip
-        and not (statistics and "accumulate" in techniques)
+def configure(techniques: Iterable[Named]) -> dict[str, Technique]:
+    """The configured techniques, by name."""
+    return {named.name: named.configure("technique", Technique) for named in techniques}
+
+
+def is_exact(changed: Training, techniques: Iterable[Technique], given: Training, model: MetaModel) -> bool:
+    """Whether the changed settings train as the given ones do without techniques, to 1e-5 of the loss."""
+    techniques = list(techniques)
+    # Running statistics see each micro-batch by itself: losses were up to 0.49 apart in 20 steps on a small ResNet.
+    statistics = any(getattr(part, "running_mean", None) is not None for part in model.module.modules())
+    return (
+        all(technique.exact for technique in techniques)
+        and (changed.optimizer, changed.clip) == (given.optimizer, given.clip)
+        and not (statistics and any(technique.micro_batch is not None for technique in techniques))
     )
-    return Candidate(training, whole=not ADAPTERS & techniques.keys(), exact=exact)

@@ -1,4 +1,5 @@
-"""The plan of a training: what each combination takes, the fastest that fits, and the largest batch that would."""
+"""The plan of a training: the predicted memory and time of each combination of techniques, the fastest that fits, and
+the largest batch that fits with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,82 +7,92 @@ from dataclasses import dataclass, replace
 import torch
 
 from laconic.errors import RecipeError
-from laconic.planner.combinations import Candidate, candidates
-from laconic.planner.fleet import predict_fleet
-from laconic.planner.meta_model import Subject
-from laconic.planner.prediction import Prediction, predict
-from laconic.planner.rates import Rates, measure
+from laconic.planner.combinations import Combination, list_combinations
+from laconic.planner.device_rates import DeviceRates, measure_rates
+from laconic.planner.meta_model import MetaModel
+from laconic.planner.prediction import MemoryPrediction, predict_per_device
 from laconic.progress import Steps
 from laconic.training.settings import Training
 
 HEADROOM = 0.05
-"""The share of the memory that is left free, for what allocators waste and libraries keep for themselves."""
-ALIKE = 1.03
-"""Times within this factor are the same: the more exact one is taken, then the one that takes less memory."""
+"""Share of the memory that is left free, for fragmentation of the allocator and for libraries."""
+SAME_TIME = 1.03
+"""Times within this factor count as equal: an exact combination is preferred, then the one with the least memory."""
 ATTEMPTS = 12
-"""Predictions at most in looking for the largest batch."""
-WIDEST = 2**26
-"""Bytes of the largest batch that is simulated: its inputs are real. What lies beyond is on the line through two."""
+"""Most predictions in the search for the largest batch."""
+LARGEST_INPUT = 2**26
+"""Bytes of the largest batch that is simulated, since its inputs are real tensors; memory is extrapolated beyond."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A combination, and what it is predicted to take."""
+class PlanRow:
+    """A combination and its prediction. shared: whether device and host are the same memory, as on a CPU."""
 
-    candidate: Candidate
-    prediction: Prediction
+    combination: Combination
+    prediction: MemoryPrediction
     shared: bool = False
-    """Whether the device is the host, so that what is kept on the host takes the same memory."""
 
     @property
     def need(self) -> int:
-        """Bytes of the memory that is planned for."""
+        """Bytes that it needs of the planned memory."""
         return self.prediction.peak + (self.prediction.host if self.shared else 0)
 
+    @property
+    def caution(self) -> str | None:
+        """What its optimizer was measured to lose; None where nothing."""
+        return self.combination.training.parts().optimizer.caution
+
     def fits(self, memory: int) -> bool:
-        """Whether it stays within so many bytes, HEADROOM left free."""
+        """Whether it fits into `memory` bytes with HEADROOM to spare."""
         return self.need <= memory * (1 - HEADROOM)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """rows: the first is plain training. chosen: the fastest that fits; None where none does. largest: rows of a batch
-    that still fit with the chosen techniques; None where a batch is taken in parts, so that any fits."""
+class MemoryPlan:
+    """rows: the first is plain training. chosen: the fastest that fits; None where none does. largest: rows of the
+    largest batch that fits with the chosen techniques; None where gradient accumulation makes any batch fit. length:
+    tokens. memory: bytes of each device."""
 
-    subject: Subject
+    model: MetaModel
     length: int
     memory: int
-    rates: Rates
-    rows: tuple[Row, ...]
-    chosen: Row | None
+    rates: DeviceRates
+    rows: tuple[PlanRow, ...]
+    chosen: PlanRow | None
     largest: int | None
     devices: int = 1
 
-    def whole(self, row: Row) -> Prediction:
-        """The prediction of a row with its course, byte by byte."""
-        return foretold(self.subject, row.candidate.training, self.length, self.rates, self.devices, whole=True)
+    def predict_whole(self, row: PlanRow) -> MemoryPrediction:
+        """The prediction of a row with its timeline: every layer is simulated."""
+        training = row.combination.training
+        return predict_per_device(self.model, training, self.length, self.rates, self.devices, whole=True)
 
     @property
-    def plain(self) -> Row:
+    def plain(self) -> PlanRow:
         """Training without any technique."""
         return self.rows[0]
 
-    def front(self) -> list[Row]:
-        """The rows that no other beats in both memory and time, from the fastest on: of those whose weights all learn,
-        and of those where adapters do."""
-        kept: list[Row] = []
+    @property
+    def has_copy_times(self) -> bool:
+        """Whether times include copies between device and host, as in `is_copy_timed`."""
+        return is_copy_timed(self.plain, self.rates)
+
+    def find_pareto_front(self) -> list[PlanRow]:
+        """The rows that no other beats in both memory and time, fastest first: of those that train all weights, then of
+        those that train adapters."""
+        front: list[PlanRow] = []
         for whole in (True, False):
-            rows = [row for row in self.rows if row.candidate.whole is whole]
+            rows = [row for row in self.rows if row.combination.whole is whole]
             least = None
             for row in sorted(rows, key=lambda row: (row.prediction.seconds, row.need)):
                 if least is None or row.need < least:
-                    kept.append(row)
+                    front.append(row)
                     least = row.need
-        return kept
+        return front
 
 
-def plan(
-    subject: Subject,
+def plan_memory(
+    model: MetaModel,
     training: Training,
     *,
     length: int,
@@ -90,90 +101,83 @@ def plan(
     apart: bool | None = None,
     devices: int = 1,
     steps: Steps | None = None,
-    rates: Rates | None = None,
-) -> Plan:
+    rates: DeviceRates | None = None,
+) -> MemoryPlan:
     """Predict every combination, and choose. Nothing is allocated, and no weight is read.
 
-    memory: bytes of the device. device: whose speed counts. apart: whether the memory is a device's own, beside the
-    host's; by default, whether the device is a GPU. devices: how many share a batch, as the settings' mesh says;
-    memory is of each. Raises RecipeError where the model has no room for such texts.
+    memory: bytes of each device. device: whose speed counts. apart: whether the device's memory is separate from the
+    host's; by default, whether the device is a GPU. devices: how many share a batch, as the settings' mesh says.
+    Raises RecipeError where `length` is more than the model takes.
     """
     steps = steps or Steps()
     apart = device.type != "cpu" if apart is None else apart
-    if subject.longest is not None and length > subject.longest:
-        raise RecipeError(f"{subject.name} takes at most {subject.longest} tokens, and {length} are asked for")
-    with steps.step("measure what this device does") as step:
-        rates = rates or measure(device)
+    if model.longest is not None and length > model.longest:
+        raise RecipeError(f"{model.name} takes at most {model.longest} tokens, and {length} are asked for")
+    with steps.step("measure the device's speed") as step:
+        rates = rates or measure_rates(device)
         step.note = rates.name
-    tried = candidates(subject, training, device, devices)
+    combinations = list_combinations(model, training, device, devices)
     rows = []
-    with steps.step("simulate", len(tried)) as step:
-        for candidate in tried:
-            rows.append(Row(candidate, foretold(subject, candidate.training, length, rates, devices), shared=not apart))
+    with steps.step("simulate", len(combinations)) as step:
+        for each in combinations:
+            found = predict_per_device(model, each.training, length, rates, devices)
+            rows.append(PlanRow(each, found, shared=not apart))
             step.advance()
-        step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
-    chosen = choose(rows, memory, timed=timed(rows[0], rates))
+        step.note = f"{len(rows)} combinations of {model.parameters / 1e9:.2f} B parameters"
+    chosen = choose_row(rows, memory, copy_timed=is_copy_timed(rows[0], rates))
     largest = None
     if chosen:
         with steps.step("find the largest batch"):
-            largest = largest_batch(subject, chosen, length, memory, rates, devices)
-    return Plan(subject, length, memory, rates, tuple(rows), chosen, largest, devices)
+            largest = find_largest_batch(model, chosen, length, memory, rates, devices)
+    return MemoryPlan(model, length, memory, rates, tuple(rows), chosen, largest, devices)
 
 
-def foretold(
-    subject: Subject, training: Training, length: int, rates: Rates, devices: int, *, whole: bool = False
-) -> Prediction:
-    """The prediction for one device, of as many as there are."""
-    if devices == 1:
-        return predict(subject, training, length, rates, whole=whole)
-    return predict_fleet(subject, training, length, rates, devices, whole=whole)
-
-
-def timed(row: Row, rates: Rates) -> bool:
-    """Whether copies between device and host were: not where the memory is a GPU's and only a processor is here."""
+def is_copy_timed(row: PlanRow, rates: DeviceRates) -> bool:
+    """Whether copies between device and host were measured: not where a GPU is planned for and only a CPU is here."""
     return row.shared or rates.kind != "cpu"
 
 
-def choose(rows: Sequence[Row], memory: int, *, timed: bool = True) -> Row | None:
+def choose_row(rows: Sequence[PlanRow], memory: int, *, copy_timed: bool = True) -> PlanRow | None:
     """The fastest that fits and trains all weights; where none does, the fastest that fits.
 
-    timed: whether copies between device and host were. Where not, what needs none of them goes before what does.
+    copy_timed: whether copies between device and host were measured. Otherwise, combinations that need none are
+    preferred.
     """
     fitting = [row for row in rows if row.fits(memory)]
-    whole = [row for row in fitting if row.candidate.whole] or fitting
-    if not whole:
+    allowed = [row for row in fitting if row.combination.whole] or fitting
+    if not allowed:
         return None
-    if not timed:
-        whole = [row for row in whole if not row.prediction.host] or whole
-    best = min(row.prediction.seconds for row in whole)
-    near = [row for row in whole if row.prediction.seconds <= ALIKE * best]
-    return min(near, key=lambda row: (not row.candidate.exact, row.need))
+    if not copy_timed:
+        allowed = [row for row in allowed if not row.prediction.host] or allowed
+    best = min(row.prediction.seconds for row in allowed)
+    near = [row for row in allowed if row.prediction.seconds <= SAME_TIME * best]
+    return min(near, key=lambda row: (not row.combination.exact, row.need))
 
 
-def largest_batch(
-    subject: Subject, chosen: Row, length: int, memory: int, rates: Rates, devices: int = 1
+def find_largest_batch(
+    model: MetaModel, chosen: PlanRow, length: int, memory: int, rates: DeviceRates, devices: int = 1
 ) -> int | None:
-    """The most rows of a batch that fit with these techniques; None where a batch is taken in parts.
+    """Rows of the largest batch that fits with these techniques; None where gradient accumulation makes any batch fit.
 
-    Memory grows nearly in a line with the rows, so the line through the last two guesses gives the next. No batch of
-    more than WIDEST bytes is simulated.
+    Memory is nearly linear in the rows, so the line through the last two guesses gives the next (regula falsi). No
+    batch of more than LARGEST_INPUT bytes is simulated.
     """
-    training = chosen.candidate.training
-    if any(named.name == "accumulate" for named in training.techniques):
+    training = chosen.combination.training
+    if any(technique.micro_batch is not None for technique in training.parts().techniques.values()):
         return None
 
-    def peak(rows: int) -> int:
-        found = foretold(subject, training.model_copy(update={"batch": rows}), length, rates, devices)
+    def predict_need(rows: int) -> int:
+        found = predict_per_device(model, training.model_copy(update={"batch": rows}), length, rates, devices)
         return replace(chosen, prediction=found).need
 
     limit = memory * (1 - HEADROOM)
-    row = sum(each.nbytes for each in subject.objective().example(1, length).values())
-    most = max(2 * training.batch, WIDEST // row)
+    row = sum(each.nbytes for each in model.objective().example(1, length).values())
+    most = max(2 * training.batch, LARGEST_INPUT // row)
     good, bad = training.batch, 0
     known = {good: chosen.need}
     guess = 2 * good
     for _ in range(ATTEMPTS):
-        known[guess] = peak(guess)
+        known[guess] = predict_need(guess)
         good, bad = (max(good, guess), bad) if known[guess] <= limit else (good, guess)
         if bad == good + 1:
             break

@@ -1,4 +1,4 @@
-"""Every tensor's birth and death in a run: how much memory it takes, when, and for what."""
+"""The memory in use over a run: every allocation and release, and the bytes by category after each of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from laconic.offload.memory_accounting import CATEGORIES, Category, Side
 
 SIDES: tuple[Side, ...] = ("device", "host")
-BY_PHASE: Mapping[str, Category] = {"forward": "activations"}
-"""What bytes are for that nobody claims, by the phase of their birth; temporaries in any other."""
+DEFAULT_CATEGORIES: Mapping[str, Category] = {"forward": "activations"}
+"""The category of allocations that nobody assigns, by the phase of the step; temporaries in any other phase."""
 
 
 @dataclass
-class Entry:
-    """A block of memory: its bytes now, and the account that they stand in."""
+class Allocation:
+    """A block of memory: its size now, in bytes, and what it is accounted to."""
 
     size: int
     side: Side
@@ -25,16 +25,19 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Ledger:
-    """The account book. An event is (entry, change in bytes, position)."""
+class AllocationLog:
+    """Records allocations and releases in order.
 
-    entries: list[Entry] = field(default_factory=list)
+    events: (index of the allocation, change in bytes, index of the position). positions: (phase, layer) of the step.
+    """
+
+    allocations: list[Allocation] = field(default_factory=list)
     events: list[tuple[int, int, int]] = field(default_factory=list)
     positions: list[tuple[str, str]] = field(default_factory=lambda: [("build", "")])
     phase: str = "build"
 
-    def move(self, phase: str, layer: str = "") -> None:
-        """From here on, events belong to this phase of the step and this layer of the model."""
+    def enter(self, phase: str, layer: str = "") -> None:
+        """From now on, events belong to this phase of the step and this layer of the model."""
         self.phase = phase
         self.positions.append((phase, layer))
 
@@ -42,54 +45,56 @@ class Ledger:
     def span(self, phase: str) -> Iterator[None]:
         """Events in the body belong to this phase."""
         before = self.phase
-        self.move(phase)
+        self.enter(phase)
         try:
             yield
         finally:
-            self.move(before)
+            self.enter(before)
 
-    def born(self, size: int, side: Side, category: Category | None) -> int:
-        """A block of memory comes into being; gives its number."""
-        self.entries.append(Entry(size, side, category or BY_PHASE.get(self.phase, "temporaries")))
-        number = len(self.entries) - 1
-        self.events.append((number, size, len(self.positions) - 1))
-        return number
+    def allocate(self, size: int, side: Side, category: Category | None) -> int:
+        """Record a new block of `size` bytes; returns its index."""
+        self.allocations.append(Allocation(size, side, category or DEFAULT_CATEGORIES.get(self.phase, "temporaries")))
+        index = len(self.allocations) - 1
+        self.events.append((index, size, len(self.positions) - 1))
+        return index
 
-    def resized(self, number: int, size: int) -> None:
-        """A block of memory grows or shrinks; to nothing when it dies."""
-        entry = self.entries[number]
-        if size != entry.size:
-            self.events.append((number, size - entry.size, len(self.positions) - 1))
-            entry.size = size
+    def resize(self, index: int, size: int) -> None:
+        """Record that a block grows or shrinks; a release is a resize to 0."""
+        allocation = self.allocations[index]
+        if size != allocation.size:
+            self.events.append((index, size - allocation.size, len(self.positions) - 1))
+            allocation.size = size
 
-    def begin(self) -> None:
-        """Forget how memory came to be in use: the course begins with what is alive now. Before a run the weights may
-        have been where they do not stay."""
-        self.events = [(number, entry.size, 0) for number, entry in enumerate(self.entries) if entry.size]
+    def start(self) -> None:
+        """Drop the events so far: the timeline starts with what is allocated now. Before a run the weights may have
+        been on another side than during it."""
+        self.events = [(index, each.size, 0) for index, each in enumerate(self.allocations) if each.size]
 
-    def claim(self, number: int, category: Category, side: Side | None = None) -> None:
-        """Say what a block has been for, and where it has been, from its birth."""
-        entry = self.entries[number]
-        entry.category, entry.side = category, side or entry.side
+    def assign(self, index: int, category: Category, side: Side | None = None) -> None:
+        """Account a block to a category, and to a side, for its whole lifetime."""
+        allocation = self.allocations[index]
+        allocation.category, allocation.side = category, side or allocation.side
 
-    def close(self) -> "Course":
-        """The course of memory over the run."""
+    def build_timeline(self) -> "MemoryTimeline":
+        """The bytes in use over the recorded events."""
         table = np.array(self.events, np.int64).reshape(-1, 3)
-        numbers, changes, places = table.T
+        indices, changes, places = table.T
         accounts = [(side, category) for side in SIDES for category in CATEGORIES]
-        kinds = {account: index for index, account in enumerate(accounts)}
-        kind = np.array([kinds[entry.side, entry.category] for entry in self.entries], np.int64)
-        return Course(numbers=kind[numbers], changes=changes, places=places, positions=tuple(self.positions))
+        numbers = {account: number for number, account in enumerate(accounts)}
+        account = np.array([numbers[each.side, each.category] for each in self.allocations], np.int64)
+        return MemoryTimeline(account[indices], changes, places, tuple(self.positions))
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """Bytes over the events of a run.
+class MemoryTimeline:
+    """Bytes in use over the events of a run.
 
-    numbers, changes, places: [events] int64, the account, the bytes that came or went, and the index into `positions`.
+    accounts: [events] int64, side and category of each event: index into the product of SIDES and CATEGORIES.
+    changes: [events] int64, bytes allocated or, below 0, released. places: [events] int64, index into `positions`.
+    positions: (phase, layer) of the step.
     """
 
-    numbers: NDArray[np.int64]
+    accounts: NDArray[np.int64]
     changes: NDArray[np.int64]
     places: NDArray[np.int64]
     positions: tuple[tuple[str, str], ...]
@@ -98,50 +103,50 @@ class Course:
         """Bytes in use after each event, [events], by category."""
         start = SIDES.index(side) * len(CATEGORIES)
         return {
-            category: np.cumsum(np.where(self.numbers == start + index, self.changes, 0))
+            category: np.cumsum(np.where(self.accounts == start + index, self.changes, 0))
             for index, category in enumerate(CATEGORIES)
         }
 
     @cached_property
     def device(self) -> NDArray[np.int64]:
         """Bytes in use on the device after each event, [events]."""
-        return np.cumsum(np.where(self.numbers < len(CATEGORIES), self.changes, 0))
+        return np.cumsum(np.where(self.accounts < len(CATEGORIES), self.changes, 0))
 
     @cached_property
     def host(self) -> NDArray[np.int64]:
         """Bytes in use on the host after each event, [events]."""
-        return np.cumsum(np.where(self.numbers >= len(CATEGORIES), self.changes, 0))
+        return np.cumsum(np.where(self.accounts >= len(CATEGORIES), self.changes, 0))
 
     def peak(self) -> int:
-        """The most bytes that the device holds at once."""
+        """Peak memory of the device, in bytes."""
         return int(self.device.max(initial=0))
 
     def at_peak(self) -> dict[Category, int]:
-        """What the bytes are for at that moment."""
+        """The device's bytes by category at the peak."""
         return self.at(int(self.device.argmax())) if self.device.size else dict.fromkeys(CATEGORIES, 0)
 
-    def at(self, moment: int) -> dict[Category, int]:
-        """What the device's bytes are for after an event."""
-        seen = self.numbers[: moment + 1]
-        totals = np.bincount(seen, self.changes[: moment + 1], len(CATEGORIES))
+    def at(self, event: int) -> dict[Category, int]:
+        """The device's bytes by category after an event."""
+        accounts = self.accounts[: event + 1]
+        totals = np.bincount(accounts, self.changes[: event + 1], len(CATEGORIES))
         return {category: int(totals[index]) for index, category in enumerate(CATEGORIES)}
 
-    def moments(self, key: Callable[[tuple[str, str]], str | None]) -> dict[str, int]:
-        """The event after which each part of the run holds the most on the device.
+    def find_peaks(self, key: Callable[[tuple[str, str]], str | None]) -> dict[str, int]:
+        """The event after which each part of the run has its peak on the device.
 
-        key: from (phase, layer) to the name of the part; None leaves it out.
+        key: from (phase, layer) to the name of the part; None leaves the position out.
         """
         names = [key(position) for position in self.positions]
-        found: dict[str, int] = {}
+        peaks: dict[str, int] = {}
         order = np.argsort(self.places, kind="stable")
         edges = np.flatnonzero(np.diff(self.places[order])) + 1
         for group in np.split(order, edges) if order.size else []:
             name = names[int(self.places[group[0]])]
-            moment = int(group[self.device[group].argmax()])
-            if name is not None and (name not in found or self.device[moment] > self.device[found[name]]):
-                found[name] = moment
-        return found
+            event = int(group[self.device[group].argmax()])
+            if name is not None and (name not in peaks or self.device[event] > self.device[peaks[name]]):
+                peaks[name] = event
+        return peaks
 
     def phases(self) -> dict[str, dict[Category, int]]:
-        """What the device's bytes are for at the peak of each phase."""
-        return {phase: self.at(moment) for phase, moment in self.moments(lambda position: position[0]).items()}
+        """The device's bytes by category at the peak of each phase."""
+        return {phase: self.at(event) for phase, event in self.find_peaks(lambda position: position[0]).items()}

@@ -1,4 +1,4 @@
-"""The model that is planned for: its structure alone, on the meta device, so that no size is too large."""
+"""The model that is planned for, on the meta device: its structure without weights, so that no size is too large."""
 
 import copy
 from dataclasses import dataclass
@@ -29,8 +29,9 @@ CONFIG = "config.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """module: on the meta device. longest: the most tokens that it takes; None where it reads no text."""
+class MetaModel:
+    """A model without weights. module: on the meta device. longest: the most tokens that it takes; None where it reads
+    no text."""
 
     name: str
     module: nn.Module
@@ -39,20 +40,20 @@ class Subject:
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has learned, tied ones once."""
+        """The number of its parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def copy(self) -> nn.Module:
-        """A module of its own, to be changed."""
+        """A copy of the module, for techniques to change."""
         return copy.deepcopy(self.module)
 
     def objective(self) -> Objective:
-        """What it is taught."""
+        """The training objective of its task."""
         objective: Objective = registry.resolve("objective", self.task.objective).of(self.task)
         return objective
 
 
-def open_subject(
+def open_meta_model(
     source: Path,
     *,
     task: str | None = None,
@@ -60,11 +61,11 @@ def open_subject(
     arguments: dict[str, Any] | None = None,
     inputs: tuple[TensorSpec, ...] = (),
     trust: bool = False,
-) -> Subject:
-    """Read what a model is like, and none of its weights.
+) -> MetaModel:
+    """Read the structure of a model, and none of its weights.
 
-    source: a folder of transformers, of which config.json is enough; a checkpoint saved before; or anything, with the
-    `builder` that makes the module. Raises SourceError, UntrustedSource.
+    source: a folder of transformers, of which config.json is enough; a saved checkpoint; or anything, with a `builder`
+    that makes the module. Raises SourceError, UntrustedSource.
     """
     if builder:
         return from_builder(source, builder, arguments or {}, inputs, task)
@@ -85,7 +86,7 @@ def open_subject(
 
 def from_builder(
     source: Path, builder: str, arguments: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None
-) -> Subject:
+) -> MetaModel:
     """A module of the user's own."""
     with torch.device("meta"):
         module = builders.build(builders.describe_source(builder, arguments))
@@ -95,10 +96,10 @@ def from_builder(
             f"nothing says which tensors the module of {builder} takes. Give `inputs` in the recipe, or set an "
             f"attribute `inputs` on the module: a tuple of TensorSpec"
         )
-    return Subject(builder.partition(":")[2], module, plain_task(task, inputs, source), None)
+    return MetaModel(builder.partition(":")[2], module, plain_task(task, inputs, source), None)
 
 
-def from_checkpoint(folder: Path, trust: bool) -> Subject:
+def from_checkpoint(folder: Path, trust: bool) -> MetaModel:
     """A checkpoint that was saved before."""
     card = unseal(folder / CARD)
     check_trust(card, folder, trust)
@@ -106,10 +107,10 @@ def from_checkpoint(folder: Path, trust: bool) -> Subject:
     with torch.device("meta"):
         module = rebuild(card["source"], tuple(Record.model_validate(record) for record in card["history"]))
     task: Task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
-    return Subject(folder.name, module, task, task.max_length)
+    return MetaModel(folder.name, module, task, task.max_length)
 
 
-def from_transformers(folder: Path, task: str | None, trust: bool) -> Subject:
+def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
     """A folder of transformers, or of sentence-transformers."""
     opened = huggingface.open_folder(folder, task, trust=trust)
     with torch.device("meta"):
@@ -119,9 +120,9 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> Subject:
         side, channels = opened.config.get("image_size") or IMAGE, opened.config.get("num_channels", 3)
         height, width = side if isinstance(side, list) else (side, side)
         images = Preprocessing(image=ImagePreprocess(channels=channels, resize=(height, width)))
-        return Subject(name, module, opened.task.from_preprocessing(images), None)
+        return MetaModel(name, module, opened.task.from_preprocessing(images), None)
     parts = (getattr(module, name, None) for name in ("model", "encoder"))  # as the wrappers call what they hold
     positions = huggingface.max_positions(next(part for part in (*parts, module) if part is not None))
     limits = [limit for limit in (positions, opened.max_tokens) if limit is not None]
     texts = Preprocessing(max_tokens=min(limits)) if limits else Preprocessing()
-    return Subject(name, module, opened.task.from_preprocessing(texts), min(limits, default=None))
+    return MetaModel(name, module, opened.task.from_preprocessing(texts), min(limits, default=None))

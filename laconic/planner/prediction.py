@@ -1,4 +1,4 @@
-"""What a combination of techniques takes, in memory and in time: predicted by simulating a step."""
+"""The memory and the time that a combination of techniques takes, predicted by simulating a training step."""
 
 import copy
 from collections.abc import Mapping
@@ -9,14 +9,21 @@ from math import ceil
 import torch
 from torch import nn
 
-from laconic.memory.gradient_accumulation import Accumulate
+from laconic.errors import RecipeError
 from laconic.offload.memory_accounting import CATEGORIES, Category, accounted
-from laconic.planner.depth import ENDS, cut, deep, extended, place, shallow
-from laconic.planner.memory_timeline import Course
-from laconic.planner.meta_model import Subject
-from laconic.planner.rates import Rates, per_parameter
-from laconic.planner.simulate import imagined, simulate
-from laconic.planner.step_cost import STEPPING, Meter, Work
+from laconic.planner.depth_extrapolation import (
+    ENDS,
+    extrapolate,
+    find_depth,
+    name_part,
+    simulated_depths,
+    truncate_stack,
+)
+from laconic.planner.device_rates import DeviceRates, measure_optimizer
+from laconic.planner.memory_timeline import MemoryTimeline
+from laconic.planner.meta_model import MetaModel
+from laconic.planner.simulate import fakify, open_fake_process_group, simulate
+from laconic.planner.step_cost import STEPPING, CostMeter, StepCost
 from laconic.training.assembly import make_kit
 from laconic.training.parallel.distribute import spread
 from laconic.training.parallel.ranks import Ranks
@@ -25,117 +32,155 @@ from laconic.training.step.objective import Batch
 from laconic.training.step.parts import Kit
 
 MICRO = 2
-"""Micro-batches that are simulated: the second meets the gradients of the first, and all others are like it."""
+"""Micro-batches that are simulated: the second and all later ones add to the gradients of the first."""
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """peak, host: the most bytes on the device and on the host. at_peak: what the device's are for at that moment.
-    phases: the same at the peak of each phase. work: of one step, over all micro-batches. course: byte by byte, where
-    the whole depth was simulated."""
+class MemoryPrediction:
+    """The predicted memory and cost of a training step.
+
+    peak, host: peak memory of the device and of the host, in bytes. at_peak: the device's bytes by category at its
+    peak. phases: the same at the peak of each phase. cost: of one step, over all micro-batches. timeline: every
+    allocation, where the whole depth was simulated.
+    """
 
     peak: int
     host: int
     at_peak: Mapping[Category, int]
     phases: Mapping[str, Mapping[Category, int]]
-    work: Work
-    course: Course | None = None
+    cost: StepCost
+    timeline: MemoryTimeline | None = None
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
-        return self.work.seconds()
+        """The time of one step."""
+        return self.cost.seconds()
 
 
 def predict(
-    subject: Subject, training: Training, length: int, rates: Rates, *, whole: bool = False, ranks: Ranks | None = None
-) -> Prediction:
+    model: MetaModel,
+    training: Training,
+    length: int,
+    rates: DeviceRates,
+    *,
+    whole: bool = False,
+    ranks: Ranks | None = None,
+) -> MemoryPrediction:
     """Simulate a step of `training.batch` rows of `length` tokens, on one device, or on the first of several ranks.
 
-    A deep stack of equal layers is simulated twice with few of them, and the line through both is followed, part by
-    part; `whole` simulates all of them. Raises RecipeError where the techniques do not fit the model.
+    A deep stack of equal layers is simulated at two small depths, and extrapolated linearly, part by part; `whole`
+    simulates all layers. Raises RecipeError where the model does not support the techniques.
     """
     parts = training.parts()
     linear = all(technique.linear for technique in parts.techniques.values())
     ranks = ranks or Ranks()
-    # Weights of shards are gathered a layer ahead.
+    # FSDP gathers the weights of a layer one layer ahead.
     ends = ENDS if ranks.axes is None else ENDS + 1
-    depth = deep(subject.module, ends) if linear and not whole else None
+    depth = find_depth(model.module, ends) if linear and not whole else None
     if depth is None:
-        return measured(*simulated(subject.copy(), subject, training, parts, length, rates, ranks))
-    found = []
-    for layers in shallow(ends):
-        with cut(subject.module, layers):
-            module = copy.deepcopy(subject.module)
-        found.append(simulated(module, subject, training, parts, length, rates, ranks))
-    return lengthened(found, depth, ends)
+        timeline, cost = simulate_step(model.copy(), model, training, parts, length, rates, ranks)
+        host = int(timeline.host.max(initial=0))
+        return MemoryPrediction(timeline.peak(), host, timeline.at_peak(), timeline.phases(), cost, timeline)
+    simulated = []
+    for layers in simulated_depths(ends):
+        with truncate_stack(model.module, layers):
+            module = copy.deepcopy(model.module)
+        simulated.append(simulate_step(module, model, training, parts, length, rates, ranks))
+    return extrapolate_prediction(simulated, depth, ends)
 
 
-def simulated(
-    module: nn.Module, subject: Subject, training: Training, parts: Parts, length: int, rates: Rates, ranks: Ranks
-) -> tuple[Course, Work]:
-    """The course of memory, and the work of one step."""
+def predict_rank(
+    model: MetaModel, training: Training, length: int, rates: DeviceRates, world: int, *, whole: bool = False
+) -> MemoryPrediction:
+    """Predict a step of the first of `world` ranks, which needs as much memory as any. One process simulates it: no
+    other rank exists, and nothing is sent. `training.batch` is the global batch.
+
+    The time is that of the computation alone: communication depends on what connects the ranks. whole: as in `predict`.
+    Raises RecipeError where the mesh does not fit so many ranks, or the batch has fewer rows than there are ranks.
+    """
+    if training.batch < world:
+        raise RecipeError(
+            f"a batch of {training.batch} rows cannot be shared by {world} ranks. Give each rank a row at least"
+        )
+    with open_fake_process_group(world):
+        ranks = Ranks.of(0, world, torch.device("cpu"), training.mesh)
+        return predict(model, training, length, rates, whole=whole, ranks=ranks)
+
+
+def predict_per_device(
+    model: MetaModel, training: Training, length: int, rates: DeviceRates, devices: int, *, whole: bool = False
+) -> MemoryPrediction:
+    """Predict a step of one device, where `devices` of them share the batch."""
+    if devices == 1:
+        return predict(model, training, length, rates, whole=whole)
+    return predict_rank(model, training, length, rates, devices, whole=whole)
+
+
+def simulate_step(
+    module: nn.Module,
+    model: MetaModel,
+    training: Training,
+    parts: Parts,
+    length: int,
+    rates: DeviceRates,
+    ranks: Ranks,
+) -> tuple[MemoryTimeline, StepCost]:
+    """The memory timeline and the cost of one step of the module, which may be a shallow copy of the model's."""
     rows, times = ceil(training.batch / ranks.world), 1.0
-    cuts = [technique.rows for technique in parts.techniques.values() if isinstance(technique, Accumulate)]
-    if cuts and rows > MICRO * cuts[0]:
-        times = rows / (MICRO * cuts[0])
-        rows = MICRO * cuts[0]
+    micro = next((each.micro_batch for each in parts.techniques.values() if each.micro_batch is not None), None)
+    if micro is not None and rows > MICRO * micro:
+        times = rows / (MICRO * micro)
+        rows = MICRO * micro
 
-    made: list[Kit] = []
+    kits: list[Kit] = []
 
     def prepare() -> tuple[Kit, Batch]:
-        objective = subject.objective()
+        objective = model.objective()
         places = any(technique.places for technique in parts.techniques.values())
         with accounted("host" if places else "device"):
-            imagined(module)
+            fakify(module)
         kit = make_kit(module, objective, parts, torch.device("cpu"))
         spread(kit, training, ranks)
-        kit.parts = 1  # no more of them than are simulated
+        kit.parts = 1  # no more micro-batches than are simulated
         kit.assemble()
-        made.append(kit)
+        kits.append(kit)
         return kit, objective.example(rows, length)
 
-    meter = Meter(rates)
-    course = simulate(prepare, meter=meter, clip=training.clip)
-    work = stepping(made[0], parts, meter.phases.pop(STEPPING, Work()), rates)
+    meter = CostMeter(rates)
+    timeline = simulate(prepare, meter=meter, clip=training.clip)
+    cost = cost_optimizer(kits[0], parts, meter.phases.pop(STEPPING, StepCost()), rates)
     for phase, each in meter.phases.items():
-        work = work.plus(each, times if phase in ("forward", "backward") else 1.0)
-    return course, work
+        cost = cost.plus(each, times if phase in ("forward", "backward") else 1.0)
+    return timeline, cost
 
 
-def stepping(kit: Kit, parts: Parts, work: Work, rates: Rates) -> Work:
-    """The optimizer's own work, from what it was measured to take for a parameter on the side where it is done."""
+def cost_optimizer(kit: Kit, parts: Parts, metered: StepCost, rates: DeviceRates) -> StepCost:
+    """The cost of the optimizer's step, from its measured time per parameter on the side where it steps."""
     count = sum(parameter.numel() for group in kit.optimizer.param_groups for parameter in group["params"])
-    if work.host > work.device:
-        return Work(host=count * per_parameter(parts.optimizer, rates.host or rates))
-    return Work(device=count * per_parameter(parts.optimizer, rates))
+    if metered.host > metered.device:
+        return StepCost(host=count * measure_optimizer(parts.optimizer, rates.host or rates))
+    return StepCost(device=count * measure_optimizer(parts.optimizer, rates))
 
 
-def measured(course: Course, work: Work) -> Prediction:
-    """What a course over the whole depth says."""
-    host = int(course.host.max(initial=0))
-    return Prediction(course.peak(), host, course.at_peak(), course.phases(), work, course)
-
-
-def lengthened(found: list[tuple[Course, Work]], depth: int, ends: int) -> Prediction:
-    """What the courses of two shallow models say of a deep one."""
-    (low, less), (high, more) = found
-    moments = [course.moments(partial(place, ends=ends)) for course in (low, high)]
+def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], depth: int, ends: int) -> MemoryPrediction:
+    """The prediction for a deep model, from the simulations of two shallow ones."""
+    (low, low_cost), (high, high_cost) = simulated
+    peaks = [timeline.find_peaks(partial(name_part, ends=ends)) for timeline in (low, high)]
     parts: dict[str, dict[Category, int]] = {}
-    for name in sorted(moments[0].keys() & moments[1].keys()):
-        before, after = low.at(moments[0][name]), high.at(moments[1][name])
-        parts[name] = {kind: round(extended((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
+    for name in sorted(peaks[0].keys() & peaks[1].keys()):
+        before, after = low.at(peaks[0][name]), high.at(peaks[1][name])
+        parts[name] = {kind: round(extrapolate((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
     phases: dict[str, dict[Category, int]] = {}
     for name, part in parts.items():
         phase = name.partition(" ")[0]
-        phases[phase] = max(phases.get(phase, part), part, key=total)
-    at_peak = max(phases.values(), key=total)
-    host = extended((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
-    (a, b) = shallow(ends)
-    work = replace(less).plus(more.plus(less, -1.0), (depth - a) / (b - a))
-    return Prediction(total(at_peak), round(host), at_peak, phases, work)
+        phases[phase] = max(phases.get(phase, part), part, key=sum_categories)
+    at_peak = max(phases.values(), key=sum_categories)
+    host = extrapolate((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
+    (a, b) = simulated_depths(ends)
+    cost = replace(low_cost).plus(high_cost.plus(low_cost, -1.0), (depth - a) / (b - a))
+    return MemoryPrediction(sum_categories(at_peak), round(host), at_peak, phases, cost)
 
 
-def total(part: Mapping[Category, int]) -> int:
+def sum_categories(part: Mapping[Category, int]) -> int:
     """Bytes of all categories."""
     return sum(part.values())

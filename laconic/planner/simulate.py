@@ -1,4 +1,4 @@
-"""A step of training that allocates nothing, and one that is watched byte by byte.
+"""Training steps on fake tensors, which allocate nothing, and the tracking of every allocation, fake or real.
 
 The only file that uses names of torch which are not public: FakeTensorMode, the dispatch mode, weak dictionaries, the
 fake process group.
@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.offload.memory_accounting import Category, current, simulating
-from laconic.planner.memory_timeline import Course, Ledger
-from laconic.planner.step_cost import STEPPING, Meter
+from laconic.planner.memory_timeline import AllocationLog, MemoryTimeline
+from laconic.planner.step_cost import STEPPING, CostMeter
 from laconic.training.step.objective import Batch
 from laconic.training.step.parts import Kit, blocks
 from laconic.training.step.step import step
@@ -34,59 +34,62 @@ from laconic.training.step.step import step
 Prepare = Callable[[], tuple[Kit, Batch]]
 
 STEPS = 2
-"""The optimizer's state is born in the first step, so the second is the one that all others are like."""
+"""The optimizer allocates its state in the first step, so the second is representative of all later ones."""
 
-ALONE = (4, 2)
-"""References to a tensor and to its storage, as the watch sees them, when nobody but autograd has it."""
+UNSHARED = (4, 2)
+"""References to a tensor and to its storage, as counted by the tracker, when autograd alone holds it."""
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes every tensor's storage into a ledger while it is entered. Real and fake tensors alike."""
+class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that logs the storages of all tensors, real or fake, and meters the operations.
 
-    def __init__(self, ledger: Ledger, device: torch.device, meter: Meter | None = None) -> None:
+    paused: whether operations are neither logged nor metered.
+    """
+
+    def __init__(self, log: AllocationLog, device: torch.device, meter: CostMeter | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ledger = ledger
+        self.log = log
         self.device = device
-        self._numbers = WeakIdKeyDictionary(ref_type=weakref.ref)
-        self._makers: dict[int, int] = {}
+        self._indices = WeakIdKeyDictionary(ref_type=weakref.ref)
+        self._nodes: dict[int, int] = {}
         self._meter = meter
-        self.aside = self._steps = False
+        self.paused = self._is_stepping = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again as operations on what this rank has
-        if self.aside:
+            return NotImplemented  # it comes again as operations on local shards
+        if self.paused:
             return func(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.add.Tensor and self._adds_in_place(args[0], sys._getframe(2).f_back):
-            self.ledger.resized(self.see(args[0])[0], 0)
+            self.log.resize(self.record(args[0])[0], 0)
         if isinstance(out, Tensor):
-            self.see(out)
+            self.record(out)
         elif out is not None:
             for value in tree_iter(out):
                 if isinstance(value, Tensor):
-                    self.see(value)
+                    self.record(value)
         if self._meter is not None:
-            self._meter(STEPPING if self._steps else self.ledger.phase, func, args, kwargs or {}, out)
+            self._meter(STEPPING if self._is_stepping else self.log.phase, func, args, kwargs or {}, out)
         return out
 
-    def steps(self, begins: bool) -> None:
-        """The optimizer's own work begins, in whatever phase, or ends."""
-        self._steps = begins
+    def mark_optimizer(self, begins: bool) -> None:
+        """The optimizer's step begins or ends, in whatever phase."""
+        self._is_stepping = begins
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "AllocationTracker":
         self._resize = torch.UntypedStorage.resize_
-        watch, resize = self, self._resize
+        tracker, resize = self, self._resize
 
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        def log_resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
-            if storage in watch._numbers:
-                watch.ledger.resized(watch._numbers[storage], storage.nbytes())
+            if storage in tracker._indices:
+                tracker.log.resize(tracker._indices[storage], storage.nbytes())
             return result
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
-        # Where distributed tensors find out the shape of a result, from imagined ones of the size of the whole.
-        ShardingPropagator._fake_mode_lock = Aside(self)  # type: ignore[assignment]
+        torch.UntypedStorage.resize_ = log_resize  # type: ignore[method-assign, assignment]
+        # DTensor finds the shape of a result with fake tensors of the full, unsharded size.
+        ShardingPropagator._fake_mode_lock = PausedTracking(self)  # type: ignore[assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -95,85 +98,85 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ShardingPropagator._fake_mode_lock = nullcontext()
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
-    def see(self, tensor: Tensor) -> list[int]:
-        """The numbers of a tensor's storages in the ledger, where they are entered if they are new. A quantized or a
-        distributed tensor is made of several."""
+    def record(self, tensor: Tensor) -> list[int]:
+        """Log the storages of a tensor that are new; returns the indices of all of them in the log. A quantized or a
+        distributed tensor has several."""
         if not isinstance(tensor, FakeTensor) and hasattr(tensor, "__tensor_flatten__"):
             parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-            return [number for part in parts if isinstance(part, Tensor) for number in self.see(part)]
+            return [index for part in parts if isinstance(part, Tensor) for index in self.record(part)]
         storage = tensor.untyped_storage()
-        if storage in self._numbers:
-            return [int(self._numbers[storage])]
+        if storage in self._indices:
+            return [int(self._indices[storage])]
         account = current()
         side = account.side if tensor.device.type == self.device.type else "host"
-        number = self.ledger.born(storage.nbytes(), side, account.category)
-        self._numbers[storage] = number
-        self._makers[number] = node()
-        weakref.finalize(storage, self.ledger.resized, number, 0).atexit = False
-        return [number]
+        index = self.log.allocate(storage.nbytes(), side, account.category)
+        self._indices[storage] = index
+        self._nodes[index] = get_autograd_node()
+        weakref.finalize(storage, self.log.resize, index, 0).atexit = False
+        return [index]
 
     def _adds_in_place(self, first: Tensor, caller: FrameType | None) -> bool:
-        """Whether this sum is autograd's, of two gradients of which nobody else has the first: without a watch it would
-        be put in the first one's place (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
+        """Whether autograd sums two gradients here and would do so in place, into the first, without a dispatch mode
+        (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
 
-        A sum within a node's own formula looks alike, only that its first term is of the same node's making.
+        A sum in the backward formula of a node looks the same, except that the same node allocated its first term.
         """
         storage = first.untyped_storage()
         return (
             (caller is None or caller.f_code is _engine_run_backward.__code__)
             and not torch.is_grad_enabled()
-            and (first._use_count(), torch._C._storage_Use_Count(storage._cdata)) == ALONE  # type: ignore[attr-defined]
+            and (first._use_count(), torch._C._storage_Use_Count(storage._cdata)) == UNSHARED  # type: ignore[attr-defined]
             and is_non_overlapping_and_dense_or_false(first)
-            and self._makers[self.see(first)[0]] != node()
+            and self._nodes[self.record(first)[0]] != get_autograd_node()
         )
 
-    def claim(self, tensor: Tensor, category: Category, *, beside: Tensor | None = None) -> None:
-        """Say what a tensor is for. beside: one that it lies on the same side with."""
-        side = None if beside is None else self.ledger.entries[self.see(beside)[0]].side
-        for number in self.see(tensor):
-            self.ledger.claim(number, category, side)
+    def assign(self, tensor: Tensor, category: Category, *, beside: Tensor | None = None) -> None:
+        """Account a tensor to a category. beside: a tensor on the same side (device or host)."""
+        side = None if beside is None else self.log.allocations[self.record(beside)[0]].side
+        for index in self.record(tensor):
+            self.log.assign(index, category, side)
 
 
-def node() -> int:
-    """The number of the node of autograd's graph whose turn it is; -1 where none has."""
-    found = torch._C._current_autograd_node()
-    return -1 if found is None else int(found._sequence_nr())
+def get_autograd_node() -> int:
+    """The sequence number of the node of autograd's graph that is executing; -1 outside a backward pass."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else int(node._sequence_nr())
 
 
-class Aside:
-    """A context that can be entered as often as is liked. What happens in it takes no memory."""
+class PausedTracking:
+    """A reusable context in which a tracker is paused."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, tracker: AllocationTracker) -> None:
+        self._tracker = tracker
 
     def __enter__(self) -> None:
-        self._watch.aside = True
+        self._tracker.paused = True
 
     def __exit__(self, *details: Any) -> None:
-        self._watch.aside = False
+        self._tracker.paused = False
 
 
 @contextmanager
-def watched(watch: Watch, kit: Kit) -> Iterator[None]:
-    """Tell the watch what the kit's tensors are for, and where in the model the step is."""
-    ledger = watch.ledger
+def track_position(tracker: AllocationTracker, kit: Kit) -> Iterator[None]:
+    """In the body, hooks log the phase and the layer that the step is in, and account gradients as they arrive."""
+    log = tracker.log
     handles: list[Any] = []
-    place: dict[Tensor, str] = {}
+    layer_of: dict[Tensor, str] = {}
     layers = blocks(kit.module)
     for index, layer in enumerate(layers):
         name = f"{index}/{len(layers)}"
-        place.update(dict.fromkeys(layer.parameters(), name))
-        handles.append(layer.register_forward_pre_hook(lambda *_, name=name: ledger.move(ledger.phase, name)))
-        handles.append(layer.register_forward_hook(lambda *_, name=name: ledger.move(ledger.phase, f"{name} after")))
+        layer_of.update(dict.fromkeys(layer.parameters(), name))
+        handles.append(layer.register_forward_pre_hook(lambda *_, name=name: log.enter(log.phase, name)))
+        handles.append(layer.register_forward_hook(lambda *_, name=name: log.enter(log.phase, f"{name} after")))
 
-    def arrived(parameter: nn.Parameter, gradient: Tensor) -> None:
-        ledger.move(ledger.phase, place.get(parameter, ""))
-        watch.claim(gradient, "gradients")
+    def log_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+        log.enter(log.phase, layer_of.get(parameter, ""))
+        tracker.assign(gradient, "gradients")
 
-    def reduced(shard: Tensor) -> None:
+    def log_reduced(shard: Tensor) -> None:
         assert shard.grad is not None
-        ledger.move(ledger.phase, place.get(shard, ""))
-        watch.claim(shard.grad, "gradients", beside=shard)
+        log.enter(log.phase, layer_of.get(shard, ""))
+        tracker.assign(shard.grad, "gradients", beside=shard)
 
     def register(parameter: nn.Parameter, call: Callable[[nn.Parameter, Tensor], None]) -> Any:
         hook: Callable[[Tensor], None] = lambda gradient: call(parameter, gradient)  # noqa: E731
@@ -181,12 +184,12 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
 
     for parameter in kit.module.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
-            handles.append(parameter.register_post_accumulate_grad_hook(reduced))  # type: ignore[no-untyped-call]
+            handles.append(parameter.register_post_accumulate_grad_hook(log_reduced))  # type: ignore[no-untyped-call]
         elif parameter.requires_grad:
-            handles.append(register(parameter, arrived))
-    handles.append(kit.optimizer.register_step_pre_hook(lambda *_: watch.steps(True)))
-    handles.append(kit.optimizer.register_step_post_hook(lambda *_: watch.steps(False)))
-    kept, kit.span = kit.span, ledger.span
+            handles.append(register(parameter, log_gradient))
+    handles.append(kit.optimizer.register_step_pre_hook(lambda *_: tracker.mark_optimizer(True)))
+    handles.append(kit.optimizer.register_step_post_hook(lambda *_: tracker.mark_optimizer(False)))
+    kept, kit.span = kit.span, log.span
     try:
         yield
     finally:
@@ -195,51 +198,51 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
             handle.remove()
 
 
-def settle(watch: Watch, kit: Kit) -> None:
-    """Claim what the step has left: parameters, gradients, the optimizer's state."""
+def assign_state(tracker: AllocationTracker, kit: Kit) -> None:
+    """Account the tensors that outlive a step: parameters, gradients and the optimizer's state."""
     for parameter in kit.module.parameters():
         if parameter.grad is not None:
-            watch.claim(parameter.grad, "gradients")
+            tracker.assign(parameter.grad, "gradients")
     for state in kit.optimizer.state.values():
         for value in tree_iter(state):
             if isinstance(value, Tensor):
-                watch.claim(value, "optimizer")
+                tracker.assign(value, "optimizer")
     for tensor in (*kit.module.parameters(), *kit.module.buffers()):
-        watch.claim(tensor, "parameters")
+        tracker.assign(tensor, "parameters")
 
 
-def trace(
+def trace_memory(
     prepare: Prepare,
     device: torch.device,
     steps: int = STEPS,
     *,
-    meter: Meter | None = None,
+    meter: CostMeter | None = None,
     clip: float | None = None,
     primed: bool = False,
-) -> Course:
-    """The course of memory over some steps of a kit, on tensors of whatever kind `prepare` makes.
+) -> MemoryTimeline:
+    """Run training steps, and return the memory timeline. Tensors are real or fake, as `prepare` makes them.
 
-    meter: is told of the work of the last step. primed: the optimizer's state is there before the first.
+    meter: gets the operations of the last step. primed: whether the optimizer has its state before the first step.
     """
-    ledger = Ledger()
-    watch = Watch(ledger, device, meter)
-    with watch:
+    log = AllocationLog()
+    tracker = AllocationTracker(log, device, meter)
+    with tracker:
         kit, batch = prepare()
         if primed:
-            prime(kit)  # watched, since who makes the state says on which side it lies
-            settle(watch, kit)
-        ledger.begin()
-        with watched(watch, kit):
+            initialize_optimizer_state(kit)  # tracked, since the code that allocates the state sets its side
+            assign_state(tracker, kit)
+        log.start()
+        with track_position(tracker, kit):
             for _ in range(steps):
                 if meter:
                     meter.phases.clear()
                 step(kit, batch, clip=clip)
-                settle(watch, kit)
-    return ledger.close()
+                assign_state(tracker, kit)
+    return log.build_timeline()
 
 
-def prime(kit: Kit) -> None:
-    """Let the optimizer make its state, without a step of the model."""
+def initialize_optimizer_state(kit: Kit) -> None:
+    """Make the optimizer allocate its state, without a step of the model."""
     for group in kit.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
@@ -247,31 +250,33 @@ def prime(kit: Kit) -> None:
     kit.optimizer.zero_grad(set_to_none=True)
 
 
-def simulate(prepare: Prepare, steps: int = 1, *, meter: Meter | None = None, clip: float | None = None) -> Course:
-    """The course of memory over steps that are like all later ones, nothing allocated.
+def simulate(
+    prepare: Prepare, steps: int = 1, *, meter: CostMeter | None = None, clip: float | None = None
+) -> MemoryTimeline:
+    """The memory timeline of training steps on fake tensors, representative of all later steps.
 
-    prepare: builds the kit and a batch, from fake tensors (see `imagined`).
+    prepare: builds the kit and a batch from fake tensors (see `fakify`).
     """
-    with simulating(), imagining():
-        made: Prepare = lambda: never_overflowing(*prepare())  # noqa: E731
-        return trace(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
+    with simulating(), make_fake_mode():
+        made: Prepare = lambda: skip_overflow_checks(*prepare())  # noqa: E731
+        return trace_memory(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 
 
-def never_overflowing(kit: Kit, batch: Batch) -> tuple[Kit, Batch]:
-    """The same kit with a scaler of the loss that steps without looking for overflows: numbers that are not there."""
+def skip_overflow_checks(kit: Kit, batch: Batch) -> tuple[Kit, Batch]:
+    """Make the loss scaler step without a check for overflows, since fake tensors have no values."""
     if kit.scaler.is_enabled():
         kit.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
     return kit, batch
 
 
-def imagining() -> FakeTensorMode:
-    """A context in which tensors have shapes and no bytes."""
+def make_fake_mode() -> FakeTensorMode:
+    """A context in which new tensors are fake: they have shape and dtype, and no storage."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextmanager
-def imagined_group(world: int) -> Iterator[None]:
-    """This process is the first of a group of so many ranks, of which no other is there, and nothing is sent."""
+def open_fake_process_group(world: int) -> Iterator[None]:
+    """In the body, this process is rank 0 of a fake group of `world` ranks: no other exists, and nothing is sent."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         yield
@@ -279,21 +284,21 @@ def imagined_group(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def imagined(module: nn.Module, device: torch.device | None = None) -> nn.Module:
-    """Put tensors without bytes in the place of a module's own, which may be on the meta device. Call it within
-    `simulate`."""
+def fakify(module: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """Replace parameters and buffers of a module, which may be on the meta device, by fake tensors on `device` (by
+    default the CPU), in place. Call it in `make_fake_mode`, as within `simulate`."""
     made: dict[int, Tensor] = {}
 
-    def like(tensor: Tensor) -> Tensor:
+    def make_fake(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
-            learns = isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if learns else fake
+            trained = isinstance(tensor, nn.Parameter)
+            made[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if trained else fake
         return made[id(tensor)]
 
     for part in module.modules():
         for held in (part._parameters, part._buffers):
             for name, tensor in list(held.items()):
                 if tensor is not None:
-                    held[name] = like(tensor)  # type: ignore[assignment]
+                    held[name] = make_fake(tensor)  # type: ignore[assignment]
     return module

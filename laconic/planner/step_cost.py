@@ -1,4 +1,4 @@
-"""How long a step takes, worked out from its operations and from what the device was measured to do."""
+"""The time of a training step: a roofline estimate from FLOPs and bytes of its operations and the device's rates."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -8,21 +8,24 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from laconic.offload.memory_accounting import current
-from laconic.planner.rates import Rates
+from laconic.planner.device_rates import DeviceRates
 
 FREE = frozenset(
     {"aten.detach", "aten.alias", "aten.lift_fresh", "aten.empty", "aten.empty_like", "aten.empty_strided"}
 )
-"""Operations that touch no bytes, beside those that say themselves that they are views."""
+"""Operations that read and write no bytes, besides those that are marked as views."""
 STEPPING = "stepping"
-"""The phase to which the optimizer's own work is counted, wherever in a step it is done."""
+"""The phase that the optimizer's own operations are counted in, wherever in the step they run."""
 ATTENTION = ("scaled_dot_product", "flash_attention")
 
 
 @dataclass
-class Work:
-    """Seconds of operations on the device, of copies between device and host, and of operations on the host; and the
-    device's floating-point operations."""
+class StepCost:
+    """The cost of a step or of a part of it.
+
+    device: seconds of operations on the device. copies: seconds of copies between device and host. host: seconds of
+    operations on the host. flops: the device's floating-point operations.
+    """
 
     device: float = 0.0
     copies: float = 0.0
@@ -30,12 +33,12 @@ class Work:
     flops: float = 0.0
 
     def seconds(self) -> float:
-        """Of all: copies go on while the device computes, the host's work does not."""
+        """The duration: copies overlap with the device's operations, the host's operations do not."""
         return max(self.device, self.copies) + self.host
 
-    def plus(self, other: "Work", times: float = 1.0) -> "Work":
-        """The two one after the other, the other `times` times."""
-        return Work(
+    def plus(self, other: "StepCost", times: float = 1.0) -> "StepCost":
+        """This cost and `times` times the other, one after the other."""
+        return StepCost(
             self.device + times * other.device,
             self.copies + times * other.copies,
             self.host + times * other.host,
@@ -44,52 +47,52 @@ class Work:
 
 
 @dataclass(eq=False)
-class Meter:
-    """Adds up the work of the operations that it is told of, by the phase of the step."""
+class CostMeter:
+    """Adds up the cost of operations by phase of the step, from their FLOPs and bytes."""
 
-    rates: Rates
-    phases: dict[str, Work] = field(default_factory=dict)
+    rates: DeviceRates
+    phases: dict[str, StepCost] = field(default_factory=dict)
     _free: dict[Any, bool] = field(default_factory=dict)
 
     def __call__(self, phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if self.free(func):
+        if self.is_free(func):
             return
-        work = self.phases.setdefault(phase, Work())
-        inputs, outputs = tensors((args, kwargs)), tensors(out)
+        cost = self.phases.setdefault(phase, StepCost())
+        inputs, outputs = find_tensors((args, kwargs)), find_tensors(out)
         account = current()
         if account.copying:
-            work.copies += account.times * self.rates.copies(float(size(outputs)))
+            cost.copies += account.times * self.rates.copies(float(count_bytes(outputs)))
             return
         rates = (self.rates.host or self.rates) if account.side == "host" else self.rates
-        flops = operations(func, args, kwargs, out)
-        touched = float(size(inputs) + size(outputs))
+        flops = count_flops(func, args, kwargs, out)
+        touched = float(count_bytes(inputs) + count_bytes(outputs))
         seconds = rates.passes(touched)
         if flops:
             kind = str(outputs[0].dtype).removeprefix("torch.")
             product = rates.products.get(kind, rates.products["float32"])
-            # A product reads its matrices at the speed of the largest pass; the small ones' cost is in the curve.
+            # Roofline: compute, or memory traffic at the rate of the largest pass. The curve has the overheads.
             seconds = max(product(flops), touched * rates.passes.seconds[-1] / rates.passes.amounts[-1])
         if account.side == "host":
-            work.host += account.times * seconds
+            cost.host += account.times * seconds
         else:
-            work.device += account.times * seconds
-            work.flops += account.times * flops
+            cost.device += account.times * seconds
+            cost.flops += account.times * flops
 
-    def free(self, func: Any) -> bool:
-        """Whether an operation only looks at memory in another way."""
+    def is_free(self, func: Any) -> bool:
+        """Whether an operation reads and writes no bytes, as a view."""
         if func not in self._free:
             self._free[func] = str(func._overloadpacket) in FREE or bool(getattr(func, "is_view", False))
         return self._free[func]
 
 
-def operations(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Floating-point operations of a call, 0 for what is no product."""
+def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Floating-point operations of a call to a matrix product, convolution or attention; 0 for any other."""
     packet = func._overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
     name = str(packet)
-    if any(part in name for part in ATTENTION):  # the CPU's kernels, which torch's table leaves out
-        first = [each for each in tensors(args) if each.dim() == 4]
+    if any(part in name for part in ATTENTION):  # the CPU's kernels, which torch's registry of FLOP formulas lacks
+        first = [each for each in find_tensors(args) if each.dim() == 4]
         backward = "backward" in name
         query, key = (first[1], first[2]) if backward else (first[0], first[1])
         batch, heads, rows, width = query.shape
@@ -97,17 +100,17 @@ def operations(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     return 0.0
 
 
-def tensors(value: Any) -> list[Tensor]:
+def find_tensors(value: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
-        return [tensor for each in value for tensor in tensors(each)]
+        return [tensor for each in value for tensor in find_tensors(each)]
     return []
 
 
-def size(values: list[Tensor]) -> int:
-    """Bytes that are looked at, of tensors that may be views of larger ones."""
+def count_bytes(values: list[Tensor]) -> int:
+    """Bytes of the elements of tensors, which may be views of larger ones."""
     return sum(prod(value.shape) * value.element_size() for value in values)

@@ -1,6 +1,6 @@
-"""The memory time-line of a training step as a picture: who holds how much, when, and what the peak is made of.
+"""Plot of memory in use over time: stacked areas by category, the phases of the step, and the breakdown of the peak.
 
-The same figures give the same bytes: ids come from a fixed salt, and nothing says when it was drawn.
+The same values give the same bytes: ids are hashed with a fixed salt, and no date is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ COLOURS = {
     "activations": "#c8553d",
     "temporaries": "#a9a29c",
 }
-"""By category, from what stays to what comes and goes; told apart in grey and by the colour-blind as well."""
+"""By category, from long-lived to temporary; distinguishable in grey and by colour-blind readers."""
 SPARE = ("#6a4c93", "#4f9d69", "#b5838d")
 INK, MUTED, LINE, SHADE, OVER = "#1f2328", "#656d76", "#d8dee4", "#f4f5f7", "#b3261e"
 SETTINGS: "dict[RcKeyType, Any]" = {
@@ -57,14 +57,14 @@ SETTINGS: "dict[RcKeyType, Any]" = {
 }
 SIZE = (9.6, 4.8)
 HOST_HEIGHT = 1.5
-"""Inches; a host's panel makes the picture so much taller."""
+"""Height of the host's panel, in inches."""
 LEFT, RIGHT, TOP, BOTTOM, GAP = 0.75, 2.35, 0.75, 0.55, 0.3
-"""Margins, and the space between panels, in inches: on the right is the breakdown."""
+"""Margins, and the space between panels, in inches; the breakdown of the peak is on the right."""
 COLUMNS = 450
-"""The picture tells so many instants apart, each with its highest and lowest moment."""
+"""Columns that the time axis is reduced to, each with its highest and its lowest value."""
 
 
-def draw(
+def plot_timeline(
     at: NDArray[Any],
     series: Mapping[str, Bytes],
     phases: Sequence[Phase],
@@ -74,15 +74,15 @@ def draw(
     host: Mapping[str, Bytes] | None = None,
     title: str = "Device memory",
 ) -> None:
-    """Draw areas by category on top of one another, the phases behind them, the peak and the limit over them.
+    """Plot memory in use as areas stacked by category, with the phases, the peak and the limit.
 
-    at: [n], rising: seconds where floating, the number of the event where integer. series: [n] bytes in use from that
-    instant on, by category, drawn from the bottom up. phases: (name, start, end) on the axis of `at`. limit: bytes that
-    there are on the device. host: bytes outside the device, in a panel of their own, where there are any.
-    path: .svg or .png. Raises UsageError for another suffix, or for series that do not fit.
+    at: [n], increasing: seconds where floating, the index of the event where integer. series: [n] bytes in use from
+    that instant on, by category, stacked from the bottom up. phases: (name, start, end) on the axis of `at`. limit:
+    memory of the device, in bytes. host: as `series`, of the host, in a panel of their own where any is used.
+    path: .svg or .png. Raises UsageError for another suffix, or for series of another length.
     """
-    check(at, {**series, **{f"host {name}": values for name, values in (host or {}).items()}}, path)
-    panels = [(title, used(series) or series, limit), ("Host memory", used(host or {}), None)]
+    check_values(at, {**series, **{f"host {name}": values for name, values in (host or {}).items()}}, path)
+    panels = [(title, drop_empty(series) or series, limit), ("Host memory", drop_empty(host or {}), None)]
     panels = [each for each in panels if each[1]]
     height = SIZE[1] + (HOST_HEIGHT + GAP) * (len(panels) - 1)
     with matplotlib.rc_context(SETTINGS):
@@ -94,7 +94,7 @@ def draw(
             bottom -= inches + (GAP if number else 0)
             box = (LEFT / SIZE[0], bottom / height, 1 - (LEFT + RIGHT) / SIZE[0], inches / height)
             axes = figure.add_axes(box)
-            panel(axes, at, bytes_by, phases, name, most, named=not number)
+            plot_panel(axes, at, bytes_by, phases, name, most, named=not number)
             if number < len(panels) - 1:
                 axes.tick_params(labelbottom=False)
         axes.set_xlabel("seconds" if np.issubdtype(at.dtype, np.floating) else "events: allocations and releases")
@@ -102,19 +102,19 @@ def draw(
         figure.savefig(path, dpi=160, metadata=none)
 
 
-def bands(names: Sequence[str]) -> list[Phase]:
-    """The phases of events, from the name of each event's phase: one wherever the name changes."""
+def find_phases(names: Sequence[str]) -> list[Phase]:
+    """The runs of equal names, given the name of the phase of each event."""
     edges = [number for number, name in enumerate(names) if not number or name != names[number - 1]]
     return [(names[start], start, end) for start, end in pairwise([*edges, len(names) - 1])] if edges else []
 
 
-def used(series: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """The categories that ever hold a byte."""
+def drop_empty(series: Mapping[str, Bytes]) -> dict[str, Bytes]:
+    """The categories that are not zero throughout."""
     return {name: values for name, values in series.items() if values.any()}
 
 
-def check(at: NDArray[Any], series: Mapping[str, Bytes], path: Path) -> None:
-    """Raise UsageError for what cannot be drawn."""
+def check_values(at: NDArray[Any], series: Mapping[str, Bytes], path: Path) -> None:
+    """Raise UsageError for a suffix other than .svg and .png, and for values of the wrong shape."""
     if path.suffix not in (".svg", ".png"):
         raise UsageError(f"a time-line is drawn as .svg or .png, not as {path.name!r}")
     if at.ndim != 1 or not at.size or not series:
@@ -124,7 +124,7 @@ def check(at: NDArray[Any], series: Mapping[str, Bytes], path: Path) -> None:
             raise UsageError(f"{name} has {values.shape} figures for {at.shape} instants; expected as many")
 
 
-def panel(
+def plot_panel(
     axes: Axes,
     at: NDArray[Any],
     series: Mapping[str, Bytes],
@@ -134,33 +134,33 @@ def panel(
     *,
     named: bool,
 ) -> None:
-    """One side's memory. named: whether the phases' names are written over it."""
+    """Plot the memory of the device or of the host. named: whether the names of the phases stand above."""
     total = np.sum(list(series.values()), axis=0)
     peak = int(total.argmax())
     unit, scale = unit_of(max(int(total[peak]), 1))
-    shown = thin(total)
-    edges, heights = at[shown], np.zeros(shown.size)
+    kept = downsample(total)
+    edges, heights = at[kept], np.zeros(kept.size)
     for name, values in series.items():
-        base, heights = heights, heights + values[shown] / scale
-        axes.fill_between(edges, base, heights, step="post", color=colour(name, series), lw=0)
+        base, heights = heights, heights + values[kept] / scale
+        axes.fill_between(edges, base, heights, step="post", color=get_colour(name, series), lw=0)
     axes.set_xlim(at[0], at[-1] if at[-1] > at[0] else at[0] + 1)
-    axes.set_ylim(0, ceiling(total[peak] / scale, limit and limit / scale))
+    axes.set_ylim(0, find_axis_limit(total[peak] / scale, limit and limit / scale))
     axes.yaxis.set_major_locator(MaxNLocator(5 if named else 3, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=not np.issubdtype(at.dtype, np.floating)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}".replace(",", "\u2009")))
     axes.grid(axis="y")
     axes.set_ylabel(unit)
-    shade(axes, phases, named=named)
-    mark(axes, float(at[peak]), total[peak] / scale)
+    shade_phases(axes, phases, named=named)
+    mark_peak(axes, float(at[peak]), total[peak] / scale)
     if limit is not None:
-        budget(axes, limit / scale, unit, over=bool(total[peak] > limit))
+        draw_limit(axes, limit / scale, unit, over=bool(total[peak] > limit))
     where = next((name for name, start, end in reversed(phases) if start <= at[peak] <= end), "")
-    breakdown(axes, series, peak, (title, where), unit, scale)
+    draw_breakdown(axes, series, peak, (title, where), unit, scale)
 
 
-def thin(total: Bytes) -> NDArray[np.intp]:
-    """The indices worth drawing: the highest and the lowest moment of each column, the first and the last."""
+def downsample(total: Bytes) -> NDArray[np.intp]:
+    """The indices to plot: of the highest and the lowest value of each column, the first and the last."""
     if total.size <= 2 * COLUMNS:
         return np.arange(total.size)
     parts = np.array_split(np.arange(total.size), COLUMNS)
@@ -168,19 +168,19 @@ def thin(total: Bytes) -> NDArray[np.intp]:
     return np.unique(np.concatenate([[0, total.argmax(), total.size - 1], *ends]))
 
 
-def ceiling(peak: float, limit: float | None) -> float:
-    """The top of the axis: room for the peak's mark, and for the limit where that does not flatten the picture."""
+def find_axis_limit(peak: float, limit: float | None) -> float:
+    """The top of the memory axis: above the peak, and above the limit unless that would flatten the areas."""
     return 1.12 * max(peak, limit if limit and limit < 2.5 * peak else 0, 1e-9)
 
 
-def colour(name: str, series: Mapping[str, Bytes]) -> str:
-    """Of a category; one that is not known takes a spare colour by its place."""
+def get_colour(name: str, series: Mapping[str, Bytes]) -> str:
+    """The colour of a category; an unknown one gets a spare colour."""
     others = [each for each in series if each not in COLOURS]
     return COLOURS[name] if name in COLOURS else SPARE[others.index(name) % len(SPARE)]
 
 
-def shade(axes: Axes, phases: Sequence[Phase], *, named: bool) -> None:
-    """Bands behind the areas, every other one shaded, with the name above where it fits; slivers are left out."""
+def shade_phases(axes: Axes, phases: Sequence[Phase], *, named: bool) -> None:
+    """Shade every other phase, with the names above where they fit; phases of under 3 points are left out."""
     left, right = axes.get_xlim()
     assert isinstance(axes.figure, Figure)
     points = 72 * axes.get_position().width * axes.figure.get_figwidth() / (right - left)
@@ -209,14 +209,14 @@ def shade(axes: Axes, phases: Sequence[Phase], *, named: bool) -> None:
             )
 
 
-def mark(axes: Axes, x: float, y: float) -> None:
-    """The peak."""
+def mark_peak(axes: Axes, x: float, y: float) -> None:
+    """Mark the peak by a dot and a dashed line."""
     axes.plot([x, x], [0, y], color=INK, lw=0.8, ls=(0, (2, 2)), zorder=4)
     axes.plot([x], [y], "o", color=INK, ms=4.5, mec="white", mew=0.8, zorder=5, clip_on=False)
 
 
-def budget(axes: Axes, limit: float, unit: str, *, over: bool) -> None:
-    """The line that the areas should stay under; where it lies far above, words that say so."""
+def draw_limit(axes: Axes, limit: float, unit: str, *, over: bool) -> None:
+    """Draw the memory limit as a line, or as text where it is above the axis."""
     tint, text = (OVER if over else MUTED), f"limit {limit:.4g} {unit}"
     if limit <= axes.get_ylim()[1]:
         axes.axhline(limit, color="white", lw=2.4, zorder=3.9)
@@ -231,10 +231,10 @@ def budget(axes: Axes, limit: float, unit: str, *, over: bool) -> None:
         )
 
 
-def breakdown(
+def draw_breakdown(
     axes: Axes, series: Mapping[str, Bytes], peak: int, names: tuple[str, str], unit: str, scale: int
 ) -> None:
-    """What the peak is made of, on the right, from the top area to the bottom one: the key to the colours as well."""
+    """Write the categories of the peak to the right of the panel, topmost area first, with their colours."""
     assert isinstance(axes.figure, Figure)
     figure, box = axes.figure, axes.get_position()
     width, height = figure.get_size_inches()
@@ -248,7 +248,7 @@ def breakdown(
     figure.text(x, y - 0.47 / height, f"at the peak{', in ' + where if where else ''}", va="top", color=MUTED)
     for number, name in enumerate(reversed(list(series))):
         line = y - (0.82 + 0.215 * number) / height
-        patch = Rectangle((x, line - 0.055 / height), 0.11 / width, 0.11 / height, lw=0, fc=colour(name, series))
+        patch = Rectangle((x, line - 0.055 / height), 0.11 / width, 0.11 / height, lw=0, fc=get_colour(name, series))
         figure.add_artist(patch)
         part = int(series[name][peak])
         figure.text(x + 0.2 / width, line, name, va="center_baseline")

@@ -21,6 +21,7 @@ class AdamW(Optimizer):
 
     exact: ClassVar[bool] = True
     dtensor: ClassVar[bool] = True
+    smaller: ClassVar[str | None] = "adamw-8bit"
 
     weight_decay: float = Field(default=0.01, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)

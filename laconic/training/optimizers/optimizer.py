@@ -17,6 +17,7 @@ class Optimizer(BaseModel, ABC):
     library: the package that it is from beside torch, None without one. per_parameter: whether stepping one parameter
     at a time, as an optimizer in the backward pass does, gives the same result. exact: the arithmetic is torch's own
     SGD or AdamW in FP32. dtensor: whether it takes parameters sharded by FSDP2. caution: what it was measured to lose.
+    smaller: the registered variant with less state that the memory planner tries in its place.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,6 +27,7 @@ class Optimizer(BaseModel, ABC):
     exact: ClassVar[bool] = False
     dtensor: ClassVar[bool] = False
     caution: ClassVar[str | None] = None
+    smaller: ClassVar[str | None] = None
 
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)

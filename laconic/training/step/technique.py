@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from laconic.training.step.parts import Kit
@@ -21,6 +23,22 @@ SLOTS: tuple[Slot, ...] = (
     "optimizer",
 )
 """The part of a step that a technique replaces, in the order in which techniques are applied."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings of a technique that the memory planner tries.
+
+    tier: "free" costs neither exactness nor time, and is part of every combination but plain training; "grid" is
+    combined with the proposals of the other slots; "lean" is a combination of its own, which gives up more time or
+    exactness for memory. config: the settings. before, after: the other techniques of a lean combination as a recipe
+    writes them, in the order in which they are listed.
+    """
+
+    tier: Literal["free", "grid", "lean"]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    before: tuple[str | Mapping[str, Any], ...] = ()
+    after: tuple[str | Mapping[str, Any], ...] = ()
 
 
 class Technique(BaseModel, ABC):
@@ -44,6 +62,27 @@ class Technique(BaseModel, ABC):
 
     simulated: ClassVar[bool] = True
     """Whether a simulated step tells what it saves."""
+
+    trains_adapters: ClassVar[bool] = False
+    """Whether adapters are trained, and not the weights themselves."""
+
+    optional: ClassVar[bool] = False
+    """Whether the planner drops it from a combination that the model does not support it in."""
+
+    @classmethod
+    def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
+        """The settings that the memory planner tries, for batches of so many rows on a device."""
+        return ()
+
+    @property
+    def fallback(self) -> Mapping[str, Any] | None:
+        """The settings that the planner takes in a model that does not support these; None without any."""
+        return None
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Rows of a micro-batch, where the batch is split; None where the model sees the whole batch."""
+        return None
 
     @property
     def linear(self) -> bool:

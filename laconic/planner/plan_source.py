@@ -1,18 +1,18 @@
-"""From what the command line asks to a plan."""
+"""The memory plan of a source, from the options of the command line and a recipe."""
 
 from pathlib import Path
 
 import torch
 
 from laconic.errors import UsageError
-from laconic.planner.memory_plan import Plan, plan
-from laconic.planner.meta_model import open_subject
+from laconic.planner.memory_plan import MemoryPlan, plan_memory
+from laconic.planner.meta_model import open_meta_model
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingRecipe
 from laconic.units import parse_bytes
 
 
-def request(
+def plan_source(
     source: Path,
     *,
     memory: str,
@@ -24,11 +24,13 @@ def request(
     device: str | None = None,
     devices: int = 1,
     trust: bool = False,
-) -> Plan:
-    """The plan for a source. recipe: of training; what is given here stands above it. device: "cpu" or "cuda", to plan
-    for; by default what is here. devices: that share the model, by shards unless the recipe has a mesh.
+) -> MemoryPlan:
+    """Plan the training of a source.
 
-    Raises SourceError, RecipeError or UsageError for what is wrong with the request.
+    memory: of each device, as "8GiB". batch, length, task, builder: override the recipe. recipe: YAML file with the
+    settings of training. device: "cpu" or "cuda", to plan for; by default what this machine has. devices: how many
+    share the model, sharded unless the recipe has a mesh.
+    Raises SourceError, RecipeError or UsageError for a wrong option.
     """
     try:
         size = parse_bytes(memory)
@@ -40,7 +42,7 @@ def request(
     training = TrainingRecipe.load(recipe, **{key: value for key, value in given.items() if value is not None})
     if devices > 1 and training.mesh == Mesh():
         training = training.model_copy(update={"mesh": Mesh(shard=None)})
-    subject = open_subject(
+    model = open_meta_model(
         source,
         task=training.task,
         builder=training.builder,
@@ -50,6 +52,6 @@ def request(
     )
     here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
     apart = here.type == "cuda" if device is None else device == "cuda"
-    most = subject.task.planning_length
-    asked = length or training.length or min(subject.longest or most, most)
-    return plan(subject, training, length=asked, memory=size, device=here, apart=apart, devices=devices)
+    most = model.task.planning_length
+    asked = length or training.length or min(model.longest or most, most)
+    return plan_memory(model, training, length=asked, memory=size, device=here, apart=apart, devices=devices)

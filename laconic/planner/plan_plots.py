@@ -1,4 +1,4 @@
-"""A plan as pictures: what each combination holds at its peak, and the time-line of the one that was chosen."""
+"""Plots of a memory plan: the peak memory of each combination by category, and the timeline of the chosen one."""
 
 from pathlib import Path
 from typing import Any
@@ -9,29 +9,31 @@ from matplotlib.figure import Figure
 
 from laconic.errors import UsageError
 from laconic.offload.memory_accounting import CATEGORIES
-from laconic.planner.memory_plan import Plan
-from laconic.planner.plan_tables import GIB, shown
-from laconic.planner.timeline_plot import COLOURS, LINE, MUTED, OVER, SETTINGS, bands, draw
+from laconic.planner.memory_plan import MemoryPlan
+from laconic.planner.plan_summary import select_rows
+from laconic.planner.timeline_plot import COLOURS, LINE, MUTED, OVER, SETTINGS, find_phases, plot_timeline
+
+GIB = 2**30
 
 ROW, WIDTH, LABELS = 0.42, 10.5, 0.42
-"""Inches of a bar, inches of the picture, and the share of its width that the names take."""
+"""Height of a bar and width of the figure in inches, and the share of its width that the names take."""
 
 
-def check(path: Path) -> None:
-    """Raise UsageError where nothing can be drawn there: to be found before the plan is made."""
+def check_path(path: Path) -> None:
+    """Raise UsageError where no figure can be written: checked before the plan is made."""
     if path.suffix not in (".svg", ".png"):
         raise UsageError(f"a plan is drawn as .svg or .png, not as {path.name!r}")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} to draw {path.name!r} into")
 
 
-def bars(plan: Plan, path: Path) -> None:
-    """A bar for each combination of the table, its categories side by side, and the memory that there is.
+def plot_bars(plan: MemoryPlan, path: Path) -> None:
+    """Plot the peak memory of each combination of the table as a bar stacked by category, and the available memory.
 
     path: .svg or .png. Raises UsageError for another suffix.
     """
-    check(path)
-    rows = shown(plan)
+    check_path(path)
+    rows = select_rows(plan)
     with matplotlib.rc_context(SETTINGS):
         height = 1.5 + ROW * len(rows)
         figure = Figure(figsize=(WIDTH, height))
@@ -46,8 +48,8 @@ def bars(plan: Plan, path: Path) -> None:
         for place, row, end in zip(places, rows, left, strict=True):
             times = row.prediction.seconds / plain.seconds
             axes.text(end, place, f"  {row.prediction.peak / GIB:.2f} GiB, {times:.2f}x time", va="center", color=MUTED)
-        chosen = plan.chosen.candidate.name if plan.chosen else None
-        names = [("▸ " if row.candidate.name == chosen else "") + wrapped(row.candidate.name) for row in rows]
+        chosen = plan.chosen.combination.name if plan.chosen else None
+        names = [("▸ " if row.combination.name == chosen else "") + wrap(row.combination.name) for row in rows]
         axes.set_yticks(places, names)
         axes.axvline(plan.memory / GIB, color=OVER, linewidth=1.2)
         axes.text(plan.memory / GIB, len(rows) - 0.4, f" {plan.memory / GIB:.1f} GiB", color=OVER, va="bottom")
@@ -56,29 +58,28 @@ def bars(plan: Plan, path: Path) -> None:
         axes.set_xlabel("GiB on the device, at the peak of a step")
         axes.grid(axis="x", color=LINE)
         axes.legend(loc="lower right", ncols=len(CATEGORIES), frameon=False, bbox_to_anchor=(1, 1.0), fontsize=8)
-        title = f"{plan.subject.name}, batch {plan.plain.candidate.training.batch}, length {plan.length}"
+        title = f"{plan.model.name}, batch {plan.plain.combination.training.batch}, length {plan.length}"
         figure.text(0.01, 1 - 0.3 / height, title, fontsize=12, fontweight="bold")
         none: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
         figure.savefig(path, dpi=160, metadata=none)
 
 
-def wrapped(name: str, width: int = 58) -> str:
-    """On two lines where it is long."""
+def wrap(name: str, width: int = 58) -> str:
+    """A long name on two lines."""
     if len(name) <= width:
         return name
-    cut = name.rfind(" + ", 0, width)
-    return f"{name[:cut]}\n{name[cut + 1 :]}" if cut > 0 else name
+    end = name.rfind(" + ", 0, width)
+    return f"{name[:end]}\n{name[end + 1 :]}" if end > 0 else name
 
 
-def timeline(plan: Plan, path: Path) -> None:
-    """The memory of two steps of the chosen combination, allocation by allocation."""
+def plot_chosen(plan: MemoryPlan, path: Path) -> None:
+    """Plot the memory of two steps of the chosen combination, by allocation. Raises UsageError where none fits."""
     if plan.chosen is None:
         raise UsageError("there is no time-line to draw, since nothing fits. Give more --memory")
-    found = plan.whole(plan.chosen)
-    course = found.course
-    assert course is not None
-    names = [course.positions[place][0] for place in course.places]
-    at = np.arange(course.device.size)
-    series = {str(name): values for name, values in course.series("device").items()}
-    host = {str(name): values for name, values in course.series("host").items()}
-    draw(at, series, bands(names), plan.memory, path, host=host)
+    timeline = plan.predict_whole(plan.chosen).timeline
+    assert timeline is not None
+    names = [timeline.positions[place][0] for place in timeline.places]
+    events = np.arange(timeline.device.size)
+    series = {str(name): values for name, values in timeline.series("device").items()}
+    host = {str(name): values for name, values in timeline.series("host").items()}
+    plot_timeline(events, series, find_phases(names), plan.memory, path, host=host)

@@ -1,4 +1,4 @@
-"""The state of a training run, cut into what lies on this rank: tensors or pieces of them, and plain values."""
+"""The state of a training run, split into the tensor shards of this rank and plain values."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,42 +30,42 @@ from laconic.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
-    """A tensor of the state, or the piece of it that lies on this rank.
+class TensorShard:
+    """A tensor of the state, or the shard of it on this rank.
 
-    whole: the tensor's shape over all ranks. offset: where the piece begins in it. tensor: the piece, a plain tensor
-    that shares its memory with the state.
+    shape: of the tensor over all ranks. offset: of the shard in it. tensor: the shard, a plain tensor that shares its
+    memory with the state.
     """
 
-    whole: torch.Size
+    shape: torch.Size
     offset: torch.Size
     tensor: Tensor
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
-        """The same as torch.distributed.checkpoint says it."""
+        """Offset and shape of the shard, as torch.distributed.checkpoint takes them."""
         return ChunkStorageMetadata(self.offset, self.tensor.shape)
 
-    def copy(self) -> "Shard":
-        """The same values in host memory of their own."""
+    def copy(self) -> "TensorShard":
+        """A copy in host memory."""
         copied = self.tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        return Shard(self.whole, self.offset, copied)
+        return TensorShard(self.shape, self.offset, copied)
 
 
-def cut(state: Mapping[str, Any]) -> tuple[dict[str, Shard], dict[str, Any]]:
-    """The shards and the plain values of a state, by their dotted path.
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
+    """The tensor shards and the plain values of a state, by dotted path.
 
-    A tensor subclass that is made of tensors (the 8-bit state of an optimizer) is cut into those. Where such a one is
-    itself sharded, its pieces belong to their rank and number of ranks: blocks of quantized values do not cut again.
-    Raises UsageError for what is neither tensor nor plain value, and for two things of one path.
+    A tensor subclass that is made of tensors (the 8-bit state of an optimizer) is split into these. If it is sharded,
+    its parts are bound to their rank and number of ranks: blocks of quantized values cannot be resharded.
+    Raises UsageError for a value that is neither tensor nor plain, and for two values of one path.
     """
-    shards: dict[str, Shard] = {}
+    shards: dict[str, TensorShard] = {}
     values: dict[str, Any] = {}
-    for path, node, key in leaves(state):
+    for path, node, key in iterate_leaves(state):
         value = node[key]
-        found = dict(pieces(path, value)) if isinstance(value, Tensor) else {}
+        found = dict(iterate_shards(path, value)) if isinstance(value, Tensor) else {}
         if not isinstance(value, Tensor):
-            for name, odd in foreign(path, value):
+            for name, odd in find_unsupported(path, value):
                 raise UsageError(
                     f"{name} of the state is a {type(odd).__name__}. A snapshot keeps tensors, and what goes into JSON "
                     f"unchanged: numbers, text, lists, mappings with names as keys"
@@ -77,52 +77,52 @@ def cut(state: Mapping[str, Any]) -> tuple[dict[str, Shard], dict[str, Any]]:
     return shards, values
 
 
-def put(state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Replace the plain values of a state, by their dotted path; a list becomes a tuple where one was."""
-    for path, node, key in leaves(state):
+def restore_values(state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Replace the plain values of a state, by dotted path; a list becomes a tuple where the state has one."""
+    for path, node, key in iterate_leaves(state):
         if path in values and not isinstance(node[key], Tensor):
-            node[key] = like(values[path], node[key])
+            node[key] = restore_tuples(values[path], node[key])
 
 
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where the tensors are, and the largest values without tensors: dotted path, container, key in it."""
+def iterate_leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted path, container and key of each tensor, and of each outermost value without tensors in it."""
     for key, value in list(node.items() if isinstance(node, Mapping) else enumerate(node)):
         name = f"{path}.{key}" if path else str(key)
         if is_branch(value):
-            yield from leaves(value, name)
+            yield from iterate_leaves(value, name)
         else:
             yield name, node, key
 
 
 def is_branch(value: Any) -> bool:
-    """Whether there are tensors somewhere below, or numbered keys, as optimizers have them."""
+    """Whether a value contains tensors, or integer keys, as the state of an optimizer has them."""
     if isinstance(value, Mapping):
         numbered = not all(isinstance(key, str) for key in value)
         return numbered or any(isinstance(each, Tensor) or is_branch(each) for each in value.values())
     return isinstance(value, list) and any(isinstance(each, Tensor) or is_branch(each) for each in value)
 
 
-def foreign(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What does not come back from JSON as it was, but for tuples: its path and itself."""
+def find_unsupported(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Path and value of everything that JSON does not restore as it was, apart from tuples."""
     if isinstance(value, (dict, list, tuple)):
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from foreign(f"{path}.{key}", each)
+            yield from find_unsupported(f"{path}.{key}", each)
     elif not (value is None or isinstance(value, (bool, int, float, str))):
         yield path, value
 
 
-def like(saved: Any, given: Any) -> Any:
+def restore_tuples(saved: Any, given: Any) -> Any:
     """A value from JSON, with tuples where the given one has them."""
     if isinstance(saved, list) and isinstance(given, (list, tuple)):
-        items = [like(*pair) for pair in zip_longest(saved, given[: len(saved)])]
+        items = [restore_tuples(*pair) for pair in zip_longest(saved, given[: len(saved)])]
         return tuple(items) if isinstance(given, tuple) else items
     if isinstance(saved, dict) and isinstance(given, Mapping):
-        return {key: like(value, given.get(key)) for key, value in saved.items()}
+        return {key: restore_tuples(value, given.get(key)) for key, value in saved.items()}
     return saved
 
 
-def pieces(name: str, tensor: Tensor) -> Iterator[tuple[str, Shard]]:
-    """What this rank holds of a tensor, as plain tensors."""
+def iterate_shards(name: str, tensor: Tensor) -> Iterator[tuple[str, TensorShard]]:
+    """The shards of a tensor on this rank, as plain tensors, by name."""
     if isinstance(tensor, DTensor):
         mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
         if here is None:
@@ -130,19 +130,19 @@ def pieces(name: str, tensor: Tensor) -> Iterator[tuple[str, Shard]]:
         local = tensor.to_local().detach()
         if hasattr(local, "__tensor_flatten__"):
             place, places = ("x".join(map(str, numbers)) for numbers in (here, mesh.shape))
-            yield from pieces(f"{name}[{place} of {places}]", local)
+            yield from iterate_shards(f"{name}[{place} of {places}]", local)
         else:
             (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
-            yield name, Shard(tensor.shape, chunk.offsets, local)
+            yield name, TensorShard(tensor.shape, chunk.offsets, local)
     elif hasattr(tensor, "__tensor_flatten__"):
         for part in tensor.__tensor_flatten__()[0]:
-            yield from pieces(f"{name}.{part}", getattr(tensor, part))
+            yield from iterate_shards(f"{name}.{part}", getattr(tensor, part))
     else:
-        yield name, Shard(tensor.shape, torch.Size([0] * tensor.ndim), tensor.detach())
+        yield name, TensorShard(tensor.shape, torch.Size([0] * tensor.ndim), tensor.detach())
 
 
-class Saving(DefaultSavePlanner):
-    """Each rank saves the shards that it holds; what several hold alike, one of them."""
+class ShardSavePlanner(DefaultSavePlanner):
+    """Each rank saves its shards; a shard that several ranks hold is saved by one of them."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -153,7 +153,7 @@ class Saving(DefaultSavePlanner):
                 WriteItem(
                     MetadataIndex(name, shard.offset),
                     WriteItemType.SHARD,
-                    tensor_data=TensorWriteData(shard.chunk, TensorProperties(dtype=shard.tensor.dtype), shard.whole),
+                    tensor_data=TensorWriteData(shard.chunk, TensorProperties(dtype=shard.tensor.dtype), shard.shape),
                 )
                 for name, shard in self.state_dict.items()
             ]
@@ -165,8 +165,8 @@ class Saving(DefaultSavePlanner):
         return tensor
 
 
-class Loading(DefaultLoadPlanner):
-    """Each rank loads the shards that it holds, out of pieces that may have been cut otherwise."""
+class ShardLoadPlanner(DefaultLoadPlanner):
+    """Each rank loads its shards, from chunks that may have been sharded differently."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False

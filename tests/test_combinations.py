@@ -1,0 +1,97 @@
+"""The combinations of techniques that the planner tries, and their order: as `laconic plan` lists them."""
+
+import pytest
+import torch
+import transformers
+
+from laconic.planner.combinations import list_combinations
+from laconic.planner.meta_model import open_meta_model
+from laconic.training.settings import Training
+
+CPU = torch.device("cpu")
+SMALL_GPT = [
+    "adamw",
+    "sdpa + chunked-loss + adamw",
+    "sdpa + chunked-loss + accumulate(rows=2) + adamw",
+    "sdpa + chunked-loss + checkpoint(policy=selective) + adamw",
+    "sdpa + chunked-loss + checkpoint(policy=selective) + accumulate(rows=2) + adamw",
+    "sdpa + chunked-loss + checkpoint + adamw",
+    "sdpa + chunked-loss + checkpoint + accumulate(rows=2) + adamw",
+    "sdpa + chunked-loss + bf16 + adamw",
+    "sdpa + chunked-loss + bf16 + accumulate(rows=2) + adamw",
+    "sdpa + chunked-loss + bf16 + checkpoint(policy=selective) + adamw",
+    "sdpa + chunked-loss + bf16 + checkpoint(policy=selective) + accumulate(rows=2) + adamw",
+    "sdpa + chunked-loss + bf16 + checkpoint + adamw",
+    "sdpa + chunked-loss + bf16 + checkpoint + adamw-8bit",
+    "sdpa + chunked-loss + bf16 + checkpoint + accumulate(rows=2) + adamw",
+    "sdpa + chunked-loss + bf16 + checkpoint + accumulate(rows=2) + adamw-8bit",
+    "sdpa + chunked-loss + checkpoint + in-backward + adamw",
+    "sdpa + chunked-loss + bf16 + checkpoint + in-backward + adamw",
+    "sdpa + layerwise(rows=1, snapshots=4) + chunked-loss(defer=True, chunk=256) + in-backward + adamw",
+    "sdpa + chunked-loss + layerwise(rows=1) + bf16 + in-backward + adamw",
+    "sdpa + layerwise(rows=1, keep=host) + chunked-loss(defer=True, chunk=256) + host-weights(dtype=fp32) + adamw",
+    "sdpa + layerwise(rows=1, keep=host) + chunked-loss(defer=True, chunk=256) + host-weights(dtype=bf16) + adamw",
+    "sdpa + chunked-loss + lora(base=bfloat16) + bf16 + adamw",
+    "sdpa + chunked-loss + lora(base=bfloat16) + bf16 + checkpoint + accumulate + adamw",
+    "sdpa + qlora + bf16 + checkpoint + accumulate + chunked-loss(chunk=128) + adamw",
+]
+MINILM = [
+    "adamw",
+    "sdpa + adamw",
+    "sdpa + checkpoint(policy=selective) + adamw",
+    "sdpa + checkpoint + adamw",
+    "sdpa + bf16 + adamw",
+    "sdpa + bf16 + checkpoint(policy=selective) + adamw",
+    "sdpa + bf16 + checkpoint + adamw",
+    "sdpa + bf16 + checkpoint + adamw-8bit",
+    "sdpa + checkpoint + in-backward + adamw",
+    "sdpa + bf16 + checkpoint + in-backward + adamw",
+    "sdpa + layerwise(rows=1, snapshots=4) + in-backward + adamw",
+    "sdpa + layerwise(rows=1) + bf16 + in-backward + adamw",
+    "sdpa + layerwise(rows=1, keep=host) + host-weights(dtype=fp32) + adamw",
+    "sdpa + layerwise(rows=1, keep=host) + host-weights(dtype=bf16) + adamw",
+    "sdpa + lora(base=bfloat16) + bf16 + adamw",
+]  # qlora is not among them: MiniLM's task takes no batch in parts
+UNTIED = [
+    "sdpa + layerwise(rows=1, snapshots=4) + chunked-loss(chunk=256) + in-backward + adamw",
+    "sdpa + layerwise(rows=1, keep=host) + chunked-loss(chunk=256) + host-weights(dtype=fp32) + adamw",
+]
+GPT = transformers.GPT2Config(
+    vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, architectures=["GPT2LMHeadModel"]
+)
+BERT = transformers.BertConfig(
+    vocab_size=40, hidden_size=48, num_hidden_layers=6, num_attention_heads=12, intermediate_size=96,
+    architectures=["BertModel"],
+)  # fmt: skip
+
+
+def names(folder, config, training=None, task=None, device=CPU):
+    config.save_pretrained(folder)
+    found = list_combinations(open_meta_model(folder, task=task), training or Training(batch=16), device)
+    return [each.name for each in found]
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "expected"), [(GPT, None, SMALL_GPT), (BERT, "text-embedding", MINILM)], ids=["gpt", "minilm"]
+)
+def test_the_planner_tries_these_combinations_in_this_order(tmp_path, config, task, expected):
+    assert names(tmp_path, config, task=task) == expected
+
+
+def test_a_head_with_weights_of_its_own_gets_its_gradient_at_once(tmp_path):
+    config = transformers.GPT2Config(**{**GPT.to_dict(), "tie_word_embeddings": False})
+    found = names(tmp_path, config)
+    assert set(UNTIED) <= set(found)
+    assert not [name for name in found if "defer" in name]
+
+
+def test_a_gpu_without_bf16_is_offered_fp16(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    found = names(tmp_path, GPT, device=torch.device("cuda"))
+    assert "sdpa + chunked-loss + fp16 + checkpoint + adamw" in found
+    assert "sdpa + chunked-loss + bf16 + checkpoint + adamw" not in found
+
+
+def test_settings_of_adamw_that_its_smaller_variant_does_not_have_are_left_out(tmp_path):
+    training = Training.model_validate({"batch": 16, "optimizer": {"adamw": {"lr": 1e-3, "implementation": "loop"}}})
+    assert names(tmp_path, GPT, training) == SMALL_GPT
