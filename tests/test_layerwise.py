@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.errors import RecipeError
-from laconic.layerwise.revolve import advances
+from laconic.layerwise.revolve import count_advances
 from laconic.memory.layerwise import Layerwise
 from laconic.memory.lora import Lora
 from laconic.memory.mixed_precision import Bf16
-from laconic.memory.optimizer_in_backward import InBackward
+from laconic.memory.optimizer_in_backward import OptimizerInBackward
 from laconic.memory.qlora import Qlora
 from laconic.planner.simulate import imagined, simulate, trace
 from laconic.training.step.objective import TARGETS
@@ -24,8 +24,8 @@ SETTINGS = [
     {},
     {"snapshots": 2},
     {"rows": 1, "snapshots": 1},
-    {"rows": 3, "keep": "host"},
-    {"snapshots": 3, "keep": "host"},
+    {"rows": 3, "snapshots_on": "host"},
+    {"snapshots": 3, "snapshots_on": "host"},
 ]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
 
@@ -111,7 +111,7 @@ def test_gradients_of_several_micro_batches_add_up():
 
 
 def test_an_optimizer_in_the_backward_pass_gets_each_gradient_once_and_whole():
-    techniques = [Layerwise(rows=1, snapshots=2), InBackward()]
+    techniques = [Layerwise(rows=1, snapshots=2), OptimizerInBackward()]
     assert_same(trained(gpt2, texts(), techniques, clip=None), trained(gpt2, texts(), clip=None))
 
 
@@ -198,7 +198,7 @@ def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class
     learn(kit, texts(), steps=1)
     kit.finish()
     assert type(model.transformer.h) is nn.ModuleList
-    assert not hasattr(model.transformer.h, "way")
+    assert not hasattr(model.transformer.h, "stack_state")
     assert model.config.use_cache is cache
 
 
@@ -249,7 +249,7 @@ def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
 
     # With the optimizer in the backward pass, gradients that wait for it do not hide what layers take.
     ways = [Layerwise(), Layerwise(rows=8), Layerwise(rows=8, snapshots=2)]
-    found = [peak(), *(peak(way, InBackward()) for way in ways)]
+    found = [peak(), *(peak(way, OptimizerInBackward()) for way in ways)]
     assert found == sorted(set(found), reverse=True)
 
 
@@ -261,7 +261,7 @@ def test_layers_run_as_often_as_the_schedule_says():
     learn(kit, texts(), steps=1)
     steps = len(kit.module.transformer.h)
     # Once each on the way up, which the schedule counts but for the last, and once each to be taken back.
-    assert len(runs) == advances(steps, 2) + 1 + steps
+    assert len(runs) == count_advances(steps, 2) + 1 + steps
 
 
 def between(layers, hidden):

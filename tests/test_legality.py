@@ -106,7 +106,7 @@ def test_an_optimizer_that_lacks_what_is_needed_is_refused():
 
 
 def test_techniques_are_applied_in_the_order_of_their_slots():
-    names = ("in-backward", "checkpoint", "sdpa", "bf16", "chunked-loss")
+    names = ("optimizer-in-backward", "gradient-checkpointing", "sdpa", "bf16", "chunked-cross-entropy")
     for shuffled in itertools.permutations(names):
         assert [each.slot for each in ordered(given(*shuffled))] == [
             "attention", "loss", "precision", "activations", "optimizer"

@@ -18,22 +18,26 @@ from laconic.training.step.legality import conflict
 Choice = tuple[Any, ...]
 """Techniques as a recipe writes them."""
 
-FREE: Choice = ("sdpa", "chunked-loss")
+FREE: Choice = ("sdpa", "chunked-cross-entropy")
 """What costs neither exactness nor time, wherever the model has a place for it."""
 
-ACTIVATIONS: tuple[Choice, ...] = ((), ({"checkpoint": {"policy": "selective"}},), ("checkpoint",))
+ACTIVATIONS: tuple[Choice, ...] = (
+    (),
+    ({"gradient-checkpointing": {"policy": "selective"}},),
+    ("gradient-checkpointing",),
+)
 SMALLER = "adamw-8bit"
-EARLY = {"chunked-loss": {"chunk": 256}}
-LATE = {"chunked-loss": {"defer": True, "chunk": 256}}
-HOST = {"layerwise": {"rows": 1, "keep": "host"}}
+EARLY = {"chunked-cross-entropy": {"chunk": 256}}
+LATE = {"chunked-cross-entropy": {"defer": True, "chunk": 256}}
+HOST = {"layerwise": {"rows": 1, "snapshots_on": "host"}}
 LEAN: Sequence[Choice] = (
-    ({"layerwise": {"rows": 1, "snapshots": 4}}, LATE, "in-backward"),
-    ({"layerwise": {"rows": 1}}, "bf16", "in-backward"),
+    ({"layerwise": {"rows": 1, "snapshots": 4}}, LATE, "optimizer-in-backward"),
+    ({"layerwise": {"rows": 1}}, "bf16", "optimizer-in-backward"),
     (HOST, LATE, {"host-weights": {"dtype": "fp32"}}),
     (HOST, LATE, {"host-weights": {"dtype": "bf16"}}),
-    ({"lora": {"base": "bfloat16"}}, "bf16"),
-    ({"lora": {"base": "bfloat16"}}, "bf16", "checkpoint", "accumulate"),
-    ("qlora", "bf16", "checkpoint", "accumulate", {"chunked-loss": {"chunk": 128}}),
+    ({"lora": {"base_dtype": "bfloat16"}}, "bf16"),
+    ({"lora": {"base_dtype": "bfloat16"}}, "bf16", "gradient-checkpointing", "gradient-accumulation"),
+    ("qlora", "bf16", "gradient-checkpointing", "gradient-accumulation", {"chunked-cross-entropy": {"chunk": 128}}),
 )
 """Combinations that trade more for memory than the ladder does. What is named in them stands above FREE."""
 
@@ -58,7 +62,7 @@ class Candidate:
 
 
 def spelled(named: Named) -> str:
-    """A technique and its settings, as in `checkpoint(policy=selective)`."""
+    """A technique and its settings, as in `gradient-checkpointing(policy=selective)`."""
     settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
     return f"{named.name}({settings})" if settings else named.name
 
@@ -86,11 +90,11 @@ def placed(choice: Choice, fits: set[str]) -> tuple[Named, ...] | None:
     found = []
     for each in choice:
         wanted = Named.model_validate(each)
-        instead = (wanted, Named.model_validate(EARLY)) if wanted.name == "chunked-loss" else (wanted,)
+        instead = (wanted, Named.model_validate(EARLY)) if wanted.name == "chunked-cross-entropy" else (wanted,)
         possible = next((named for named in instead if spelled(named) in fits), None)
         if possible:
             found.append(possible)
-        elif wanted.name != "chunked-loss":
+        elif wanted.name != "chunked-cross-entropy":
             return None
     return tuple(found)
 
@@ -105,13 +109,13 @@ def proposals(training: Training, device: torch.device, free: Choice) -> Iterato
     for precision, activations, parts in product(((), (low,)), ACTIVATIONS, ((), (cut(training),))):
         choice = (*free, *precision, *activations, *parts)
         yield choice, given, clip
-        if precision and activations == ("checkpoint",) and given.name == "adamw":
+        if precision and activations == ("gradient-checkpointing",) and given.name == "adamw":
             yield choice, Named(name=SMALLER, config=given.config), clip
     for precision in ((), (low,)):  # gradients are at the peak only where activations are not
-        yield (*free, *precision, "checkpoint", "in-backward"), given, None
+        yield (*free, *precision, "gradient-checkpointing", "optimizer-in-backward"), given, None
     for lean in LEAN:
         named = {Named.model_validate(each).name for each in lean}
-        kept = None if "in-backward" in named else clip
+        kept = None if "optimizer-in-backward" in named else clip
         yield (*(name for name in free if name not in named), *lean), given, kept
 
 
@@ -121,7 +125,7 @@ def applicable(subject: Subject, training: Training) -> set[str]:
     Raises RecipeError or MissingPackage where there is none for one that the settings ask for.
     """
     asked = {spelled(named) for named in training.techniques}
-    known = [*training.techniques, *map(Named.model_validate, ("bf16", "fp16", "in-backward", *FREE, EARLY))]
+    known = [*training.techniques, *map(Named.model_validate, ("bf16", "fp16", "optimizer-in-backward", *FREE, EARLY))]
     for choice in (*ACTIVATIONS, *LEAN, (cut(training),)):
         known += map(Named.model_validate, choice)
     found = set()
@@ -143,7 +147,7 @@ def applicable(subject: Subject, training: Training) -> set[str]:
 
 def cut(training: Training) -> dict[str, Any]:
     """Accumulation over eight parts of a batch, as far as it has as many rows."""
-    return {"accumulate": {"rows": max(1, training.batch // 8)}}
+    return {"gradient-accumulation": {"rows": max(1, training.batch // 8)}}
 
 
 def legal(training: Training, devices: int = 1) -> bool:
@@ -162,6 +166,6 @@ def judged(training: Training, given: Training, subject: Subject) -> Candidate:
         all(technique.exact for technique in techniques.values())
         and training.optimizer == given.optimizer
         and training.clip == given.clip
-        and not (statistics and "accumulate" in techniques)
+        and not (statistics and "gradient-accumulation" in techniques)
     )
     return Candidate(training, whole=not ADAPTERS & techniques.keys(), exact=exact)

@@ -159,7 +159,7 @@ def largest_batch(
     more than WIDEST bytes is simulated.
     """
     training = chosen.candidate.training
-    if any(named.name == "accumulate" for named in training.techniques):
+    if any(named.name == "gradient-accumulation" for named in training.techniques):
         return None
 
     def peak(rows: int) -> int:

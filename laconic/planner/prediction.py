@@ -9,8 +9,8 @@ from math import ceil
 import torch
 from torch import nn
 
-from laconic.memory.gradient_accumulation import Accumulate
-from laconic.offload.memory_accounting import CATEGORIES, Category, accounted
+from laconic.memory.gradient_accumulation import GradientAccumulation
+from laconic.offload.memory_accounting import CATEGORIES, Category, account_as
 from laconic.planner.depth import ENDS, cut, deep, extended, place, shallow
 from laconic.planner.memory_timeline import Course
 from laconic.planner.meta_model import Subject
@@ -56,7 +56,7 @@ def predict(
     part; `whole` simulates all of them. Raises RecipeError where the techniques do not fit the model.
     """
     parts = training.parts()
-    linear = all(technique.linear for technique in parts.techniques.values())
+    linear = all(technique.is_linear_in_depth for technique in parts.techniques.values())
     ranks = ranks or Ranks()
     # Weights of shards are gathered a layer ahead.
     ends = ENDS if ranks.axes is None else ENDS + 1
@@ -76,7 +76,7 @@ def simulated(
 ) -> tuple[Course, Work]:
     """The course of memory, and the work of one step."""
     rows, times = ceil(training.batch / ranks.world), 1.0
-    cuts = [technique.rows for technique in parts.techniques.values() if isinstance(technique, Accumulate)]
+    cuts = [technique.rows for technique in parts.techniques.values() if isinstance(technique, GradientAccumulation)]
     if cuts and rows > MICRO * cuts[0]:
         times = rows / (MICRO * cuts[0])
         rows = MICRO * cuts[0]
@@ -85,8 +85,8 @@ def simulated(
 
     def prepare() -> tuple[Kit, Batch]:
         objective = subject.objective()
-        places = any(technique.places for technique in parts.techniques.values())
-        with accounted("host" if places else "device"):
+        places = any(technique.places_weights for technique in parts.techniques.values())
+        with account_as("host" if places else "device"):
             imagined(module)
         kit = make_kit(module, objective, parts, torch.device("cpu"))
         spread(kit, training, ranks)

@@ -24,8 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from laconic.offload.memory_accounting import Category, current, simulating
+from laconic.offload.chunked_loops import iterate_with
+from laconic.offload.memory_accounting import Category, current_account
 from laconic.planner.memory_timeline import Course, Ledger
+from laconic.planner.sampled_loops import SampledIteration
 from laconic.planner.step_cost import STEPPING, Meter
 from laconic.training.step.objective import Batch
 from laconic.training.step.parts import Kit, blocks
@@ -104,7 +106,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage in self._numbers:
             return [int(self._numbers[storage])]
-        account = current()
+        account = current_account()
         side = account.side if tensor.device.type == self.device.type else "host"
         number = self.ledger.born(storage.nbytes(), side, account.category)
         self._numbers[storage] = number
@@ -252,7 +254,7 @@ def simulate(prepare: Prepare, steps: int = 1, *, meter: Meter | None = None, cl
 
     prepare: builds the kit and a batch, from fake tensors (see `imagined`).
     """
-    with simulating(), imagining():
+    with iterate_with(SampledIteration()), imagining():
         made: Prepare = lambda: never_overflowing(*prepare())  # noqa: E731
         return trace(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from laconic.offload.memory_accounting import current
+from laconic.offload.memory_accounting import current_account
 from laconic.planner.rates import Rates
 
 FREE = frozenset(
@@ -56,7 +56,7 @@ class Meter:
             return
         work = self.phases.setdefault(phase, Work())
         inputs, outputs = tensors((args, kwargs)), tensors(out)
-        account = current()
+        account = current_account()
         if account.copying:
             work.copies += account.times * self.rates.copies(float(size(outputs)))
             return
