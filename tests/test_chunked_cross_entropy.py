@@ -128,53 +128,53 @@ class Model(nn.Module):
 
 
 def trained(
-    loss, ids: Tensor, targets: Tensor, late: DeferredLinearCrossEntropy | None = None, autocast: bool = False
+    loss, ids: Tensor, targets: Tensor, deferred: DeferredLinearCrossEntropy | None = None, autocast: bool = False
 ) -> Model:
     torch.manual_seed(0)
     model = Model()
-    if late:
-        model.table.forward = late.forward(model.table)
+    if deferred:
+        model.table.forward = deferred.make_embedding_forward(model.table)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         (loss(model(ids), model.head.weight, model.head.bias, targets) / 3).backward()
     return model
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
-def test_a_late_gradient_is_the_same_gradient(chunk):
+def test_a_deferred_gradient_is_the_same_gradient(chunk):
     *_, targets = case()
     ids = torch.arange(TOKENS) % 7
-    late = DeferredLinearCrossEntropy(chunk)
-    found, wanted = trained(late, ids, targets, late), trained(whole_logits, ids, targets)
+    deferred = DeferredLinearCrossEntropy(chunk)
+    found, wanted = trained(deferred, ids, targets, deferred), trained(whole_logits, ids, targets)
     for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
-    assert not late.due
+    assert not deferred.pending
 
 
-def test_a_late_gradient_under_autocast_is_near():
+def test_a_deferred_gradient_under_autocast_is_near():
     *_, targets = case()
-    ids, late = torch.arange(TOKENS) % 7, DeferredLinearCrossEntropy(5)
-    found, wanted = trained(late, ids, targets, late, autocast=True), trained(whole_logits, ids, targets)
+    ids, deferred = torch.arange(TOKENS) % 7, DeferredLinearCrossEntropy(5)
+    found, wanted = trained(deferred, ids, targets, deferred, autocast=True), trained(whole_logits, ids, targets)
     for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=0.02, rtol=0.05)
 
 
-def test_a_late_gradient_comes_when_all_others_are_there():
+def test_a_deferred_gradient_comes_when_all_others_are_there():
     *_, targets = case()
     order: list[str] = []
-    model, late = Model(), DeferredLinearCrossEntropy(5)
-    model.table.forward = late.forward(model.table)
+    model, deferred = Model(), DeferredLinearCrossEntropy(5)
+    model.table.forward = deferred.make_embedding_forward(model.table)
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-    late(model(torch.arange(TOKENS)), model.head.weight, model.head.bias, targets).backward()
+    deferred(model(torch.arange(TOKENS)), model.head.weight, model.head.bias, targets).backward()
     assert order[-1] == "table.weight"
 
 
 def test_a_gradient_that_never_comes_to_the_embedding_is_not_lost_in_silence():
     hidden, weight, bias, targets = case()
-    late = DeferredLinearCrossEntropy(5)
-    late(hidden, weight, bias, targets).backward()
+    deferred = DeferredLinearCrossEntropy(5)
+    deferred(hidden, weight, bias, targets).backward()
     with pytest.raises(TrainingFailure, match="Set defer: false"):
-        late(hidden, weight, bias, targets)
+        deferred(hidden, weight, bias, targets)
 
 
 def test_only_a_head_that_shares_its_weights_can_be_deferred():
@@ -185,5 +185,5 @@ def test_only_a_head_that_shares_its_weights_can_be_deferred():
         find_tied_embeddings(untied)
     scaled = Model()
     scaled.table.max_norm = 1.0
-    with pytest.raises(RecipeError, match="no plain embedding"):
+    with pytest.raises(RecipeError, match="not a plain embedding"):
         find_tied_embeddings(scaled)

@@ -166,7 +166,7 @@ def courses(make, batch, techniques):
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_simulated_peaks_are_those_of_real_tensors(model):
     make, batch = MODELS[model]
-    found, watched = courses(make, batch(), [HostWeights(), Layerwise(rows=2, keep="host")])
+    found, watched = courses(make, batch(), [HostWeights(), Layerwise(rows=2, snapshots_on="host")])
     assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
 

@@ -235,7 +235,7 @@ def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
     found, watched = peaks(make, batch(), [Layerwise(**settings)])
     assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
-    assert (found.host.max() > 0) == (settings.get("keep") == "host")
+    assert (found.host.max() > 0) == (settings.get("snapshots_on") == "host")
 
 
 def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
@@ -346,10 +346,10 @@ def test_what_layers_may_not_be_given_is_refused_with_what_to_try(extra, sentenc
         learn(kit_of(net, [Layerwise(rows=1)]), texts(), steps=1)
 
 
-def test_layers_that_give_more_than_their_hidden_states_are_refused():
+def test_layers_that_return_more_than_their_hidden_states_are_refused():
     net = build(partial(Net, lambda layers, hidden: hidden + sum(layer(hidden)[0] for layer in layers)))
     net.layers = nn.ModuleList([Layer(gives=True), Layer(gives=True)])
-    with pytest.raises(RecipeError, match="gives more tensors than its hidden states"):
+    with pytest.raises(RecipeError, match="returns more tensors than its hidden states"):
         learn(kit_of(net, [Layerwise()]), texts(), steps=1)
 
 
@@ -368,7 +368,7 @@ def test_layers_that_share_weights_are_refused():
 def test_layers_with_batch_statistics_are_refused():
     net = Net(loop)
     net.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(12)) for _ in range(2)])
-    with pytest.raises(RecipeError, match="batch normalisation"):
+    with pytest.raises(RecipeError, match="batch normalization"):
         kit_of(net, [Layerwise()])
 
 

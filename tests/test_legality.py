@@ -38,6 +38,21 @@ def test_a_technique_says_what_it_is(name):
     assert kind.__doc__
 
 
+@pytest.mark.parametrize(("old", "new"), registry.RENAMED["technique"].items())
+def test_a_technique_under_its_old_name_is_refused_with_the_new_one(old, new):
+    with pytest.raises(RecipeError, match=f"technique '{old}' is now called '{new}'"):
+        Named(name=old).configure("technique")
+    assert new in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_setting_under_its_old_name_is_refused_with_the_new_one(name):
+    for old, new in find(name).renamed.items():
+        assert new in find(name).model_fields
+        with pytest.raises(RecipeError, match=f"key '{old}' is now called '{new}'"):
+            Named(name=name, config={old: 1}).configure("technique")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_technique_speaks_of_none_that_does_not_exist(name):
     kind = find(name)

@@ -356,7 +356,7 @@ def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
     layer = module.get_submodule(name).base_layer
     x = torch.randn(3, 32, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
-    weight = layer.dense(torch.float32)
+    weight = layer.dequantize(torch.float32)
     torch.testing.assert_close(gradient, 2 * (x @ weight.T) @ weight)
 
 

@@ -193,7 +193,7 @@ def resident() -> int:
 
 
 def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings(folder):
-    training = Training.model_validate({"batch": BATCH, 
+    training = Training.model_validate({"batch": BATCH,
         "techniques": [{"gradient-checkpointing": {"every": 2}}, "pure-bf16"],
         "optimizer": {"adamw": {"stochastic_rounding": True}}})  # fmt: skip
     names = [candidate.name for candidate in candidates(subject(folder, "bert"), training, CPU)]

@@ -252,8 +252,8 @@ def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
     module, objective, batch = made("gpt2")
     kit = kit_for(module, objective, find("activation-offload", {"min_bytes": 1}))
     sent: list[Tensor] = []
-    put = kit.host.put
-    kit.host.put = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
+    plain_copy = kit.host.copy_to_host
+    kit.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), plain_copy(tensor, into))[1]
     with kit.passing():
         loss = kit.lesson(batch)
     weights = {one.untyped_storage().data_ptr() for one in module.parameters()}
@@ -283,7 +283,7 @@ def test_offload_to_a_folder_that_is_not_there_says_so(tmp_path):
 
 def test_fp16_leaves_a_step_out_after_an_overflow_and_halves_the_scale():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("fp16", {"scale": 2.0**40, "interval": 2}))
+    kit = kit_for(module, objective, find("fp16", {"init_scale": 2.0**40, "growth_interval": 2}))
     before = [one.clone() for one in module.parameters()]
     step(kit, batch, clip=1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))

@@ -38,8 +38,8 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     if not timed(plan.plain, plan.rates):
         OUT.print(
             "\nThe memory is a GPU's, and no GPU is here: the times are this processor's, for which copies to the host "
-            "cost little. On a GPU, host-weights and activation-offload cost more than is said here. Plan there for its "
-            "times.",
+            "cost little. On a GPU, host-weights and activation-offload cost more than is said here. Plan there for "
+            "its times.",
             soft_wrap=True,
         )
     OUT.print(verdict(plan), soft_wrap=True)
