@@ -28,41 +28,44 @@ GIB = 2**30
 ROWS, TOKENS = 8, 1024
 BASELINE = {"adamw": {"implementation": "foreach"}}
 EXACT = "exact, on the device"
-CHUNK = {"chunked-loss": {"defer": True, "chunk": 256}}
+ACCUMULATE = {"gradient-accumulation": {"rows": 1}}
+CHUNK = {"chunked-cross-entropy": {"defer": True, "chunk": 256}}
 TABLE: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("baseline", (), BASELINE),
     (EXACT, (), "adamw"),
     (EXACT, ("sdpa",), "adamw"),
-    (EXACT, ("checkpoint",), "adamw"),
-    (EXACT, ({"checkpoint": {"policy": "selective"}},), "adamw"),
-    (EXACT, ({"accumulate": {"rows": 1}},), "adamw"),
-    (EXACT, ("chunked-loss",), "adamw"),
-    (EXACT, ("in-backward",), "adamw"),
+    (EXACT, ("gradient-checkpointing",), "adamw"),
+    (EXACT, ({"gradient-checkpointing": {"policy": "selective"}},), "adamw"),
+    (EXACT, (ACCUMULATE,), "adamw"),
+    (EXACT, ("chunked-cross-entropy",), "adamw"),
+    (EXACT, ("optimizer-in-backward",), "adamw"),
     (EXACT, ({"layerwise": {"rows": 1}},), "adamw"),
-    (EXACT, ("sdpa", "chunked-loss", "checkpoint", {"accumulate": {"rows": 1}}), "adamw"),
-    (EXACT, ("sdpa", "chunked-loss", "checkpoint", "in-backward"), "adamw"),
-    (EXACT, ("sdpa", {"layerwise": {"rows": 1, "snapshots": 4}}, CHUNK, "in-backward"), "adamw"),
-    ("exact, with the host", ("offload",), "adamw"),
-    ("exact, with the host", ("sdpa", "chunked-loss", {"layerwise": {"rows": 1, "keep": "host"}},
+    (EXACT, ("sdpa", "chunked-cross-entropy", "gradient-checkpointing", ACCUMULATE), "adamw"),
+    (EXACT, ("sdpa", "chunked-cross-entropy", "gradient-checkpointing", "optimizer-in-backward"), "adamw"),
+    (EXACT, ("sdpa", {"layerwise": {"rows": 1, "snapshots": 4}}, CHUNK, "optimizer-in-backward"), "adamw"),
+    ("exact, with the host", ("activation-offload",), "adamw"),
+    ("exact, with the host", ("sdpa", "chunked-cross-entropy", {"layerwise": {"rows": 1, "snapshots_on": "host"}},
                               {"host-weights": {"dtype": "fp32"}}), "adamw"),
     ("near", ("bf16",), "adamw"),
     ("near", ("fp16",), "adamw"),
     ("near", (), "adamw-8bit"),
     ("near", (), "adamw-4bit"),
     ("near", ("pure-bf16",), {"adamw": {"stochastic_rounding": True}}),
-    ("near", ("sdpa", "chunked-loss", "bf16", "checkpoint", {"accumulate": {"rows": 1}}), "adamw-8bit"),
-    ("near", ("sdpa", "chunked-loss", {"layerwise": {"rows": 1, "keep": "host"}}, "host-weights"), "adamw"),
+    ("near", ("sdpa", "chunked-cross-entropy", "bf16", "gradient-checkpointing", ACCUMULATE), "adamw-8bit"),
+    ("near", ("sdpa", "chunked-cross-entropy", {"layerwise": {"rows": 1, "snapshots_on": "host"}},
+              "host-weights"), "adamw"),
     ("another optimizer", (), "sgd"),
     ("another optimizer", (), "adafactor"),
     ("another optimizer", (), "lion"),
     ("another optimizer", (), "apollo"),
-    ("another optimizer", ("sdpa", "chunked-loss", "pure-bf16", "checkpoint", "in-backward"),
+    ("another optimizer", ("sdpa", "chunked-cross-entropy", "pure-bf16", "gradient-checkpointing",
+                           "optimizer-in-backward"),
      {"adafactor": {"stochastic_rounding": True}}),
     ("adapters", ("lora",), "adamw"),
     ("adapters", ("qlora",), "adamw"),
-    ("adapters", ("sdpa", "chunked-loss", {"lora": {"base": "bfloat16"}}, "bf16", "checkpoint",
-                  {"accumulate": {"rows": 1}}), "adamw"),
-    ("adapters", ("sdpa", "chunked-loss", "qlora", "bf16", "checkpoint", {"accumulate": {"rows": 1}}), "adamw"),
+    ("adapters", ("sdpa", "chunked-cross-entropy", {"lora": {"base_dtype": "bfloat16"}}, "bf16",
+                  "gradient-checkpointing", ACCUMULATE), "adamw"),
+    ("adapters", ("sdpa", "chunked-cross-entropy", "qlora", "bf16", "gradient-checkpointing", ACCUMULATE), "adamw"),
 )  # fmt: skip
 """What kind of training it is, its techniques and its optimizer."""
 PARTS = ("table", "speed", "fleet")
@@ -91,7 +94,7 @@ def table(model: Model, rates: DeviceRates) -> None:
 def speed(models: tuple[Model, ...], rates: DeviceRates) -> None:
     """Print how long predictions take, and how far those from a few layers are from those of all layers."""
     print("\n| parameters | combination | GiB | seconds | every layer simulated: seconds | apart |\n|" + " --- |" * 6)
-    choices: tuple[tuple[Any, ...], ...] = ((), ("sdpa", "chunked-loss", "bf16", "checkpoint"))
+    choices: tuple[tuple[Any, ...], ...] = ((), ("sdpa", "chunked-cross-entropy", "bf16", "gradient-checkpointing"))
     for model in models:
         size = f"{model.subject.parameters / 1e9:.2f} B"
         for choice in choices:
@@ -119,7 +122,7 @@ def timed(model: Model, training: Training, rates: DeviceRates, *, whole: bool) 
 
 def fleet(model: Model, rates: DeviceRates) -> None:
     """Print what a rank takes, by the number of ranks and how the shards are kept."""
-    choice = ("sdpa", "checkpoint", "chunked-loss")
+    choice = ("sdpa", "gradient-checkpointing", "chunked-cross-entropy")
     print(
         f"\n{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, one row of {TOKENS} tokens a rank, "
         f"{' + '.join(choice)}; GiB of each\n\n| ranks | shards | device | host | seconds to say so |\n|{' --- |' * 5}"

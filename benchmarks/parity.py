@@ -42,24 +42,24 @@ CPU = torch.device("cpu")
 ROUNDED = {"stochastic_rounding": True}
 
 EXACT: dict[str, tuple[Any, ...]] = {
-    "checkpoint": ("checkpoint",),
-    "checkpoint, selective": ({"checkpoint": {"policy": "selective"}},),
-    "accumulate": ({"accumulate": {"rows": 4}},),
-    "chunked-loss": ({"chunked-loss": {"chunk": 100}},),
-    "chunked-loss, deferred": ({"chunked-loss": {"chunk": 100, "defer": True}},),
+    "gradient-checkpointing": ("gradient-checkpointing",),
+    "gradient-checkpointing, selective": ({"gradient-checkpointing": {"policy": "selective"}},),
+    "gradient-accumulation": ({"gradient-accumulation": {"rows": 4}},),
+    "chunked-cross-entropy": ({"chunked-cross-entropy": {"chunk": 100}},),
+    "chunked-cross-entropy, deferred": ({"chunked-cross-entropy": {"chunk": 100, "defer": True}},),
     "sdpa": ("sdpa",),
-    "in-place": ("in-place",),
-    "in-backward": ("in-backward",),
-    "offload to the host": ({"offload": {"smallest": 4096}},),
-    "offload to a disk": ({"offload": {"smallest": 4096, "where": "disk"}},),
+    "inplace-activations": ("inplace-activations",),
+    "optimizer-in-backward": ("optimizer-in-backward",),
+    "activation-offload to the host": ({"activation-offload": {"min_bytes": 4096}},),
+    "activation-offload to a disk": ({"activation-offload": {"min_bytes": 4096, "destination": "disk"}},),
     "layerwise": ({"layerwise": {"rows": 4}},),
-    "layerwise, 2 snapshots, in-backward": ({"layerwise": {"snapshots": 2}}, "in-backward"),
-    "host-weights, fp32": ({"layerwise": {"rows": 4, "keep": "host"}}, {"host-weights": {"dtype": "fp32"}}),
-    "sdpa + chunked-loss + checkpoint + accumulate": (
+    "layerwise, 2 snapshots, optimizer-in-backward": ({"layerwise": {"snapshots": 2}}, "optimizer-in-backward"),
+    "host-weights, fp32": ({"layerwise": {"rows": 4, "snapshots_on": "host"}}, {"host-weights": {"dtype": "fp32"}}),
+    "sdpa + chunked-cross-entropy + gradient-checkpointing + gradient-accumulation": (
         "sdpa",
-        "chunked-loss",
-        "checkpoint",
-        {"accumulate": {"rows": 4}},
+        "chunked-cross-entropy",
+        "gradient-checkpointing",
+        {"gradient-accumulation": {"rows": 4}},
     ),
 }
 """What must give the same losses."""
@@ -69,11 +69,14 @@ NEAR: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "fp16": (("fp16",), {}),
     "adamw-8bit": ((), {"optimizer": "adamw-8bit"}),
     "adamw-4bit": ((), {"optimizer": "adamw-4bit"}),
-    "bf16 + checkpoint + adamw-8bit": (("bf16", "checkpoint"), {"optimizer": "adamw-8bit"}),
-    "bf16 + offload": (("bf16", {"offload": {"smallest": 4096}}), {}),
-    "host-weights, bf16": (({"layerwise": {"rows": 4, "keep": "host"}}, "host-weights"), {}),
+    "bf16 + gradient-checkpointing + adamw-8bit": (("bf16", "gradient-checkpointing"), {"optimizer": "adamw-8bit"}),
+    "bf16 + activation-offload": (("bf16", {"activation-offload": {"min_bytes": 4096}}), {}),
+    "host-weights, bf16": (({"layerwise": {"rows": 4, "snapshots_on": "host"}}, "host-weights"), {}),
     "pure-bf16": (("pure-bf16",), ROUNDED),
-    "pure-bf16 + in-backward + adamw-8bit": (("pure-bf16", "in-backward"), {"optimizer": "adamw-8bit", **ROUNDED}),
+    "pure-bf16 + optimizer-in-backward + adamw-8bit": (
+        ("pure-bf16", "optimizer-in-backward"),
+        {"optimizer": "adamw-8bit", **ROUNDED},
+    ),
     "lora": (("lora",), {"faster": 5}),
     "qlora": (("qlora", "bf16"), {"faster": 5}),
 }

@@ -35,27 +35,27 @@ COMBINATIONS: tuple[tuple[tuple[Any, ...], Any], ...] = (
     (("bf16",), ADAMW),
     (("fp16",), ADAMW),
     (("pure-bf16",), ROUNDED),
-    (("in-place",), ADAMW),
-    (("checkpoint",), ADAMW),
-    (({"checkpoint": {"policy": "selective"}},), ADAMW),
-    (({"accumulate": {"rows": 2}},), ADAMW),
-    (("chunked-loss",), ADAMW),
-    (("in-backward",), ADAMW),
-    (({"offload": {"smallest": 65536}},), ADAMW),
-    (({"offload": {"smallest": 65536, "where": "disk"}},), ADAMW),
+    (("inplace-activations",), ADAMW),
+    (("gradient-checkpointing",), ADAMW),
+    (({"gradient-checkpointing": {"policy": "selective"}},), ADAMW),
+    (({"gradient-accumulation": {"rows": 2}},), ADAMW),
+    (("chunked-cross-entropy",), ADAMW),
+    (("optimizer-in-backward",), ADAMW),
+    (({"activation-offload": {"min_bytes": 65536}},), ADAMW),
+    (({"activation-offload": {"min_bytes": 65536, "destination": "disk"}},), ADAMW),
     (({"layerwise": {"rows": 2}},), ADAMW),
-    ((({"layerwise": {"rows": 2, "snapshots": 3}}), "in-backward"), ADAMW),
-    (({"layerwise": {"rows": 2, "keep": "host"}}, {"host-weights": {"dtype": "fp32"}}), ADAMW),
-    (({"layerwise": {"rows": 2, "keep": "host"}}, {"host-weights": {"dtype": "bf16"}}), ADAMW),
+    ((({"layerwise": {"rows": 2, "snapshots": 3}}), "optimizer-in-backward"), ADAMW),
+    (({"layerwise": {"rows": 2, "snapshots_on": "host"}}, {"host-weights": {"dtype": "fp32"}}), ADAMW),
+    (({"layerwise": {"rows": 2, "snapshots_on": "host"}}, {"host-weights": {"dtype": "bf16"}}), ADAMW),
     (("lora",), ADAMW),
-    (({"lora": {"base": "bfloat16"}}, "bf16", "checkpoint"), ADAMW),
+    (({"lora": {"base_dtype": "bfloat16"}}, "bf16", "gradient-checkpointing"), ADAMW),
     (("qlora",), ADAMW),
-    (("qlora", "bf16", "checkpoint", {"accumulate": {"rows": 2}}), ADAMW),
-    (("sdpa", "checkpoint", {"accumulate": {"rows": 2}}), ADAMW),
-    (("sdpa", "chunked-loss", "checkpoint", {"accumulate": {"rows": 2}}), ADAMW),
-    (("sdpa", {"chunked-loss": {"defer": True}}, "checkpoint", "in-backward"), ADAMW),
-    (("bf16", "checkpoint"), "adamw-8bit"),
-    (("pure-bf16", "checkpoint", "in-backward"), {"adafactor": {"stochastic_rounding": True}}),
+    (("qlora", "bf16", "gradient-checkpointing", {"gradient-accumulation": {"rows": 2}}), ADAMW),
+    (("sdpa", "gradient-checkpointing", {"gradient-accumulation": {"rows": 2}}), ADAMW),
+    (("sdpa", "chunked-cross-entropy", "gradient-checkpointing", {"gradient-accumulation": {"rows": 2}}), ADAMW),
+    (("sdpa", {"chunked-cross-entropy": {"defer": True}}, "gradient-checkpointing", "optimizer-in-backward"), ADAMW),
+    (("bf16", "gradient-checkpointing"), "adamw-8bit"),
+    (("pure-bf16", "gradient-checkpointing", "optimizer-in-backward"), {"adafactor": {"stochastic_rounding": True}}),
 )
 """Techniques and the optimizer, as a recipe writes them."""
 
@@ -70,7 +70,7 @@ def spoken(training: Training) -> str:
 def settings(choice: Iterable[Any], optimizer: Any, batch: int) -> Training:
     """Settings of training with this combination; the gradient is clipped where that is possible."""
     techniques = tuple(Named.model_validate(each) for each in choice)
-    clip = None if any(named.name == "in-backward" for named in techniques) else 1.0
+    clip = None if any(named.name == "optimizer-in-backward" for named in techniques) else 1.0
     return Training(batch=batch, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
 
 

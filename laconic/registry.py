@@ -62,23 +62,23 @@ STAGES = {
 }
 
 TECHNIQUES = {
-    "accumulate": "laconic.memory.gradient_accumulation:Accumulate",
+    "activation-offload": "laconic.memory.activation_offload:ActivationOffload",
     "allocator": "laconic.memory.allocator:Allocator",
     "bf16": "laconic.memory.mixed_precision:Bf16",
-    "checkpoint": "laconic.memory.gradient_checkpointing:Checkpointing",
-    "chunked-loss": "laconic.memory.chunked_cross_entropy:ChunkedLoss",
+    "chunked-cross-entropy": "laconic.memory.chunked_cross_entropy:ChunkedCrossEntropy",
     "compile": "laconic.memory.compile:Compile",
     "fp16": "laconic.memory.mixed_precision:Fp16",
+    "gradient-accumulation": "laconic.memory.gradient_accumulation:GradientAccumulation",
+    "gradient-checkpointing": "laconic.memory.gradient_checkpointing:GradientCheckpointing",
     "host-weights": "laconic.memory.host_weights:HostWeights",
-    "in-backward": "laconic.memory.optimizer_in_backward:InBackward",
-    "in-place": "laconic.memory.inplace_activations:InPlace",
+    "inplace-activations": "laconic.memory.inplace_activations:InplaceActivations",
     "layerwise": "laconic.memory.layerwise:Layerwise",
     "lora": "laconic.memory.lora:Lora",
-    "offload": "laconic.memory.activation_offload:Offload",
-    "packing": "laconic.memory.sequence_packing:Packing",
+    "optimizer-in-backward": "laconic.memory.optimizer_in_backward:OptimizerInBackward",
     "pure-bf16": "laconic.memory.pure_bf16:PureBf16",
     "qlora": "laconic.memory.qlora:Qlora",
     "sdpa": "laconic.memory.sdpa:Sdpa",
+    "sequence-packing": "laconic.memory.sequence_packing:SequencePacking",
 }
 
 CRITERIA = {
@@ -143,7 +143,17 @@ TABLES = {
     "schedule": SCHEDULES,
 }
 
-RENAMED: dict[str, dict[str, str]] = {}
+RENAMED: dict[str, dict[str, str]] = {
+    "technique": {
+        "accumulate": "gradient-accumulation",
+        "checkpoint": "gradient-checkpointing",
+        "chunked-loss": "chunked-cross-entropy",
+        "in-backward": "optimizer-in-backward",
+        "in-place": "inplace-activations",
+        "offload": "activation-offload",
+        "packing": "sequence-packing",
+    },
+}
 """By kind, names of earlier versions and today's: an old name is refused with the new one."""
 
 # The package that an engine or a library comes in, by the name that fails to import.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from laconic.models.language_model import disable_packing_detection
-from laconic.offload.host import Host
+from laconic.offload.host_memory import HostMemory
 from laconic.training.step.objective import TARGETS, Batch, Objective
 from laconic.training.step.parts import Kit
 from laconic.training.step.step import step
@@ -105,7 +105,7 @@ def kit_of(
         groups=lambda module: [{"params": [each for each in module.parameters() if each.requires_grad]}],
         rows=rows,
         device=place,
-        host=Host(place),
+        host=HostMemory(place),
     )
     for technique in techniques:
         technique.apply(kit)

@@ -244,11 +244,11 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
 
 TECHNIQUES = {
     "bf16": (Heal, {"techniques": ["bf16"]}),
-    "checkpoint": (Heal, {"techniques": ["checkpoint"]}),
-    "checkpoint of attention": (Relations, {"techniques": ["checkpoint"]}),
-    "accumulate": (Features, {"techniques": [{"accumulate": {"rows": 3}}]}),
-    "in-backward": (Embedding, {"techniques": ["in-backward"], "clip": None}),
-    "offload": (Features, {"techniques": [{"offload": {"smallest": 64}}]}),
+    "gradient-checkpointing": (Heal, {"techniques": ["gradient-checkpointing"]}),
+    "checkpoint of attention": (Relations, {"techniques": ["gradient-checkpointing"]}),
+    "gradient-accumulation": (Features, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
+    "optimizer-in-backward": (Embedding, {"techniques": ["optimizer-in-backward"], "clip": None}),
+    "activation-offload": (Features, {"techniques": [{"activation-offload": {"min_bytes": 64}}]}),
     "8-bit moments": (Embedding, {"optimizer": "adamw-8bit"}),
     "low-rank adapters": (Features, {"techniques": [{"lora": {"rank": 2}}]}),
     "layers one by one": (Embedding, {"techniques": ["layerwise"]}),
@@ -270,7 +270,7 @@ def test_it_learns_with_the_memory_techniques(originals, context, name):
         assert given.fidelity(found).mean() > given.fidelity(student).mean()
 
 
-@pytest.mark.parametrize("technique", ["checkpoint", {"accumulate": {"rows": 3}}])
+@pytest.mark.parametrize("technique", ["gradient-checkpointing", {"gradient-accumulation": {"rows": 3}}])
 def test_exact_techniques_give_the_weights_of_plain_distillation(originals, context, technique):
     settings = {**QUICK, "optimizer": {"sgd": {"lr": 0.05}}, "clip": None}
     student = harmed(originals["mini"])
@@ -325,7 +325,12 @@ WRONG = {
     "logits of vectors": ("mini", Logits, {}, "distill.logits is for classes"),
     "hidden states that are not kept": ("mini", Heal, {"techniques": ["layerwise"]}, "layerwise keeps nothing of a"),
     "adapters that cannot be looked at": ("mini", Heal, {"techniques": ["lora"]}, "is kept in another form"),
-    "rows that are compared": ("mini", Embedding, {"techniques": ["accumulate"]}, "compares the rows of a batch"),
+    "rows that are compared": (
+        "mini",
+        Embedding,
+        {"techniques": ["gradient-accumulation"]},
+        "compares the rows of a batch",
+    ),
 }
 
 

@@ -174,16 +174,29 @@ def test_texts_are_cut_while_it_learns_and_not_afterwards(tune, tmp_path):
 EXACT = {
     "of a language model": (
         "gpt2",
-        ["sdpa", "checkpoint", {"accumulate": {"rows": 3}}, {"chunked-loss": {"chunk": 7}}],
+        [
+            "sdpa",
+            "gradient-checkpointing",
+            {"gradient-accumulation": {"rows": 3}},
+            {"chunked-cross-entropy": {"chunk": 7}},
+        ],
     ),
     "layer by layer": (
         "gpt2",
-        [{"layerwise": {"rows": 2, "snapshots": 1}}, {"chunked-loss": {"defer": True}}, "in-backward"],
+        [
+            {"layerwise": {"rows": 2, "snapshots": 1}},
+            {"chunked-cross-entropy": {"defer": True}},
+            "optimizer-in-backward",
+        ],
     ),
-    "from the host": ("gpt2", [{"layerwise": {"keep": "host"}}, {"host-weights": {"dtype": "fp32"}}]),
+    "from the host": ("gpt2", [{"layerwise": {"snapshots_on": "host"}}, {"host-weights": {"dtype": "fp32"}}]),
     "of a classifier": (
         "bert",
-        [{"checkpoint": {"policy": "selective"}}, {"accumulate": {"rows": 3}}, {"offload": {"smallest": 64}}],
+        [
+            {"gradient-checkpointing": {"policy": "selective"}},
+            {"gradient-accumulation": {"rows": 3}},
+            {"activation-offload": {"min_bytes": 64}},
+        ],
     ),
 }
 SAMPLES = {"gpt2": "texts.txt", "bert": "classes.jsonl"}
@@ -194,7 +207,7 @@ SGD = {"optimizer": {"sgd": {"lr": 0.05}}}
 @pytest.mark.parametrize("case", EXACT)
 def test_exact_techniques_together_leave_the_weights_of_plain_training(tune, tmp_path, case):
     source, techniques = EXACT[case]
-    changes = SGD | ({"clip": None} if "in-backward" in techniques else {})
+    changes = SGD | ({"clip": None} if "optimizer-in-backward" in techniques else {})
     plain = tune(source, SAMPLES[source], "plain", **changes)
     found = tune(source, SAMPLES[source], "lean", techniques=techniques, **changes)
     assert found["losses"] == pytest.approx(plain["losses"], abs=1e-5)
@@ -205,7 +218,9 @@ def test_exact_techniques_together_leave_the_weights_of_plain_training(tune, tmp
         torch.testing.assert_close(other[name], value, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("techniques", [["lora", "bf16"], ["pure-bf16"], ["packing", "sdpa"], ["qlora"]], ids=str)
+@pytest.mark.parametrize(
+    "techniques", [["lora", "bf16"], ["pure-bf16"], ["sequence-packing", "sdpa"], ["qlora"]], ids=str
+)
 def test_inexact_techniques_learn_and_their_checkpoint_opens(tune, tmp_path, techniques):
     pytest.importorskip("peft") if techniques[0] in ("lora", "qlora") else None
     pytest.importorskip("torchao") if techniques[0] == "qlora" else None
@@ -220,8 +235,8 @@ def test_with_a_memory_the_fastest_that_fit_are_turned_on(tune):
     given = {"builder": "digits:DigitsNet", "batch": 64}
     plain = tune("net.pt", "digits.npz", memory="1GiB", **given)["turned_on"]
     assert plain.endswith("predicted")
-    assert "accumulate" not in plain
-    assert "accumulate" in tune("net.pt", "digits.npz", memory="320KiB", **given)["turned_on"]
+    assert "gradient-accumulation" not in plain
+    assert "gradient-accumulation" in tune("net.pt", "digits.npz", memory="320KiB", **given)["turned_on"]
 
 
 @pytest.fixture
@@ -288,11 +303,15 @@ MISTAKES = [
     (["mini", "texts.txt"], "", "Give each row a 'label', or pairs as 'text1' and 'text2'"),
     (["bert", "missing.jsonl"], "", "there is no"),
     (["absent", "classes.jsonl"], "", "does not exist"),
-    (["bert", "classes.jsonl"], "techniques: [chekpoint]", "Did you mean 'checkpoint'?"),
-    (["bert", "classes.jsonl"], "techniques: [in-backward]", "Set clip: null"),
-    (["bert", "classes.jsonl"], "techniques: [in-backward, accumulate]\nclip: null", "would have to wait for the last"),
-    (["bert", "classes.jsonl"], "techniques: [chunked-loss]", "no logits over a vocabulary"),
-    (["mini", "pairs.jsonl"], "techniques: [accumulate]", "compares the rows of a batch with one another"),
+    (["bert", "classes.jsonl"], "techniques: [gradient-chekpointing]", "Did you mean 'gradient-checkpointing'?"),
+    (["bert", "classes.jsonl"], "techniques: [optimizer-in-backward]", "Set clip: null"),
+    (
+        ["bert", "classes.jsonl"],
+        "techniques: [optimizer-in-backward, gradient-accumulation]\nclip: null",
+        "would have to wait for the last",
+    ),
+    (["bert", "classes.jsonl"], "techniques: [chunked-cross-entropy]", "no logits over a vocabulary"),
+    (["mini", "pairs.jsonl"], "techniques: [gradient-accumulation]", "compares the rows of a batch with one another"),
     (["bert", "classes.jsonl"], "length: 65", "takes 3 to 64 tokens, and length is 65"),
     (["bert", "classes.jsonl"], "length: 2", "takes 3 to 64 tokens, and length is 2"),
     (["vit", "digits"], "length: 9", "length is for texts"),
@@ -358,7 +377,7 @@ def test_what_is_predicted_not_to_fit_is_not_begun(laconic, home, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"source: {home / 'net.pt'}\nbuilder: digits:DigitsNet\ndata: {home / 'digits.npz'}\nmemory: 1KiB\n"
-        f"techniques: [{{accumulate: {{rows: 8}}}}]\n"
+        f"techniques: [{{gradient-accumulation: {{rows: 8}}}}]\n"
     )
     code, _, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "tuned")
     assert code == 3
@@ -444,13 +463,13 @@ def test_out_of_memory_it_is_said_what_to_turn_on_and_auto_does_so(short_of_memo
     assert "Traceback" not in done.stderr
     said, told = (line for line in done.stderr.splitlines() if "ran out of memory" in line)
     assert said.startswith("laconic: the machine ran out of memory: ")
-    assert "accumulate(rows=1000)" in said.partition("Turn on: ")[2]
+    assert "gradient-accumulation(rows=1000)" in said.partition("Turn on: ")[2]
     assert said.endswith("--auto does so by itself")
     assert "code 1, left []" in done.stderr
     assert told.startswith("note the machine ran out of memory: ")
     assert "code 0, left ['tuned']" in done.stderr
     found = json.loads(done.stdout)
-    assert "accumulate(rows=1000)" in found["turned_on"]
+    assert "gradient-accumulation(rows=1000)" in found["turned_on"]
     assert len(found["losses"]) == 1
     assert Checkpoint.load(tmp_path / "tuned", trust=True).history[-1].config["techniques"]
 

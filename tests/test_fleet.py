@@ -28,10 +28,13 @@ CURVE = RateCurve(amounts=(1.0, 1e12), seconds=(1e-9, 1.0))
 RATES = DeviceRates(name="any", kind="cpu", products={"float32": CURVE, "bfloat16": CURVE}, passes=CURVE, copies=CURVE)
 RUNS = {
     "replicas": ({}, ()),
-    "replicas, parts": ({}, ({"accumulate": {"rows": 1}},)),
+    "replicas, parts": ({}, ({"gradient-accumulation": {"rows": 1}},)),
     "shards": ({"shard": None}, ()),
-    "shards, parts": ({"shard": None}, ({"accumulate": {"rows": 1}}, "checkpoint", "chunked-loss")),
-    "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ("checkpoint",)),
+    "shards, parts": (
+        {"shard": None},
+        ({"gradient-accumulation": {"rows": 1}}, "gradient-checkpointing", "chunked-cross-entropy"),
+    ),
+    "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ("gradient-checkpointing",)),
 }
 
 

@@ -42,7 +42,7 @@ def assert_same(found, wanted):
         torch.testing.assert_close(found[1][name], weight, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("layers", [{}, {"rows": 1, "snapshots": 2}, {"rows": 3, "keep": "host"}], ids=str)
+@pytest.mark.parametrize("layers", [{}, {"rows": 1, "snapshots": 2}, {"rows": 3, "snapshots_on": "host"}], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_in_fp32_losses_and_weights_are_those_of_plain_training(model, layers):
     make, batch = MODELS[model]
@@ -166,7 +166,7 @@ def courses(make, batch, techniques):
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_simulated_peaks_are_those_of_real_tensors(model):
     make, batch = MODELS[model]
-    found, watched = courses(make, batch(), [HostWeights(), Layerwise(rows=2, keep="host")])
+    found, watched = courses(make, batch(), [HostWeights(), Layerwise(rows=2, snapshots_on="host")])
     assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.errors import RecipeError
-from laconic.layerwise.revolve import advances
+from laconic.layerwise.revolve import count_advances
 from laconic.memory.layerwise import Layerwise
 from laconic.memory.lora import Lora
 from laconic.memory.mixed_precision import Bf16
-from laconic.memory.optimizer_in_backward import InBackward
+from laconic.memory.optimizer_in_backward import OptimizerInBackward
 from laconic.memory.qlora import Qlora
 from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.step.objective import TARGETS
@@ -24,8 +24,8 @@ SETTINGS = [
     {},
     {"snapshots": 2},
     {"rows": 1, "snapshots": 1},
-    {"rows": 3, "keep": "host"},
-    {"snapshots": 3, "keep": "host"},
+    {"rows": 3, "snapshots_on": "host"},
+    {"snapshots": 3, "snapshots_on": "host"},
 ]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
 
@@ -111,7 +111,7 @@ def test_gradients_of_several_micro_batches_add_up():
 
 
 def test_an_optimizer_in_the_backward_pass_gets_each_gradient_once_and_whole():
-    techniques = [Layerwise(rows=1, snapshots=2), InBackward()]
+    techniques = [Layerwise(rows=1, snapshots=2), OptimizerInBackward()]
     assert_same(trained(gpt2, texts(), techniques, clip=None), trained(gpt2, texts(), clip=None))
 
 
@@ -198,7 +198,7 @@ def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class
     learn(kit, texts(), steps=1)
     kit.finish()
     assert type(model.transformer.h) is nn.ModuleList
-    assert not hasattr(model.transformer.h, "way")
+    assert not hasattr(model.transformer.h, "stack_state")
     assert model.config.use_cache is cache
 
 
@@ -235,7 +235,7 @@ def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
     found, watched = peaks(make, batch(), [Layerwise(**settings)])
     assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
-    assert (found.host.max() > 0) == (settings.get("keep") == "host")
+    assert (found.host.max() > 0) == (settings.get("snapshots_on") == "host")
 
 
 def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
@@ -249,7 +249,7 @@ def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
 
     # With the optimizer in the backward pass, gradients that wait for it do not hide what layers take.
     ways = [Layerwise(), Layerwise(rows=8), Layerwise(rows=8, snapshots=2)]
-    found = [peak(), *(peak(way, InBackward()) for way in ways)]
+    found = [peak(), *(peak(way, OptimizerInBackward()) for way in ways)]
     assert found == sorted(set(found), reverse=True)
 
 
@@ -261,7 +261,7 @@ def test_layers_run_as_often_as_the_schedule_says():
     learn(kit, texts(), steps=1)
     steps = len(kit.module.transformer.h)
     # Once each on the way up, which the schedule counts but for the last, and once each to be taken back.
-    assert len(runs) == advances(steps, 2) + 1 + steps
+    assert len(runs) == count_advances(steps, 2) + 1 + steps
 
 
 def between(layers, hidden):
@@ -346,10 +346,10 @@ def test_what_layers_may_not_be_given_is_refused_with_what_to_try(extra, sentenc
         learn(kit_of(net, [Layerwise(rows=1)]), texts(), steps=1)
 
 
-def test_layers_that_give_more_than_their_hidden_states_are_refused():
+def test_layers_that_return_more_than_their_hidden_states_are_refused():
     net = build(partial(Net, lambda layers, hidden: hidden + sum(layer(hidden)[0] for layer in layers)))
     net.layers = nn.ModuleList([Layer(gives=True), Layer(gives=True)])
-    with pytest.raises(RecipeError, match="gives more tensors than its hidden states"):
+    with pytest.raises(RecipeError, match="returns more tensors than its hidden states"):
         learn(kit_of(net, [Layerwise()]), texts(), steps=1)
 
 
@@ -368,7 +368,7 @@ def test_layers_that_share_weights_are_refused():
 def test_layers_with_batch_statistics_are_refused():
     net = Net(loop)
     net.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(12)) for _ in range(2)])
-    with pytest.raises(RecipeError, match="batch normalisation"):
+    with pytest.raises(RecipeError, match="batch normalization"):
         kit_of(net, [Layerwise()])
 
 

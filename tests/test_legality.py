@@ -38,6 +38,21 @@ def test_a_technique_says_what_it_is(name):
     assert kind.__doc__
 
 
+@pytest.mark.parametrize(("old", "new"), registry.RENAMED["technique"].items())
+def test_a_technique_under_its_old_name_is_refused_with_the_new_one(old, new):
+    with pytest.raises(RecipeError, match=f"technique '{old}' is now called '{new}'"):
+        Named(name=old).configure("technique")
+    assert new in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_setting_under_its_old_name_is_refused_with_the_new_one(name):
+    for old, new in find(name).renamed.items():
+        assert new in find(name).model_fields
+        with pytest.raises(RecipeError, match=f"key '{old}' is now called '{new}'"):
+            Named(name=name, config={old: 1}).configure("technique")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_technique_speaks_of_none_that_does_not_exist(name):
     kind = find(name)
@@ -106,7 +121,7 @@ def test_an_optimizer_that_lacks_what_is_needed_is_refused():
 
 
 def test_techniques_are_applied_in_the_order_of_their_slots():
-    names = ("in-backward", "checkpoint", "sdpa", "bf16", "chunked-loss")
+    names = ("optimizer-in-backward", "gradient-checkpointing", "sdpa", "bf16", "chunked-cross-entropy")
     for shuffled in itertools.permutations(names):
         assert [each.slot for each in ordered(given(*shuffled))] == [
             "attention", "loss", "precision", "activations", "optimizer"

@@ -242,8 +242,8 @@ def written(log: Path) -> int:
         {"techniques": [{"fp16": {"scale": 1e38}}]},
         {"optimizer": {"sgd": {"lr": 0.1}}},
         {"optimizer": "adamw-8bit"},
-        {"clip": None, "techniques": ["in-backward"], "optimizer": {"adamw": {"implementation": "loop"}}},
-        {"techniques": [{"accumulate": {"rows": 4}}], "schedule": {"onecycle": {"warmup": 0.5}}},
+        {"clip": None, "techniques": ["optimizer-in-backward"], "optimizer": {"adamw": {"implementation": "loop"}}},
+        {"techniques": [{"gradient-accumulation": {"rows": 4}}], "schedule": {"onecycle": {"warmup": 0.5}}},
     ],
     ids=str,
 )

@@ -14,10 +14,20 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from laconic.errors import RecipeError
-from laconic.memory.lora import Lora, chosen, head
-from laconic.memory.qlora import BLOCK, NF4, PIECE, FourBit, Qlora, decode, encode, grow, shrink
+from laconic.memory.lora import Lora, find_head_layers, select_targets
+from laconic.memory.qlora import (
+    BLOCK,
+    CHUNK,
+    NF4,
+    Nf4Linear,
+    Qlora,
+    dequantize_nf4,
+    dequantize_scales,
+    quantize_nf4,
+    quantize_scales,
+)
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.offload.memory_accounting import accounted
+from laconic.offload.memory_accounting import account_as
 from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.step.legality import conflict
 from laconic.training.step.objective import Objective
@@ -113,7 +123,7 @@ def snapshot(module):
 MODELS = {"gpt2": (gpt2, Labels), "llama": (llama, Labels)}
 
 
-TECHNIQUES = {"lora": (Lora(rank=4), 1e-5), "qlora": (Qlora(rank=4, base="float32"), 1e-4)}
+TECHNIQUES = {"lora": (Lora(rank=4), 1e-5), "qlora": (Qlora(rank=4, base_dtype="float32"), 1e-4)}
 
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
@@ -136,7 +146,7 @@ def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, te
     after = snapshot(module)
     assert list(after) == list(before)
     changed = {key.rpartition(".")[0] for key in before if not torch.equal(before[key], after[key])}
-    assert changed == set(chosen(module, None)) | (
+    assert changed == set(select_targets(module, None)) | (
         {"model.classifier", "model.bert.pooler.dense"} if name == "bert" else set()
     )
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in module.parameters())
@@ -164,17 +174,17 @@ def test_projections_of_an_embedder_learn(tmp_path):
     chain = (("Pooling", {"pooling_mode_mean_tokens": True}),)
     module = load_source(models.save_embedder(tmp_path / "embedder", *chain)).module
     module.projections.append(nn.Sequential(nn.Linear(32, 8), nn.Tanh()))
-    assert module.projections[0][0] in head(module, chosen(module, None))
+    assert module.projections[0][0] in find_head_layers(module, select_targets(module, None))
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_an_output_layer_over_a_vocabulary_is_no_head(make):
     module = make()
-    assert head(module, chosen(module, None)) == []
+    assert find_head_layers(module, select_targets(module, None)) == []
 
 
 def test_a_bfloat16_base_learns_under_autocast_and_merges_in_float32(bert):
-    kit = make_kit(bert, Lora(rank=4, base="bfloat16"), Classes())
+    kit = make_kit(bert, Lora(rank=4, base_dtype="bfloat16"), Classes())
     kinds = {parameter.requires_grad: parameter.dtype for parameter in bert.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
     losses = learn(kit)
@@ -188,7 +198,7 @@ def test_a_bfloat16_base_learns_under_autocast_and_merges_in_float32(bert):
 
 def test_targets_are_the_ends_of_names():
     module = llama()
-    assert chosen(module, ("q_proj", "1.mlp.up_proj")) == [
+    assert select_targets(module, ("q_proj", "1.mlp.up_proj")) == [
         "model.layers.0.self_attn.q_proj",
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.mlp.up_proj",
@@ -197,8 +207,8 @@ def test_targets_are_the_ends_of_names():
 
 def test_targets_of_a_module_without_blocks_learn_and_so_does_what_follows_them():
     module = models.Perceptron([4, 8, 8, 3])
-    names = chosen(module, ("layers.0", "layers.1"))
-    assert head(module, names) == [module.layers[2]]
+    names = select_targets(module, ("layers.0", "layers.1"))
+    assert find_head_layers(module, names) == [module.layers[2]]
 
 
 @pytest.mark.parametrize("kind", [Lora, Qlora])
@@ -213,7 +223,7 @@ def test_a_state_is_taken_up_again(kind):
         assert torch.equal(answers(again.module, batch), answers(kit.module, batch))
 
 
-@pytest.mark.parametrize("technique", [Lora(rank=4), Qlora(rank=4, base="float32")])
+@pytest.mark.parametrize("technique", [Lora(rank=4), Qlora(rank=4, base_dtype="float32")])
 def test_adapters_learn_through_checkpointed_blocks(technique):
     def checkpointed(module):
         for block in blocks(module):
@@ -263,14 +273,14 @@ def test_what_it_cannot_be_combined_with_is_said():
 
 
 def test_peft_opens_quietly():
-    code = "from laconic.memory.lora import library; library()"
+    code = "from laconic.memory.lora import import_peft; import_peft()"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def peaks(technique, width=64):
     def prepare(fake):
-        with accounted("host"):
+        with account_as("host"):
             module = gpt2(width)
             module = fakify(module) if fake else module
         kit = make_kit(module, technique)
@@ -279,7 +289,12 @@ def peaks(technique, width=64):
     return simulate(lambda: prepare(True)).peak(), trace_memory(lambda: prepare(False), torch.device("cpu")).peak()
 
 
-SIMULATED = [Lora(rank=4), Lora(rank=4, base="bfloat16"), Qlora(rank=4), Qlora(rank=4, base="float32", double=False)]
+SIMULATED = [
+    Lora(rank=4),
+    Lora(rank=4, base_dtype="bfloat16"),
+    Qlora(rank=4),
+    Qlora(rank=4, base_dtype="float32", double_quantization=False),
+]
 
 
 @pytest.mark.parametrize("technique", SIMULATED)
@@ -296,37 +311,39 @@ def pairs():
     return torch.cartesian_prod(values, values)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (7, 13), (3, PIECE // 2)])
+@pytest.mark.parametrize("shape", [(64, 64), (7, 13), (3, CHUNK // 2)])
 def test_each_weight_becomes_the_nearest_of_sixteen(shape):
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    codes, scales = encode(weight, torch.tensor(NF4))
-    decoded = decode(codes, scales, pairs(), weight.shape, torch.float32)
+    codes, scales = quantize_nf4(weight, torch.tensor(NF4))
+    decoded = dequantize_nf4(codes, scales, pairs(), weight.shape, torch.float32)
     blocks = functional.pad(weight.flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     assert torch.equal(scales, blocks.abs().amax(1))
     widest = max(b - a for a, b in pairwise(NF4)) / 2
     error = functional.pad((decoded - weight).abs().flatten(), (0, -weight.numel() % BLOCK)).view(-1, BLOCK)
     assert bool((error <= scales[:, None] * widest * 1.0001).all())
-    assert torch.equal(encode(decoded, torch.tensor(NF4))[0], codes)
+    assert torch.equal(quantize_nf4(decoded, torch.tensor(NF4))[0], codes)
 
 
 def test_weights_of_zero_stay_zero():
     weight = torch.zeros(2, 64)
-    assert torch.equal(decode(*encode(weight, torch.tensor(NF4)), pairs(), weight.shape, torch.float32), weight)
+    assert torch.equal(
+        dequantize_nf4(*quantize_nf4(weight, torch.tensor(NF4)), pairs(), weight.shape, torch.float32), weight
+    )
 
 
 def test_scales_of_scales_are_near():
     scales = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1
-    small, units, mean = shrink(scales)
+    small, units, mean = quantize_scales(scales)
     assert small.dtype == torch.int8
-    torch.testing.assert_close(grow(small, units, mean), scales, atol=0.5 / 127, rtol=0)
+    torch.testing.assert_close(dequantize_scales(small, units, mean), scales, atol=0.5 / 127, rtol=0)
 
 
 @pytest.mark.parametrize(("double", "bits"), [(True, 4.13), (False, 4.5)])
 def test_frozen_weights_take_about_four_bits(double, bits):
     module = gpt2(128)
-    weights = sum(module.get_submodule(name).weight.numel() for name in chosen(module, None))
-    make_kit(module, Qlora(double=double))
-    layers = [part for part in module.modules() if isinstance(part, FourBit)]
+    weights = sum(module.get_submodule(name).weight.numel() for name in select_targets(module, None))
+    make_kit(module, Qlora(double_quantization=double))
+    layers = [part for part in module.modules() if isinstance(part, Nf4Linear)]
     size = sum(value.nbytes for part in layers for name, value in part.state_dict().items() if name != "bias")
     assert size * 8 / weights == pytest.approx(bits, abs=0.01)
     assert not any(parameter.numel() == 0 for parameter in module.parameters())
@@ -335,11 +352,11 @@ def test_frozen_weights_take_about_four_bits(double, bits):
 def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
     module = llama()
     name = "model.layers.0.mlp.up_proj"
-    make_kit(module, Qlora(targets=(name,), base="float32"))
+    make_kit(module, Qlora(targets=(name,), base_dtype="float32"))
     layer = module.get_submodule(name).base_layer
     x = torch.randn(3, 32, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
-    weight = layer.dense(torch.float32)
+    weight = layer.dequantize(torch.float32)
     torch.testing.assert_close(gradient, 2 * (x @ weight.T) @ weight)
 
 

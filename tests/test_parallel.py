@@ -33,13 +33,13 @@ COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3
 """Ranks have 2 and 3 rows of a batch, and of an epoch's last none and 1."""
 SECONDS, GRACE = 100, 20
 """For both ranks, and for one when the other is done."""
-PARTS = {"accumulate": {"rows": 1}}
+PARTS = {"gradient-accumulation": {"rows": 1}}
 RUNS = {
     "replicas": ({}, ()),
-    "replicas, parts": ({"replicate": 2}, (PARTS, "checkpoint")),
+    "replicas, parts": ({"replicate": 2}, (PARTS, "gradient-checkpointing")),
     "replicas, fp16": ({"compress": "fp16"}, ()),
     "shards": ({"shard": None}, ()),
-    "shards, parts": ({"shard": 2}, (PARTS, "checkpoint")),
+    "shards, parts": ({"shard": 2}, (PARTS, "gradient-checkpointing")),
     "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ()),
 }
 
@@ -314,9 +314,15 @@ def test_settings_without_a_place_are_refused(mesh, message):
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        (settings({"shard": None}, ("in-backward",), clip=None), r"in-backward and mesh \(shard\) cannot be combined"),
+        (
+            settings({"shard": None}, ("optimizer-in-backward",), clip=None),
+            r"optimizer-in-backward and mesh \(shard\) cannot be combined",
+        ),
         (settings({"shard": None}, ("layerwise",)), r"layerwise and mesh \(shard\) cannot be combined"),
-        (settings({"shard": None}, ("offload",)), r"offload and mesh \(shard\) cannot be combined"),
+        (
+            settings({"shard": None}, ("activation-offload",)),
+            r"activation-offload and mesh \(shard\) cannot be combined",
+        ),
         (settings({"shard": None}, ("fp16",)), r"fp16 and mesh \(shard\) cannot be combined"),
         (settings({"shard": None}, optimizer="adafactor"), "Adafactor needs whole weights"),
     ],

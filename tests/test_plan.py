@@ -176,7 +176,7 @@ def row(given: MetaModel, training: Training, rates) -> PlanRow:
 
 def test_a_batch_that_is_taken_in_parts_has_no_largest(folder):
     given, rates = subject(folder, "bert"), measuring.measure_rates(CPU)
-    training = Training.model_validate({"batch": BATCH, "techniques": [{"accumulate": {"rows": 1}}]})
+    training = Training.model_validate({"batch": BATCH, "techniques": [{"gradient-accumulation": {"rows": 1}}]})
     assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**40, rates) is None
 
 
@@ -193,14 +193,15 @@ def resident() -> int:
 
 
 def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings(folder):
-    training = Training.model_validate({"batch": BATCH, "techniques": [{"checkpoint": {"every": 2}}, "pure-bf16"],
+    training = Training.model_validate({"batch": BATCH,
+                                        "techniques": [{"gradient-checkpointing": {"every": 2}}, "pure-bf16"],
                                         "optimizer": {"adamw": {"stochastic_rounding": True}}})  # fmt: skip
     names = [candidate.name for candidate in list_combinations(subject(folder, "bert"), training, CPU)]
-    assert names[:2] == ["adamw", "checkpoint(every=2) + pure-bf16 + adamw"]
+    assert names[:2] == ["adamw", "gradient-checkpointing(every=2) + pure-bf16 + adamw"]
 
 
 def test_what_a_recipe_asks_for_and_the_model_has_no_place_for_is_refused(folder):
-    training = Training.model_validate({"techniques": ["chunked-loss"]})
+    training = Training.model_validate({"techniques": ["chunked-cross-entropy"]})
     with pytest.raises(RecipeError, match="no logits over a vocabulary"):
         list_combinations(subject(folder, "bert"), training, CPU)
 
@@ -208,8 +209,15 @@ def test_what_a_recipe_asks_for_and_the_model_has_no_place_for_is_refused(folder
 def test_a_classifier_is_offered_what_it_has_a_place_for(folder):
     found = list_combinations(subject(folder, "bert"), Training(batch=BATCH), CPU)
     names = {named.name for each in found for named in each.training.techniques}
-    assert {"sdpa", "bf16", "checkpoint", "accumulate", "layerwise", "in-backward"} <= names
-    assert "chunked-loss" not in names
+    assert {
+        "sdpa",
+        "bf16",
+        "gradient-checkpointing",
+        "gradient-accumulation",
+        "layerwise",
+        "optimizer-in-backward",
+    } <= names
+    assert "chunked-cross-entropy" not in names
 
 
 def test_a_checkpoint_in_memory_is_planned_for_without_a_copy_of_its_weights(tmp_path):
@@ -293,7 +301,7 @@ def perceptron(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(
         "source: net.pt\nbuilder: models:Perceptron\narguments: {widths: [8, 16, 4]}\n"
-        "batch: 3\ntechniques: [{accumulate: {rows: 2}}]\n"
+        "batch: 3\ntechniques: [{gradient-accumulation: {rows: 2}}]\n"
     )
     return tmp_path / "net.pt", "--recipe", path
 
@@ -305,7 +313,7 @@ def test_a_plan_is_printed_for_programs_and_drawn(laconic, perceptron, tmp_path)
     assert code == 0
     assert (found["model"], found["batch"], found["memory"]) == ("Perceptron", 3, 2**30)
     assert found["chosen"] in [each["name"] for each in found["rows"]]
-    assert "accumulate(rows=2) + adamw" in [each["name"] for each in found["rows"]]
+    assert "gradient-accumulation(rows=2) + adamw" in [each["name"] for each in found["rows"]]
     assert next(each for each in found["rows"] if each["name"] == found["chosen"])["fits"]
     for picture in ("a.svg", "t.svg"):
         assert (tmp_path / picture).read_text().startswith("<?xml")
@@ -407,8 +415,8 @@ def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = most()
 subject = open_meta_model(Path(sys.argv[1]))
 plain = predict(subject, Training(batch=8), 1024, rates)
-lean = predict(subject, Training.model_validate({"batch": 8, "clip": None, "techniques": ["sdpa", "checkpoint",
-    "chunked-loss", "bf16", "in-backward"]}), 1024, rates)
+lean = predict(subject, Training.model_validate({"batch": 8, "clip": None, "techniques": ["sdpa",
+    "gradient-checkpointing", "chunked-cross-entropy", "bf16", "optimizer-in-backward"]}), 1024, rates)
 print(subject.parameters, plain.peak, lean.peak, most() - before)
 """
 

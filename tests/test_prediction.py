@@ -34,18 +34,18 @@ RATES = DeviceRates(name="none", kind="cpu", products={"float32": CURVE, "bfloat
 ROWS, LENGTH = 6, 24
 SMALL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
-SPARING = ("sdpa", "chunked-loss", "checkpoint")
+SPARING = ("sdpa", "chunked-cross-entropy", "gradient-checkpointing")
 COMBINATIONS: list[tuple[tuple[Any, ...], Any]] = [
     ((), "adamw"),
     ((), {"adamw": {"implementation": "foreach"}}),
-    (("bf16", "checkpoint"), "adamw-8bit"),
-    (("sdpa", "in-backward"), "adamw"),
-    (({"accumulate": {"rows": 2}},), {"sgd": {"momentum": 0.9}}),
-    (({"layerwise": {"rows": 2, "keep": "host"}}, "host-weights"), "adamw"),
-    (({"offload": {"smallest": 1024}},), "lion"),
-    (({"offload": {"smallest": 1024, "where": "disk"}},), "adamw"),
+    (("bf16", "gradient-checkpointing"), "adamw-8bit"),
+    (("sdpa", "optimizer-in-backward"), "adamw"),
+    (({"gradient-accumulation": {"rows": 2}},), {"sgd": {"momentum": 0.9}}),
+    (({"layerwise": {"rows": 2, "snapshots_on": "host"}}, "host-weights"), "adamw"),
+    (({"activation-offload": {"min_bytes": 1024}},), "lion"),
+    (({"activation-offload": {"min_bytes": 1024, "destination": "disk"}},), "adamw"),
 ]
-TEXT = [((*SPARING, {"accumulate": {"rows": 2}}), "adamw"), (("qlora",), "adamw")]
+TEXT = [((*SPARING, {"gradient-accumulation": {"rows": 2}}), "adamw"), (("qlora",), "adamw")]
 
 FP32 = [COMBINATIONS[0], COMBINATIONS[4], *COMBINATIONS[6:], *TEXT]
 """Products in BF16 take scratch of their own on a processor, which in so small a model is not small."""
@@ -89,7 +89,7 @@ def opened(folder: Path, kind: str, layers: int) -> tuple[MetaModel, dict[str, A
 
 def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
     techniques = tuple(Named.model_validate(each) for each in choice)
-    clip = None if "in-backward" in choice else 1.0
+    clip = None if "optimizer-in-backward" in choice else 1.0
     return Training(batch=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laconic.layerwise.revolve import Action, advances, schedule
+from laconic.layerwise.revolve import Action, count_advances, make_schedule
 
 CHAINS = given(steps=st.integers(1, 60), snapshots=st.integers(1, 70))
 
@@ -14,7 +14,7 @@ CHAINS = given(steps=st.integers(1, 60), snapshots=st.integers(1, 70))
 def play(steps: int, snapshots: int) -> tuple[list[int], int, int]:
     """Steps reversed in order, forward steps run, states kept at most; every action is checked on the way."""
     state, kept, order, run, most = 0, set(), [], 0, 0
-    for kind, step in schedule(steps, snapshots):
+    for kind, step in make_schedule(steps, snapshots):
         if kind == "advance":
             assert step > state
             run += step - state
@@ -54,15 +54,17 @@ def test_every_step_is_reversed_once_last_first_and_no_more_states_are_kept_than
 @settings(deadline=None)
 @CHAINS
 def test_the_forward_steps_are_those_of_the_binomial_formula(steps, snapshots):
-    assert play(steps, snapshots)[1] == advances(steps, snapshots)
+    assert play(steps, snapshots)[1] == count_advances(steps, snapshots)
 
 
 @pytest.mark.parametrize("snapshots", range(1, 8))
 def test_the_formula_is_the_least_over_all_schedules(snapshots):
-    assert [advances(steps, snapshots) for steps in range(1, 30)] == [best(steps, snapshots) for steps in range(1, 30)]
+    assert [count_advances(steps, snapshots) for steps in range(1, 30)] == [
+        best(steps, snapshots) for steps in range(1, 30)
+    ]
 
 
 def test_with_room_for_every_state_each_is_kept_in_one_sweep():
-    actions = list(schedule(4, 4))
+    actions = list(make_schedule(4, 4))
     assert [step for kind, step in actions if kind == "store"] == [0, 1, 2, 3]
     assert actions.index(Action("reverse", 3)) > max(at for at, (kind, _) in enumerate(actions) if kind == "advance")

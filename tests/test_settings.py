@@ -44,7 +44,7 @@ source: model
 data: {train: d.jsonl, evaluate: e.jsonl}
 task: causal-lm
 length: 9
-techniques: [sdpa, {checkpoint: {policy: selective}}, {accumulate: {rows: 2}}]
+techniques: [sdpa, {gradient-checkpointing: {policy: selective}}, {gradient-accumulation: {rows: 2}}]
 optimizer: {lion: {lr: 0.001}}
 schedule: {cosine: {floor: 0.1}}
 memory: 2GiB
@@ -73,7 +73,7 @@ mesh: {replicate: 2}
         ("techniques: sdpa", "techniques: input should be a list, got 'sdpa'"),
         ("techniques: [{a: 1, b: 2}]", "expected a name, or {name: {setting: value}}"),
         ("techniques: [fp16, bf16]", "fp16 and bf16 cannot be combined: each is the precision of a step"),
-        ("techniques: [in-backward]", "in-backward and clip cannot be combined"),
+        ("techniques: [optimizer-in-backward]", "optimizer-in-backward and clip cannot be combined"),
         ("techniques: [host-weights]", "host-weights works on top of layerwise. Add it"),
         ("techniques: ['models:Keep']", "models:Keep is not a technique"),
         ("techniques: ['laconic.recipes.recipe:Goal']", "laconic.recipes.recipe:Goal is not a technique"),

@@ -33,10 +33,10 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation"
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "accumulate": [{"rows": 2}],
-    "checkpoint": [{}, {"policy": "selective"}, {"every": 2}],
-    "chunked-loss": [{"chunk": 7}, {"chunk": 7, "defer": True}],
-    "offload": [{"smallest": 64}, {"smallest": 64, "where": "disk", "ahead": 2}],
+    "gradient-accumulation": [{"rows": 2}],
+    "gradient-checkpointing": [{}, {"policy": "selective"}, {"every": 2}],
+    "chunked-cross-entropy": [{"chunk": 7}, {"chunk": 7, "defer": True}],
+    "activation-offload": [{"min_bytes": 64}, {"min_bytes": 64, "destination": "disk", "prefetch": 2}],
     "sdpa": [{}, {"backend": "math"}, {"float32": True}],
 }
 """Settings that mean something for tiny models; other techniques are tried with their own."""
@@ -186,8 +186,8 @@ def test_a_technique_trains_as_plain_training_does_and_is_taken_off_again(name, 
 @pytest.mark.parametrize(("name", "config"), CASES, ids=str)
 def test_the_simulated_peak_is_the_peak_of_real_tensors(name, config):
     techniques = find(name, config)
-    model = "cnn" if name == "in-place" else "bert" if name in ("sdpa", "bf16") else "gpt2"
-    if not all(technique.simulated for technique in techniques.values()):
+    model = "cnn" if name == "inplace-activations" else "bert" if name in ("sdpa", "bf16") else "gpt2"
+    if not all(technique.is_simulated for technique in techniques.values()):
         pytest.skip(f"{name} says that a simulation does not tell what it saves")
     module, objective, batch = made(model)
     twin = copy.deepcopy(module)
@@ -226,11 +226,11 @@ def test_checkpoint_draws_the_same_dropout_again():
         module, objective, batch = made("gpt2", **dropout)
         return losses(kit_for(module, objective, techniques), batch)
 
-    assert run(find("checkpoint", {})) == pytest.approx(run({}), abs=1e-5)
+    assert run(find("gradient-checkpointing", {})) == pytest.approx(run({}), abs=1e-5)
 
 
 def test_checkpoint_of_every_layer_saves_more_than_of_every_second_and_selective_less():
-    peaks = [peak("gpt2", "checkpoint", config) for config in ({}, {"every": 2}, {"policy": "selective"})]
+    peaks = [peak("gpt2", "gradient-checkpointing", config) for config in ({}, {"every": 2}, {"policy": "selective"})]
     assert peaks[0] < min(peaks[1:])
     assert max(peaks) < peak("gpt2")
 
@@ -250,10 +250,10 @@ def peak(model: str, name: str | None = None, config: dict[str, Any] | None = No
 
 def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("offload", {"smallest": 1}))
+    kit = kit_for(module, objective, find("activation-offload", {"min_bytes": 1}))
     sent: list[Tensor] = []
-    put = kit.host.put
-    kit.host.put = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
+    plain_copy = kit.host.copy_to_host
+    kit.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), plain_copy(tensor, into))[1]
     with kit.passing():
         loss = kit.lesson(batch)
     weights = {one.untyped_storage().data_ptr() for one in module.parameters()}
@@ -265,7 +265,7 @@ def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
 
 def test_offload_gives_its_file_back_after_each_pass():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("offload", {"smallest": 1, "where": "disk"}))
+    kit = kit_for(module, objective, find("activation-offload", {"min_bytes": 1, "destination": "disk"}))
     sizes = []
     for _ in range(3):
         step(kit, batch)
@@ -276,14 +276,14 @@ def test_offload_gives_its_file_back_after_each_pass():
 
 def test_offload_to_a_folder_that_is_not_there_says_so(tmp_path):
     module, objective, _ = made("gpt2")
-    techniques = find("offload", {"where": "disk", "folder": str(tmp_path / "none")})
+    techniques = find("activation-offload", {"destination": "disk", "folder": str(tmp_path / "none")})
     with pytest.raises(RecipeError, match="Give another folder"):
         make_kit(module, objective, Parts(AdamW(), None, techniques), CPU)
 
 
 def test_fp16_leaves_a_step_out_after_an_overflow_and_halves_the_scale():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("fp16", {"scale": 2.0**40, "interval": 2}))
+    kit = kit_for(module, objective, find("fp16", {"init_scale": 2.0**40, "growth_interval": 2}))
     before = [one.clone() for one in module.parameters()]
     step(kit, batch, clip=1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
@@ -326,7 +326,7 @@ def test_pure_bf16_wants_an_optimizer_that_rounds_stochastically():
 
 def test_in_place_takes_only_what_is_safe():
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Sigmoid(), nn.ReLU())
-    kit = kit_for(module, CrossEntropy(None), find("in-place", {}))
+    kit = kit_for(module, CrossEntropy(None), find("inplace-activations", {}))
     assert [getattr(part, "inplace", None) for part in module] == [None, True, None, False, None, False]
     kit.finish()
     assert not module[1].inplace
@@ -342,13 +342,13 @@ def test_sdpa_gives_the_attention_back_that_was_there():
 
 def test_sdpa_with_a_kernel_is_computed_again_with_the_same_kernel():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("sdpa", {"backend": "math"}) | find("checkpoint", {}))
+    kit = kit_for(module, objective, find("sdpa", {"backend": "math"}) | find("gradient-checkpointing", {}))
     assert losses(kit, batch) == pytest.approx(plain("gpt2"), abs=1e-5)
 
 
 @pytest.mark.parametrize(
     "around",
-    [{}, {"checkpoint": {}}, pytest.param({"compile": {}}, marks=pytest.mark.filterwarnings("ignore"))],
+    [{}, {"gradient-checkpointing": {}}, pytest.param({"compile": {}}, marks=pytest.mark.filterwarnings("ignore"))],
     ids=str,
 )
 def test_sdpa_in_float32_keeps_attention_so_beside_products_in_bf16_in_both_passes(around: dict[str, Any]):
@@ -383,8 +383,12 @@ class Attention(TorchDispatchMode):
 
 
 def test_what_works_alone_works_together():
-    names = {"sdpa": {"backend": "flash"}, "chunked-loss": {"defer": True, "chunk": 5}, "checkpoint": {}}
-    names |= {"offload": {"smallest": 64}, "in-backward": {}}
+    names = {
+        "sdpa": {"backend": "flash"},
+        "chunked-cross-entropy": {"defer": True, "chunk": 5},
+        "gradient-checkpointing": {},
+    }
+    names |= {"activation-offload": {"min_bytes": 64}, "optimizer-in-backward": {}}
     techniques = {name: Named(name=name, config=config).configure("technique") for name, config in names.items()}
     assert conflict(techniques, AdamW()) is None
     module, objective, batch = made("gpt2")
@@ -400,11 +404,11 @@ def test_what_works_alone_works_together():
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("checkpoint", {}, "no repeated layers"),
+        ("gradient-checkpointing", {}, "no repeated layers"),
         ("compile", {}, "no repeated layers"),
-        ("chunked-loss", {}, "no logits over a vocabulary"),
+        ("chunked-cross-entropy", {}, "no logits over a vocabulary"),
         ("sdpa", {}, "no model of transformers"),
-        ("in-place", {}, "within a Sequential"),
+        ("inplace-activations", {}, "within a Sequential"),
     ],
 )
 def test_a_model_that_gives_nothing_to_work_on_is_refused_with_what_to_do(name, config, message):
@@ -451,4 +455,4 @@ def test_offload_from_a_gpu_trains_as_plain_training_does(where):
         kit.finish()
         return found
 
-    assert run(find("offload", {"smallest": 64, "where": where})) == pytest.approx(run({}), abs=1e-5)
+    assert run(find("activation-offload", {"min_bytes": 64, "destination": where})) == pytest.approx(run({}), abs=1e-5)

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.cache import Cache
-from laconic.offload.memory_accounting import accounted, alike, simulating
+from laconic.offload.chunked_loops import chunks, iterate_with
+from laconic.offload.memory_accounting import account_as
 from laconic.planner.device_rates import DeviceRates, RateCurve, measure_curve, measure_rates
 from laconic.planner.memory_timeline import AllocationLog
+from laconic.planner.sampled_loops import SampledIteration
 from laconic.planner.simulate import AllocationTracker
 from laconic.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
 
@@ -76,9 +78,9 @@ def test_copies_go_on_beside_the_device_and_the_host_works_after_it():
     a = torch.ones(1000)
 
     def run():
-        with accounted(copying=True):
+        with account_as(copying=True):
             a.clone()
-        with accounted("host"):
+        with account_as("host"):
             a + a
 
     work = worked(run)
@@ -94,7 +96,7 @@ def test_the_host_works_at_its_own_speed():
     a = torch.ones(1000)
 
     def run():
-        with accounted("host"):
+        with account_as("host"):
             a + a
 
     assert worked(run, RATES.model_copy(update={"host": slow})).host == pytest.approx(slow.passes(12000.0))
@@ -104,10 +106,10 @@ def test_what_is_left_out_of_a_simulation_is_counted():
     a = torch.ones(16, 16)
 
     def run():
-        for _ in alike(range(10)):
+        for _ in chunks(100, 10):
             a @ a
 
-    with simulating():
+    with iterate_with(SampledIteration()):
         assert worked(run).flops == pytest.approx(10 * 2 * 16**3)
     assert worked(run).flops == pytest.approx(10 * 2 * 16**3)
 

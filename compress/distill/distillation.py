@@ -10,7 +10,7 @@ from compress.distill.distillation_loss import Imitation, Terms
 from compress.distill.hooks import HIDDEN, Pass, watch
 from compress.distill.layer_mapping import Pair
 from laconic.errors import RecipeError
-from laconic.layerwise.layer_stack import Stack
+from laconic.layerwise.layer_stack import LayerStack
 from laconic.tasks.task import Task
 from laconic.training.objectives.next_token import IGNORED
 from laconic.training.step.objective import TARGETS, Batch, Objective, tensors
@@ -66,10 +66,10 @@ class Distillation(Objective):
 
     def join(self, kit: Kit) -> None:
         """Put what is learned beside the student into the optimizer and the snapshots. Raises RecipeError."""
-        if self.names("student") and any(isinstance(part, Stack) for part in kit.module.modules()):
+        if self.names("student") and any(isinstance(part, LayerStack) for part in kit.module.modules()):
             raise RecipeError(
                 "layerwise keeps nothing of a layer while the next one runs, so its hidden states cannot be compared "
-                "with the teacher's. Take checkpoint in its place, or distil from the outputs alone"
+                "with the teacher's. Use gradient-checkpointing instead, or distil from the outputs alone"
             )
         still(kit.module)
         self.teacher.to(kit.device)

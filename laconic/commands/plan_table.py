@@ -20,7 +20,7 @@ LEGEND = (
 )
 UNTIMED = (
     "The memory is a GPU's, and no GPU is here: the times are this processor's, for which copies to the host cost "
-    "little. On a GPU, host-weights and offload take longer than shown here. Plan there for its times."
+    "little. On a GPU, host-weights and activation-offload take longer than shown here. Plan there for its times."
 )
 
 

@@ -1,1 +1,1 @@
-"""Running a stack of layers one at a time, forward and backward, with activations kept only as layer inputs."""
+"""Layerwise execution: a stack of layers run one at a time, with activation checkpoints at layer inputs."""

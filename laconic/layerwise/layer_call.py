@@ -1,4 +1,4 @@
-"""A layer's turn in a pass: what it was called with, and how to call it so again for some rows of the batch."""
+"""A recorded call of a layer, which can be repeated for recomputation, on all rows of the batch or on some."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,99 +9,105 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from laconic.errors import RecipeError
-from laconic.layerwise.rng_state import Dice
+from laconic.layerwise.rng_state import RngState
 
 HIDDEN = "hidden_states"
-"""The name by which transformers call what flows from layer to layer."""
+"""The name that transformers gives to what flows from layer to layer."""
 
 
 @dataclass(eq=False)
-class Turn:
-    """rows: of the batch. args, kwargs: what the layer was called with beside the hidden states, which came first or by
-    name. dice: what it drew, by part of the batch."""
+class LayerCall:
+    """The arguments of a layer's call.
+
+    rows: of the batch. args, kwargs: the arguments beside the hidden states. by_name: whether the hidden states were
+    passed by name, and not first. rng_states: the generators' state before each micro-batch, by its first row.
+    """
 
     layer: nn.Module
     rows: int
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    named: bool
-    dice: list[Dice] = field(default_factory=list)
+    by_name: bool
+    rng_states: dict[int, RngState] = field(default_factory=dict)
 
     def __call__(self, weights: dict[str, Tensor], hidden: Tensor, part: slice | None) -> tuple[Tensor, Any]:
-        """The hidden states after the layer, [rows of the part, ...], and its output as it is.
+        """The hidden states after the layer, [rows of the part, ...], and the layer's whole output.
 
-        part: of the batch, from which `hidden` is; None means all of it.
+        part: the rows of the batch that `hidden` holds; None means all of them. Raises RecipeError.
         """
         args, kwargs = self.args, self.kwargs
         if part is not None:
-            args, kwargs = self.cut(args, part), self.cut(kwargs, part)
-        given = {**kwargs, HIDDEN: hidden} if self.named else kwargs
-        output = functional_call(self.layer, weights, args if self.named else (hidden, *args), given)
+            args, kwargs = self.slice_rows(args, part), self.slice_rows(kwargs, part)
+        given = {**kwargs, HIDDEN: hidden} if self.by_name else kwargs
+        output = functional_call(self.layer, weights, args if self.by_name else (hidden, *args), given)
         value, *others = output if isinstance(output, tuple) else (output,)
-        if any(True for _ in tensors(others)):
+        if any(True for _ in iterate_tensors(others)):
             raise RecipeError(
-                f"layerwise: a layer of class {type(self.layer).__name__} gives more tensors than its hidden states, "
-                f"and their gradients would be lost. Ask for no attentions, or take checkpoint in its place"
+                f"layerwise: a layer of class {type(self.layer).__name__} returns more tensors than its hidden states, "
+                f"and their gradients would be lost. Do not output attentions, or use gradient-checkpointing instead"
             )
         return value, output
 
-    def cut(self, value: Any, part: slice) -> Any:
-        """Some rows of whatever has rows."""
+    def slice_rows(self, value: Any, part: slice) -> Any:
+        """Select rows of every tensor of `value` that has the rows of the batch. Raises RecipeError for others."""
 
-        def rows(tensor: Tensor) -> Tensor:
+        def select(tensor: Tensor) -> Tensor:
             if tensor.ndim == 0 or tensor.shape[0] == 1:
                 return tensor
             if tensor.shape[0] != self.rows:
                 raise RecipeError(
                     f"layerwise: layers of class {type(self.layer).__name__} take a tensor of shape "
-                    f"{list(tensor.shape)} whose first axis is not the {self.rows} rows of the batch, so a batch "
-                    f"cannot be taken in parts. Set rows: null"
+                    f"{list(tensor.shape)} whose first axis is not the {self.rows} rows of the batch, so the batch "
+                    f"cannot be split into micro-batches. Set rows: null"
                 )
             return tensor[part]
 
-        return mapped(rows, value)
+        return map_tensors(select, value)
 
 
-def turn_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Turn, Tensor]:
-    """A layer's turn, and the hidden states that it was called with. Raises RecipeError."""
-    named = not args
-    hidden = kwargs.get(HIDDEN) if named else args[0]
+def record_call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LayerCall, Tensor]:
+    """The call of a layer with these arguments, and its hidden states.
+
+    Raises RecipeError if the call cannot be repeated: no hidden states, a gradient through another argument, a cache.
+    """
+    by_name = not args
+    hidden = kwargs.get(HIDDEN) if by_name else args[0]
     name = type(layer).__name__
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point() or hidden.ndim == 0:
         raise RecipeError(
             f"layerwise: a layer of class {name} was called without hidden states as its first argument or as "
-            f"{HIDDEN}. Take checkpoint in its place"
+            f"{HIDDEN}. Use gradient-checkpointing instead"
         )
-    others = {key: value for key, value in kwargs.items() if key != HIDDEN} if named else kwargs
-    turn = Turn(layer, hidden.shape[0], args[1:], others, named)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors((turn.args, turn.kwargs))):
+    others = {key: value for key, value in kwargs.items() if key != HIDDEN} if by_name else kwargs
+    call = LayerCall(layer, hidden.shape[0], args[1:], others, by_name)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in iterate_tensors((call.args, call.kwargs))):
         raise RecipeError(
             f"layerwise: layers of class {name} take a tensor beside their hidden states through which a gradient "
-            f"flows (an encoder's output, a learned bias). Take checkpoint in its place"
+            f"flows (an encoder's output, a learned bias). Use gradient-checkpointing instead"
         )
-    if torch.is_grad_enabled() and any(hasattr(value, "get_seq_length") for value in (*turn.args, *others.values())):
+    if torch.is_grad_enabled() and any(hasattr(value, "get_seq_length") for value in (*call.args, *others.values())):
         raise RecipeError(
-            f"layerwise: layers of class {name} were called with a cache of keys and values, which a second run would "
-            f"fill twice. Call the model with use_cache=False"
+            f"layerwise: layers of class {name} were called with a key-value cache, which recomputation would fill "
+            f"twice. Call the model with use_cache=False"
         )
-    return turn, hidden
+    return call, hidden
 
 
-def mapped(call: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A nest of tuples, lists and dicts with `call` done to each tensor in it."""
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A copy of a nest of tuples, lists and dicts, with `function` applied to each tensor."""
     if isinstance(value, Tensor):
-        return call(value)
+        return function(value)
     if isinstance(value, dict):
-        return {key: mapped(call, each) for key, each in value.items()}
+        return {key: map_tensors(function, each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(mapped(call, each) for each in value)
+        return type(value)(map_tensors(function, each) for each in value)
     return value
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def iterate_tensors(value: Any) -> Iterator[Tensor]:
     """The tensors in a nest of tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list, dict)):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from tensors(each)
+            yield from iterate_tensors(each)

@@ -1,4 +1,7 @@
-"""When to keep a state and when to compute it again: binomial checkpointing."""
+"""Binomial checkpointing: which states of a chain to store and which to recompute (the revolve algorithm).
+
+Griewank and Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000), doi 10.1145/347837.347846.
+"""
 
 from collections.abc import Iterator
 from math import comb
@@ -6,28 +9,31 @@ from typing import Literal, NamedTuple
 
 
 class Action(NamedTuple):
-    """advance: run forward from the present state to that before `step`. store: keep the present state, which is that
-    before `step`. restore: make a kept state the present one. free: keep it no longer. reverse: take `step` back, for
-    which the state before it is present."""
+    """One action of a schedule.
+
+    advance: run forward from the current state to the one before `step`. store: keep the current state, which is the
+    one before `step`, as a snapshot. restore: make the snapshot of `step` the current state. free: drop the snapshot of
+    `step`. reverse: run `step` backward, for which the state before it is the current one.
+    """
 
     kind: Literal["advance", "store", "restore", "free", "reverse"]
     step: int
 
 
-def schedule(steps: int, snapshots: int) -> Iterator[Action]:
-    """How to take back a chain of `steps` steps, the last one first, with at most `snapshots` states kept at a time.
+def make_schedule(steps: int, snapshots: int) -> Iterator[Action]:
+    """The actions that reverse a chain of `steps` steps, the last one first, with at most `snapshots` stored states.
 
-    The state before the first step is present at the start, and is one of the snapshots. No schedule runs fewer steps
-    forward: `advances(steps, snapshots)`. Griewank and Walther, "Algorithm 799: revolve", ACM TOMS 26 (2000).
+    The state before the first step is available at the start, and is one of the snapshots. No schedule runs fewer steps
+    forward: `count_advances(steps, snapshots)`.
     """
     yield Action("store", 0)
     yield from _reverse(0, steps, snapshots - 1)
 
 
 def _reverse(start: int, end: int, free: int) -> Iterator[Action]:
-    """Take back the steps from `end` - 1 to `start`, whose state is present and kept, with `free` more to keep."""
+    """Reverse the steps from `end` - 1 to `start`, whose state is current and stored, with `free` more snapshots."""
     if free and end - start > 1:
-        middle = start + _stride(end - start, free + 1)
+        middle = start + _first_stride(end - start, free + 1)
         yield Action("advance", middle)
         yield Action("store", middle)
         yield from _reverse(middle, end, free - 1)
@@ -44,24 +50,26 @@ def _reverse(start: int, end: int, free: int) -> Iterator[Action]:
         yield Action("reverse", step)
 
 
-def advances(steps: int, snapshots: int) -> int:
-    """The fewest forward steps with which a chain can be taken back, the first sweep counted, and the one that each
-    reversal makes for itself not: r n - C(s + r, s + 1), n steps, s snapshots, the least r for which C(s + r, s) >= n.
+def count_advances(steps: int, snapshots: int) -> int:
+    """The least number of forward steps with which a chain can be reversed.
+
+    It includes the initial forward sweep, and leaves out the forward run that each reversal makes of its own step:
+    r n - C(s + r, s + 1) for n steps and s snapshots, with the least r for which C(s + r, s) >= n.
     """
-    sweeps = _sweeps(steps, snapshots)
+    sweeps = _count_sweeps(steps, snapshots)
     return sweeps * steps - comb(snapshots + sweeps, snapshots + 1)
 
 
-def _sweeps(steps: int, snapshots: int) -> int:
-    """How often a step is run forward at most."""
+def _count_sweeps(steps: int, snapshots: int) -> int:
+    """The largest number of times that any step is run forward."""
     sweeps = 0
     while comb(snapshots + sweeps, snapshots) < steps:
         sweeps += 1
     return sweeps
 
 
-def _stride(steps: int, snapshots: int) -> int:
-    """How far from the first snapshot the second is."""
-    sweeps = _sweeps(steps, snapshots)
+def _first_stride(steps: int, snapshots: int) -> int:
+    """The number of steps between the first snapshot and the second."""
+    sweeps = _count_sweeps(steps, snapshots)
     least = comb(snapshots + sweeps - 2, snapshots) if sweeps > 1 else 1
     return max(least, steps - comb(snapshots - 1 + sweeps, snapshots - 1))

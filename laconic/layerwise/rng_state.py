@@ -1,4 +1,4 @@
-"""Running the same code twice with the same result: the numbers it draws, and the precision that is in force."""
+"""State that recomputation must restore to give the same result: random number generators and autocast."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,46 +9,48 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Dice:
-    """The state of the random numbers, on the CPU and on one GPU."""
+class RngState:
+    """The state of torch's random number generators, on the CPU and on one GPU."""
 
     cpu: Tensor
     gpu: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> "Dice":
+    def capture(cls, device: torch.device) -> "RngState":
+        """The present state."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
-    def lay(self, device: torch.device) -> None:
-        """Draw from here on what was drawn then."""
+    def restore(self, device: torch.device) -> None:
+        """Draw from here on the numbers that were drawn after `capture`."""
         torch.set_rng_state(self.cpu)
         if self.gpu is not None:
             torch.cuda.set_rng_state(self.gpu, device)
 
 
 @contextmanager
-def borrowed(device: torch.device) -> Iterator[None]:
-    """Whatever is drawn in the body, what comes after draws as if it had not been."""
-    before = Dice.now(device)
+def preserve_rng_state(device: torch.device) -> Iterator[None]:
+    """Restore the state of the generators after the body."""
+    before = RngState.capture(device)
     try:
         yield
     finally:
-        before.lay(device)
+        before.restore(device)
 
 
 @dataclass(frozen=True)
-class Precision:
-    """Autocast as it was in force."""
+class AutocastState:
+    """Whether autocast is enabled, and to which dtype."""
 
     device: str
     enabled: bool
     dtype: torch.dtype
 
     @classmethod
-    def now(cls, device: torch.device) -> "Precision":
+    def capture(cls, device: torch.device) -> "AutocastState":
+        """The present state."""
         kind = device.type
         return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
 
-    def again(self) -> torch.autocast:
-        """The same, but no casted weight outlives the body: kept, they would be a second copy of the model."""
+    def restore(self) -> torch.autocast:
+        """A context with this state, but without autocast's cache: cast weights would be a second copy of the model."""
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)

@@ -1,1 +1,1 @@
-"""Techniques that save memory: one a file, each in the place of the part that it replaces."""
+"""Memory techniques, one a module: each replaces the part of a training step that its slot names."""

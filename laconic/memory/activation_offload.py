@@ -1,4 +1,4 @@
-"""Activations that wait for the backward pass on the host, or in a file."""
+"""Activation offloading: tensors saved for the backward pass are moved to host memory or to a file."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -13,119 +13,123 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
-from laconic.offload.activation_store import Disk, HostShelf, Place, Shelf
+from laconic.offload.activation_store import ActivationStore, FileStore, HostStore, StoredTensor
 from laconic.training.step.parts import Kit
 from laconic.training.step.technique import Slot, Technique
 from laconic.units import Bytes
 
 
-class Offload(Technique):
-    """What the forward pass keeps for the backward pass leaves the device at once, and is back before it is needed
+class ActivationOffload(Technique):
+    """Moves activations off the device as soon as they are saved, and prefetches them for the backward pass
     (Rhu et al., vDNN, arXiv 1602.08124). Weights stay where they are.
 
-    where: the host's memory, or a file in `folder`, for machines whose device is their host. smallest: bytes below
-    which a tensor stays. ahead: how many tensors are fetched before they are asked for.
+    destination: the host's memory, or a file in `folder`, for machines whose device is their host. min_bytes: smaller
+    tensors stay on the device. prefetch: how many tensors are fetched before they are asked for.
     """
 
     slot: ClassVar[Slot] = "activations"
     exact: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {"shard": "it would take gathered weights for activations, and keep them"}
+    renamed: ClassVar[Mapping[str, str]] = {"where": "destination", "smallest": "min_bytes", "ahead": "prefetch"}
 
-    where: Literal["host", "disk"] = "host"
+    destination: Literal["host", "disk"] = "host"
     folder: Path | None = None
-    smallest: Bytes = Field(default=2**20, ge=0)
-    ahead: int = Field(default=1, ge=0)
+    min_bytes: Bytes = Field(default=2**20, ge=0)
+    prefetch: int = Field(default=1, ge=0)
 
     def apply(self, kit: Kit) -> None:
-        shelf: Shelf = HostShelf(kit.host)
-        if self.where == "disk":
-            disk = Disk(kit.device, self.folder)
-            kit.undo.append(disk.close)
-            shelf = disk
-        kit.forward.append(partial(offloading, kit, shelf, self.smallest, self.ahead))
+        store: ActivationStore = HostStore(kit.host)
+        if self.destination == "disk":
+            file_store = FileStore(kit.device, self.folder)
+            kit.undo.append(file_store.close)
+            store = file_store
+        kit.forward.append(partial(offload_saved_tensors, kit, store, self.min_bytes, self.prefetch))
 
 
 @contextmanager
-def offloading(kit: Kit, shelf: Shelf, smallest: int, ahead: int) -> Iterator[None]:
-    """Round one forward pass."""
-    away = Away(kit, shelf, smallest, ahead)
-    with saved_tensors_hooks(away.pack, away.unpack):
+def offload_saved_tensors(kit: Kit, store: ActivationStore, min_bytes: int, prefetch: int) -> Iterator[None]:
+    """Offload what autograd saves in the body, which is one forward pass."""
+    hooks = OffloadHooks(kit, store, min_bytes, prefetch)
+    with saved_tensors_hooks(hooks.pack, hooks.unpack):
         yield
-    shelf.settle()
+    store.flush()
 
 
-class Kept:
-    """A storage that is away. place: where. order: its number among those of the pass. tensor: its content on the
-    device, [elements], while it is expected or in use."""
+class OffloadedStorage:
+    """A storage that was moved off the device.
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    order: its position in the sequence in which the forward pass saved storages. tensor: its content on the device,
+    [elements], while it is prefetched or in use.
+    """
+
+    def __init__(self, stored: StoredTensor) -> None:
+        self.stored = stored
         self.order = 0
         self.tensor: Tensor | None = None
 
 
-class View:
-    """What of a storage was saved."""
+class StorageView:
+    """The view of a storage that autograd saved."""
 
-    def __init__(self, kept: Kept, tensor: Tensor) -> None:
-        self.kept = kept
+    def __init__(self, offloaded: OffloadedStorage, tensor: Tensor) -> None:
+        self.offloaded = offloaded
         self.dtype = tensor.dtype
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
 
-    def of(self, flat: Tensor) -> Tensor:
-        """The same part of a copy of the storage."""
+    def apply(self, flat: Tensor) -> Tensor:
+        """The same view of a flat copy of the storage."""
         return flat.view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
 
-class Away:
-    """The storages that one forward pass has sent away. A storage that is saved more than once is sent once."""
+class OffloadHooks:
+    """Hooks on the tensors that one forward pass saves. A storage that is saved more than once is moved once."""
 
-    def __init__(self, kit: Kit, shelf: Shelf, smallest: int, ahead: int) -> None:
-        self.shelf, self.smallest, self.ahead = shelf, smallest, ahead
+    def __init__(self, kit: Kit, store: ActivationStore, min_bytes: int, prefetch: int) -> None:
+        self.store, self.min_bytes, self.prefetch = store, min_bytes, prefetch
         self.device = kit.device
         self.weights = WeakIdKeyDictionary(
             {one.untyped_storage(): True for one in (*kit.module.parameters(), *kit.module.buffers())},
             ref_type=weakref.ref,
         )
         self.known = WeakIdKeyDictionary(ref_type=weakref.ref)
-        self.sequence: list[weakref.ref[Kept]] = []
-        self.current: weakref.ref[Kept] | None = None
+        self.sequence: list[weakref.ref[OffloadedStorage]] = []
+        self.current: weakref.ref[OffloadedStorage] | None = None
         self.reached: int | None = None
 
-    def pack(self, tensor: Tensor) -> Tensor | View:
+    def pack(self, tensor: Tensor) -> Tensor | StorageView:
         """What the graph keeps in the place of a tensor."""
         if tensor.layout is not torch.strided or tensor.device.type != self.device.type:
             return tensor
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self.smallest or storage in self.weights:
+        if storage.nbytes() < self.min_bytes or storage in self.weights:
             return tensor
         if storage in self.known:
-            kept: Kept = self.known[storage]
+            offloaded: OffloadedStorage = self.known[storage]
         else:
             count = storage.nbytes() // tensor.element_size()
-            kept = Kept(self.shelf.put(tensor.detach().as_strided((count,), (1,), 0)))
-            self.known[storage] = kept
-        # In the order of the last time that it was saved, since that is the first time that it is asked for.
-        kept.order = len(self.sequence)
-        self.sequence.append(weakref.ref(kept))
-        return View(kept, tensor)
+            offloaded = OffloadedStorage(self.store.store(tensor.detach().as_strided((count,), (1,), 0)))
+            self.known[storage] = offloaded
+        # The position of the last time that it was saved, since that is the first time that it is asked for.
+        offloaded.order = len(self.sequence)
+        self.sequence.append(weakref.ref(offloaded))
+        return StorageView(offloaded, tensor)
 
-    def unpack(self, saved: Tensor | View) -> Tensor:
-        """The tensor again, on the device."""
+    def unpack(self, saved: Tensor | StorageView) -> Tensor:
+        """The saved tensor, on the device."""
         if isinstance(saved, Tensor):
             return saved
-        kept = saved.kept
+        offloaded = saved.offloaded
         last = self.current() if self.current else None
-        if last is not None and last is not kept:
+        if last is not None and last is not offloaded:
             last.tensor = None
-        self.current = weakref.ref(kept)
-        if kept.tensor is None:
-            kept.tensor = self.shelf.get(kept.place)
-        self.shelf.wait(kept.place)
-        # One node may ask for what it saved in any order: what it has had is not fetched again.
-        self.reached = kept.order if self.reached is None else min(self.reached, kept.order)
-        for order in range(self.reached - 1, max(self.reached - 1 - self.ahead, -1), -1):
-            after = self.sequence[order]()
-            if after is not None and after.order == order and after.tensor is None:
-                after.tensor = self.shelf.get(after.place)
-        return saved.of(kept.tensor)
+        self.current = weakref.ref(offloaded)
+        if offloaded.tensor is None:
+            offloaded.tensor = self.store.fetch(offloaded.stored)
+        self.store.wait(offloaded.stored)
+        # A node may ask for what it saved in any order: what it has already had is not fetched again.
+        self.reached = offloaded.order if self.reached is None else min(self.reached, offloaded.order)
+        for order in range(self.reached - 1, max(self.reached - 1 - self.prefetch, -1), -1):
+            following = self.sequence[order]()
+            if following is not None and following.order == order and following.tensor is None:
+                following.tensor = self.store.fetch(following.stored)
+        return saved.apply(offloaded.tensor)

@@ -1,4 +1,4 @@
-"""Code that is compiled for the model: fewer passes over memory, and fewer activations that are kept."""
+"""Compilation with torch.compile: fewer passes over memory, and fewer saved activations."""
 
 import importlib.util
 import os
@@ -14,15 +14,15 @@ from laconic.training.step.technique import Slot, Technique
 
 
 class Compile(Technique):
-    """torch.compile. What it saves is known when it has run: a simulation does not tell.
+    """Compiles with torch.compile. A simulation cannot tell what it saves; only a measurement can.
 
-    scope: blocks compiles the repeated layers, which share their code, each for itself; step the whole model with its
+    scope: blocks compiles each of the repeated layers, which share their code; step compiles the whole model with its
     loss. mode: as in torch.compile.
     """
 
     slot: ClassVar[Slot] = "compile"
     exact: ClassVar[bool] = True
-    simulated: ClassVar[bool] = False
+    is_simulated: ClassVar[bool] = False
 
     scope: Literal["blocks", "step"] = "blocks"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
@@ -43,7 +43,7 @@ class Compile(Technique):
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raise RecipeError where torch.compile has nothing to compile with."""
+    """Raise RecipeError if the compiler that torch.compile needs is not installed."""
     if device.type == "cpu":
         if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl") if name):
             raise RecipeError("compile: there is no C++ compiler on this machine. Install g++, or remove compile")

@@ -1,4 +1,4 @@
-"""A batch in parts, whose gradients add up."""
+"""Gradient accumulation: a batch is processed in micro-batches whose gradients are summed."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,10 +11,11 @@ from laconic.training.step.parts import Kit
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
-class Accumulate(Technique):
-    """Activations of `rows` rows at a time; gradients of all parameters wait for the last.
+class GradientAccumulation(Technique):
+    """Splits a batch into micro-batches of `rows` rows. Activations of one micro-batch are held at a time; the
+    optimizer steps after the last.
 
-    Exact, but for batch normalisation, which normalises each part by itself.
+    Exact, except for batch normalization, which normalizes each micro-batch by itself.
     """
 
     slot: ClassVar[Slot] = "batch"
@@ -33,7 +34,7 @@ class Accumulate(Technique):
     def apply(self, kit: Kit) -> None:
         if not kit.objective.splits:
             raise RecipeError(
-                "accumulate: this task compares the rows of a batch with one another, so a batch cannot be taken in "
-                "parts. Remove accumulate, and take a smaller batch or checkpoint"
+                "gradient-accumulation: this task compares the rows of a batch with one another, so a batch cannot be "
+                "split into micro-batches. Remove it, and use a smaller batch or gradient-checkpointing"
             )
         kit.rows = self.rows

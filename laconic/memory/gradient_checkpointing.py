@@ -1,4 +1,4 @@
-"""Activations that are computed twice in the place of being kept."""
+"""Gradient (activation) checkpointing: activations of layers are recomputed in the backward pass."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +15,7 @@ from laconic.models.signature import replace_forward
 from laconic.training.step.parts import Kit, blocks
 from laconic.training.step.technique import Proposal, Slot, Technique
 
-DEAR = (
+EXPENSIVE = (
     "mm",
     "addmm",
     "linear",
@@ -25,17 +25,19 @@ DEAR = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""Operations that take most of the time and give tensors of the size of their input: products with weights, and
-attention in one kernel. Attention in several is left out: its matrices are of the length squared."""
+"""Operators that take most of the time and have outputs of the size of their input: products with weights, and fused
+attention. Unfused attention is left out: its matrices are of the sequence length squared."""
+
+Context = AbstractContextManager[Any]
 
 
-class Checkpointing(Technique):
-    """Of each repeated layer only the input is kept; the rest is computed again in the backward pass (Chen et al.,
-    Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). Dropout draws the same numbers again, and a batch
-    normalisation counts a batch once.
+class GradientCheckpointing(Technique):
+    """Saves only the inputs of the repeated layers, and recomputes the rest in the backward pass (Chen et al.,
+    Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174). Recomputed dropout draws the same numbers, and
+    batch normalization counts a batch once.
 
-    policy: full keeps nothing else; selective keeps what is dear to compute: products with weights, and attention in
-    one kernel (Korthikanti et al., arXiv 2205.05198). every: of how many layers one is treated so.
+    policy: full saves nothing else; selective saves the outputs of expensive operators, which are products with weights
+    and fused attention (Korthikanti et al., arXiv 2205.05198). every: checkpoint one layer of so many.
     """
 
     slot: ClassVar[Slot] = "activations"
@@ -49,54 +51,51 @@ class Checkpointing(Technique):
         return Proposal("grid", {"policy": "selective"}), Proposal("grid")
 
     @property
-    def linear(self) -> bool:
-        """Only where all layers are alike."""
+    def is_linear_in_depth(self) -> bool:
         return self.every == 1
 
     def apply(self, kit: Kit) -> None:
         layers = blocks(kit.module)
         if not layers:
             raise RecipeError(
-                "checkpoint: the model has no repeated layers (a ModuleList or Sequential of modules of one class), "
-                "and to compute it again as a whole saves nothing. Try accumulate"
+                "gradient-checkpointing: the model has no repeated layers (a ModuleList or Sequential of modules of "
+                "one class), and recomputing the whole model saves nothing. Try gradient-accumulation"
             )
-        dear = [overload for name in DEAR for overload in overloads(name)] if self.policy == "selective" else []
+        operators = EXPENSIVE if self.policy == "selective" else ()
+        saved = [overload for name in operators for overload in find_overloads(name)]
         for layer in layers[:: self.every]:
-            again = partial(contexts, normalisations(layer), dear)
-            kept: dict[str, Any] = {"context_fn": again} if dear or normalisations(layer) else {}
-            kit.undo.append(replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept)))
+            norms = find_batch_norms(layer)
+            settings: dict[str, Any] = {"context_fn": partial(make_contexts, norms, saved)} if saved or norms else {}
+            kit.undo.append(replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **settings)))
 
 
-Context = AbstractContextManager[Any]
-
-
-def contexts(counting: list[Any], dear: list[Any]) -> tuple[Context, Context]:
-    """Round the first run of a layer, and round the second."""
+def make_contexts(norms: list[Any], saved: list[Any]) -> tuple[Context, Context]:
+    """The contexts of a layer's forward pass and of its recomputation. saved: operators whose outputs are saved."""
     selective: Any = create_selective_checkpoint_contexts
-    first, second = selective(dear) if dear else (nullcontext(), nullcontext())
-    return first, counted(counting, second) if counting else second
+    forward, recomputation = selective(saved) if saved else (nullcontext(), nullcontext())
+    return forward, freeze_statistics(norms, recomputation) if norms else recomputation
 
 
-def normalisations(layer: nn.Module) -> list[Any]:
-    """What in a layer keeps statistics of the batches that it has seen."""
+def find_batch_norms(layer: nn.Module) -> list[Any]:
+    """The modules in a layer that keep running statistics of the batches."""
     return [part for part in layer.modules() if getattr(part, "running_mean", None) is not None]
 
 
 @contextmanager
-def counted(counting: list[Any], within: Context) -> Iterator[None]:
-    """The batch is in the statistics already: with a momentum of 0 they stay as they are."""
-    before = [(part.momentum, part.num_batches_tracked) for part in counting]
-    for part in counting:
+def freeze_statistics(norms: list[Any], within: Context) -> Iterator[None]:
+    """Leave running statistics as they are in the body, by a momentum of 0: they contain the batch already."""
+    before = [(part.momentum, part.num_batches_tracked) for part in norms]
+    for part in norms:
         part.momentum, part.num_batches_tracked = 0.0, None
     try:
         with within:
             yield
     finally:
-        for part, (momentum, batches) in zip(counting, before, strict=True):
+        for part, (momentum, batches) in zip(norms, before, strict=True):
             part.momentum, part.num_batches_tracked = momentum, batches
 
 
-def overloads(name: str) -> list[Any]:
-    """What an operation of torch is called by, whatever it is called with; none where this torch does not have it."""
+def find_overloads(name: str) -> list[Any]:
+    """The overloads of an ATen operator; none if this version of torch does not have it."""
     packet = getattr(torch.ops.aten, name, None)
     return [getattr(packet, overload) for overload in packet.overloads() if overload != "out"] if packet else []

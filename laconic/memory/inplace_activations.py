@@ -1,4 +1,4 @@
-"""Activation functions that write their result over their input."""
+"""In-place activation functions, which overwrite their input with their result."""
 
 from functools import partial
 from itertools import pairwise
@@ -10,23 +10,23 @@ from laconic.errors import RecipeError
 from laconic.training.step.parts import Kit
 from laconic.training.step.technique import Slot, Technique
 
-BY_RESULT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
-"""Functions whose derivative is read off their result. The others (SiLU, Hardswish, Mish) would keep a copy of their
+GRADIENT_FROM_OUTPUT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
+"""Functions whose gradient is computed from their output. The others (SiLU, Hardswish, Mish) would save a copy of their
 input, which is no gain."""
-BY_INPUT = (
+GRADIENT_FROM_INPUT = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
 )
-"""Layers whose derivative never needs their result, so that it may be written over."""
+"""Layers whose gradient never needs their output, so that it may be overwritten."""
 
 
-class InPlace(Technique):
-    """ReLU and its kin in place, where they follow a linear layer, a convolution or a normalisation within a
-    Sequential: there nobody else can hold the input.
+class InplaceActivations(Technique):
+    """Runs ReLU and similar functions in place, where they follow a linear layer, a convolution or a normalization
+    within a Sequential: there nothing else can hold the input.
 
-    It saves one tensor for the moment in which the function runs: neither the layer before keeps its result, nor the
-    function its input. Of a CNN on 32 images of 224 x 224 it takes 98 of 2,874 MiB off the forward pass, and nothing
-    off the backward pass, where the peak is.
+    It saves one tensor while the function runs: neither the layer before saves its output, nor the function its input.
+    For a CNN on 32 images of 224 x 224 it takes 98 of 2,874 MiB off the forward pass, and nothing off the backward
+    pass, where the peak is.
     """
 
     slot: ClassVar[Slot] = "activations"
@@ -38,12 +38,12 @@ class InPlace(Technique):
             for part in kit.module.modules()
             if isinstance(part, nn.Sequential)
             for before, after in pairwise(part)
-            if isinstance(before, BY_INPUT) and isinstance(after, BY_RESULT) and not after.inplace
+            if isinstance(before, GRADIENT_FROM_INPUT) and isinstance(after, GRADIENT_FROM_OUTPUT) and not after.inplace
         ]
         if not found:
             raise RecipeError(
-                "in-place: no ReLU, LeakyReLU, ELU, CELU or Hardtanh follows a linear layer, a convolution or a "
-                "normalisation within a Sequential. Remove it"
+                "inplace-activations: no ReLU, LeakyReLU, ELU, CELU or Hardtanh follows a linear layer, a convolution "
+                "or a normalization within a Sequential. Remove it"
             )
         for function in found:
             function.inplace = True

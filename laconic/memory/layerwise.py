@@ -1,6 +1,6 @@
-"""Layers run one by one, and what each has between its input and its output lives only while it runs."""
+"""Layerwise training: layers run one at a time, and what a layer saves lives only while it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -8,45 +8,47 @@ import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from laconic.layerwise.layer_stack import Way, stack
-from laconic.layerwise.layerwise_pass import Means
+from laconic.layerwise.layer_stack import StackState, convert_to_stack
+from laconic.layerwise.layerwise_pass import PassConfig
 from laconic.memory.chunked_cross_entropy import DEFERRED
 from laconic.training.step.parts import Kit, blocks, stacks
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
 class Layerwise(Technique):
-    """Checkpointing in two directions: of the inputs of layers only `snapshots` are kept, and a layer that is run again
-    for its gradient takes `rows` rows of the batch at a time.
+    """Activation checkpointing over layers and over rows: at most `snapshots` inputs of layers are stored, and a layer
+    is recomputed for its gradient on micro-batches of `rows` rows.
 
-    Every layer runs forward twice, and where fewer snapshots are kept than there are layers, some run more often: for n
-    layers and s snapshots, `revolve.advances(n, s) - (n - 1)` runs more. keep: where the snapshots lie. A layer's
-    gradients are handed over once, when they are whole, for an optimizer in the backward pass to use and free.
+    Every layer runs forward twice; with fewer snapshots than layers some run more often (binomial checkpointing:
+    Griewank and Walther, revolve, ACM TOMS 26, 2000): for n layers and s snapshots,
+    `revolve.count_advances(n, s) - (n - 1)` additional runs. snapshots_on: where the snapshots are stored. A layer's
+    gradients are passed on once, when they are complete, so an optimizer in the backward pass can use and free them.
     """
 
     slot: ClassVar[Slot] = "activations"
     exact: ClassVar[bool] = True
-    excludes: ClassVar[dict[str, str]] = {
-        "checkpoint": "both decide what is kept of a layer",
-        "offload": "it keeps nothing of a layer that could be moved; keep: host moves its snapshots",
+    excludes: ClassVar[Mapping[str, str]] = {
+        "gradient-checkpointing": "both decide what is saved of a layer",
+        "activation-offload": "no activation within a layer is saved; snapshots_on: host moves the snapshots",
         "compile": "a compiled model has no loop over its layers",
-        "replicate": "gradients that are handed over layer by layer are none that ranks could wait for",
-        "shard": "gradients that are handed over layer by layer are none that ranks could wait for",
+        "replicate": "ranks could not average gradients that are passed on layer by layer",
+        "shard": "ranks could not average gradients that are passed on layer by layer",
     }
+    renamed: ClassVar[Mapping[str, str]] = {"keep": "snapshots_on"}
 
     rows: int | None = Field(default=None, ge=1)
     snapshots: int | None = Field(default=None, ge=1)
-    keep: Literal["device", "host"] = "device"
+    snapshots_on: Literal["device", "host"] = "device"
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return (
-            Proposal("lean", {"rows": 1, "snapshots": 4}, after=(DEFERRED, "in-backward")),
-            Proposal("lean", {"rows": 1}, after=("bf16", "in-backward")),
+            Proposal("lean", {"rows": 1, "snapshots": 4}, after=(DEFERRED, "optimizer-in-backward")),
+            Proposal("lean", {"rows": 1}, after=("bf16", "optimizer-in-backward")),
         )
 
     @property
-    def linear(self) -> bool:
+    def is_linear_in_depth(self) -> bool:
         return self.snapshots is None
 
     def apply(self, kit: Kit) -> None:
@@ -54,22 +56,22 @@ class Layerwise(Technique):
         if not lists:
             raise RecipeError(
                 "layerwise: the model has no list of repeated layers; expected a ModuleList or Sequential of two or "
-                "more modules of one class. Take accumulate, or checkpoint by module names, in its place"
+                "more modules of one class. Use gradient-accumulation instead"
             )
-        every = [parameter for layer in blocks(kit.module) for parameter in layer.parameters()]
-        if len(every) != len(set(every)):
+        parameters = [parameter for layer in blocks(kit.module) for parameter in layer.parameters()]
+        if len(parameters) != len(set(parameters)):
             raise RecipeError(
-                "layerwise: layers share weights, whose gradients are whole only when all of them have run. Take "
-                "checkpoint in its place"
+                "layerwise: layers share weights, whose gradients are complete only when all of them have run. Use "
+                "gradient-checkpointing instead"
             )
         if any(getattr(part, "running_mean", None) is not None for layer in lists for part in layer.modules()):
             raise RecipeError(
-                "layerwise: a batch normalisation within the layers would count a batch twice, and sees only a part of "
-                "it. Take offload in its place"
+                "layerwise: a batch normalization within the layers would count a batch twice, and sees only a "
+                "micro-batch of it. Use activation-offload instead"
             )
-        way = Way(Means(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.keep))
-        kit.undo.extend(stack(layers, way) for layers in lists)
-        kit.forward.append(way.open)
+        state = StackState(PassConfig(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.snapshots_on))
+        kit.undo.extend(convert_to_stack(layers, state) for layers in lists)
+        kit.forward.append(state.forward_pass)
         for part in kit.module.modules():
             config: Any = getattr(part, "config", None)
             if getattr(config, "use_cache", False):

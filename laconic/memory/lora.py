@@ -1,4 +1,4 @@
-"""Small matrices that learn beside frozen weights, and are merged into them at the end."""
+"""Low-rank adapters (LoRA): small trained matrices beside frozen weights, merged into them at the end."""
 
 import importlib
 import logging
@@ -22,72 +22,75 @@ from laconic.training.step.parts import Kit, blocks
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 LINEAR = (nn.Linear, Conv1D)
-"""Kinds of layers that take an adapter, and no kinds made from them: what their forward pass does is not known."""
+"""Classes of layers that take an adapter. Subclasses are left out, since their forward pass is not known."""
 
 ADAPTER = "default"
-"""What peft calls the one adapter that there is."""
+"""The name that peft gives to the only adapter."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Lora(Technique):
-    """The weights W [out, in] of a linear layer stay as they are; A [rank, in] and B [out, rank] learn, in float32:
-    y = W x + alpha / rank * B A x (Hu et al. 2021, arXiv:2106.09685; by peft). B begins as zeros.
+    """Freezes the weights W [out, in] of linear layers and trains A [rank, in] and B [out, rank] beside them, in FP32:
+    y = W x + alpha / rank * B A x (Hu et al. 2021, arXiv 2106.09685; implemented by peft). B starts as zeros.
 
-    Frozen weights have neither gradients nor an optimizer's state. While it is trained, an adapted layer's parameters
-    are called by peft's names: `base_layer.weight`, `lora_A.default.weight`, `lora_B.default.weight`. A is drawn from
-    torch's own generator, which whoever applies the technique has seeded.
-    When it is taken off, the module is back where it was, float32, of the classes and names that it had, with
-    W + alpha / rank * B A as weights: its answers are those of the trained one (to rounding where base is bfloat16,
-    since the training has rounded each layer's answer, and the merged module does not).
+    Frozen weights have neither gradients nor optimizer state. During training the parameters of an adapted layer have
+    peft's names: `base_layer.weight`, `lora_A.default.weight`, `lora_B.default.weight`. A is drawn from torch's global
+    generator, which the caller has seeded.
+    Afterwards the module is back where it was, in FP32, with its original classes and names, and with
+    W + alpha / rank * B A as weights. Its outputs are those of the trained module; with base_dtype bfloat16 up to
+    rounding, since training has rounded the output of each layer and the merged module does not.
     """
 
     slot: ClassVar[Slot] = "weights"
     exact: ClassVar[bool] = False
-    places: ClassVar[bool] = True
+    places_weights: ClassVar[bool] = True
     trains_adapters: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
-        "host-weights": "frozen weights have no gradients and no optimizer's state for the host to hold",
-        "pure-bf16": "adapters learn in float32; base: bfloat16 is for the frozen weights",
+        "host-weights": "frozen weights have no gradients and no optimizer state for the host to hold",
+        "pure-bf16": "adapters are trained in float32; base_dtype: bfloat16 is for the frozen weights",
     }
+    renamed: ClassVar[Mapping[str, str]] = {"base": "base_dtype"}
 
     rank: int = Field(default=16, ge=1)
     alpha: int = Field(default=32, ge=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of what goes into A."""
+    """The dropout probability of the inputs of A."""
     targets: tuple[str, ...] | None = None
-    """Linear layers by name or by the end of their names, as "q_proj"; None takes all in the repeated blocks."""
+    """Linear layers by name or by the end of their names, such as "q_proj"; None takes all in the repeated blocks."""
     train_head: bool = True
-    """Whether the linear layers after the blocks learn, in full: a classifier, a projection. An output layer over a
-    vocabulary stays frozen."""
-    base: Literal["float32", "bfloat16"] = "float32"
-    """The dtype of what is frozen; with bfloat16 the forward pass is under autocast."""
+    """Whether the linear layers after the blocks are trained in full: a classifier, a projection. An output layer over
+    a vocabulary stays frozen."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The dtype of the frozen weights; with bfloat16 the forward pass runs under autocast."""
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return (
-            Proposal("lean", {"base": "bfloat16"}, after=("bf16",)),
-            Proposal("lean", {"base": "bfloat16"}, after=("bf16", "checkpoint", "accumulate")),
+            Proposal("lean", {"base_dtype": "bfloat16"}, after=("bf16",)),
+            Proposal(
+                "lean", {"base_dtype": "bfloat16"}, after=("bf16", "gradient-checkpointing", "gradient-accumulation")
+            ),
         )
 
     def apply(self, kit: Kit) -> None:
         module = kit.module
-        names = chosen(module, self.targets)
-        learned = head(module, names) if self.train_head else []
+        names = select_targets(module, self.targets)
+        heads = find_head_layers(module, names) if self.train_head else []
         before = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         home = next(module.parameters()).device
         layers = self._inject(kit, names)
-        for layer in learned:
+        for layer in heads:
             layer.requires_grad_(True)
-        self._keep(kit, layers)
-        place(kit, DTYPES[self.base])
-        if self.base != "float32":
-            kit.forward.append(partial(torch.autocast, kit.device.type, dtype=DTYPES[self.base]))
+        self._encode_frozen(kit, layers)
+        move_to_device(kit, DTYPES[self.base_dtype])
+        if self.base_dtype != "float32":
+            kit.forward.append(partial(torch.autocast, kit.device.type, dtype=DTYPES[self.base_dtype]))
 
         def undo() -> None:
             module.to(home)
             for name, layer in layers.items():
-                self._restore(layer)
+                self._decode_frozen(layer)
                 layer.float().merge()
                 module.set_submodule(name, layer.get_base_layer())
             module.float()
@@ -98,8 +101,8 @@ class Lora(Technique):
         kit.undo.append(undo)
 
     def _inject(self, kit: Kit, names: Sequence[str]) -> dict[str, Any]:
-        """Put peft's layers, by name, in the place of the chosen ones; everything but the adapters is frozen."""
-        peft, module = library(), kit.module
+        """Replace layers by peft's, and freeze everything but the adapters. Returns peft's layers by name."""
+        peft, module = import_peft(), kit.module
         config = peft.LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
@@ -107,7 +110,7 @@ class Lora(Technique):
             target_modules="|".join(re.escape(name) for name in names),
             fan_in_fan_out=isinstance(module.get_submodule(names[0]), Conv1D),
         )
-        with quiet(), torch.device("meta"):
+        with suppress_warnings(), torch.device("meta"):
             peft.inject_adapter_in_model(config, module)
         layers: dict[str, Any] = {name: module.get_submodule(name) for name in names}
         for layer in layers.values():
@@ -117,14 +120,14 @@ class Lora(Technique):
             layer.cast_input_dtype_enabled = False  # autocast does so, without a copy in float32 on the way
         return layers
 
-    def _keep(self, kit: Kit, layers: Mapping[str, Any]) -> None:
-        """Keep the frozen weights in another form."""
+    def _encode_frozen(self, kit: Kit, layers: Mapping[str, Any]) -> None:
+        """Replace the frozen weights by an encoded form, where a subclass has one."""
 
-    def _restore(self, layer: Any) -> None:
-        """The frozen weights in the form that they had."""
+    def _decode_frozen(self, layer: Any) -> None:
+        """Put the weights of the original form back into a layer."""
 
 
-def chosen(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
+def select_targets(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """The names of the layers that take an adapter. Raises RecipeError where there are none."""
     inside = {part for block in blocks(module) for part in block.modules()}
     linear = {name: part for name, part in module.named_modules() if type(part) in LINEAR}
@@ -132,8 +135,9 @@ def chosen(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
         names = [name for name, part in linear.items() if part in inside]
         if not names:
             raise RecipeError(
-                f"adapters stand beside the linear layers of repeated blocks, and {type(module).__name__} has none. "
-                f"Name linear layers in targets ({', '.join(sorted(linear)[:5]) or 'there are none'}), or train without"
+                f"adapters are added to the linear layers of repeated blocks, and {type(module).__name__} has none. "
+                f"Name linear layers in targets ({', '.join(sorted(linear)[:5]) or 'there are none'}), or "
+                f"train without adapters"
             )
     else:
         ends = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
@@ -152,13 +156,13 @@ def chosen(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
     return names
 
 
-def head(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """The linear layers that come after the adapted ones and after the blocks, but for one over a vocabulary."""
+def find_head_layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
+    """The linear layers after the adapted ones and after the blocks, except an output layer over a vocabulary."""
     parts = dict(module.named_modules())
     order = list(parts)
     inside = {part for block in blocks(module) for part in block.modules()}
     tables = {id(part.weight) for part in parts.values() if isinstance(part, nn.Embedding)}
-    words = [part.get_output_embeddings() for part in parts.values() if hasattr(part, "get_output_embeddings")]
+    vocabulary = [part.get_output_embeddings() for part in parts.values() if hasattr(part, "get_output_embeddings")]
     after = [parts[name] for name in order[order.index(names[-1]) + 1 :]]
     return [
         part
@@ -166,31 +170,31 @@ def head(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
         if type(part) in LINEAR
         and part not in inside
         and id(part.weight) not in tables
-        and not any(part is word for word in words)
+        and not any(part is layer for layer in vocabulary)
     ]
 
 
-def place(kit: Kit, base: torch.dtype) -> None:
-    """Put the module on the kit's device, what is frozen in `base`."""
+def move_to_device(kit: Kit, frozen_dtype: torch.dtype) -> None:
+    """Move the module to the kit's device, frozen parameters in `frozen_dtype`."""
     for tensor in chain(kit.module.parameters(), kit.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
-        tensor.data = kit.host.get(tensor.data, dtype=base if frozen else None, category="parameters")
+        dtype = frozen_dtype if frozen else None
+        tensor.data = kit.host.copy_to_device(tensor.data, dtype=dtype, category="parameters")
         kit.host.wait()
 
 
-def library() -> Any:
-    """peft. Raises MissingPackage where it is not installed."""
+def import_peft() -> Any:
+    """The module peft. Raises MissingPackage if it is not installed."""
     try:
-        with quiet():
+        with suppress_warnings():
             return importlib.import_module("peft")
     except ModuleNotFoundError as error:
         raise registry.missing(error.name or "peft") from error
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without what peft, and the libraries that it opens where they are there, say of kernels that they lack and of
-    Conv1D, which they handle all the same."""
+def suppress_warnings() -> Iterator[None]:
+    """Silence the warnings of peft and its imports about missing kernels, and about Conv1D, which peft handles."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

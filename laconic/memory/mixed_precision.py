@@ -1,4 +1,4 @@
-"""Products in 16 bits, weights and loss in FP32 (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740)."""
+"""Mixed precision: matrix products in 16 bits, FP32 weights and loss (Micikevicius et al., arXiv 1710.03740)."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -11,7 +11,7 @@ from laconic.training.step.technique import Proposal, Slot, Technique
 
 
 class Bf16(Technique):
-    """Products in BF16, which has the range of FP32 and 8 bits of mantissa."""
+    """Mixed precision in BF16, which has the range of FP32 and 8 bits of mantissa."""
 
     slot: ClassVar[Slot] = "precision"
     exact: ClassVar[bool] = False
@@ -25,18 +25,19 @@ class Bf16(Technique):
 
 
 class Fp16(Technique):
-    """Products in FP16, and a loss that is scaled up, so that small gradients do not fall below its range.
+    """Mixed precision in FP16 with loss scaling, so that small gradients do not underflow.
 
-    scale: of the loss, at first; doubled after `interval` steps without an overflow, halved and the step left out after
-    one.
+    init_scale: the loss scale of the first step. It is doubled after `growth_interval` steps without an overflow; after
+    an overflow it is halved and the step is skipped.
     """
 
     slot: ClassVar[Slot] = "precision"
     exact: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {"shard": "each rank would judge its loss scale by its own shards"}
+    renamed: ClassVar[Mapping[str, str]] = {"scale": "init_scale", "interval": "growth_interval"}
 
-    scale: float = Field(default=2.0**16, gt=0)
-    interval: int = Field(default=2000, ge=1)
+    init_scale: float = Field(default=2.0**16, gt=0)
+    growth_interval: int = Field(default=2000, ge=1)
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
@@ -44,7 +45,9 @@ class Fp16(Technique):
 
     def apply(self, kit: Kit) -> None:
         kit.forward.append(lambda: autocast(kit, torch.float16))
-        kit.scaler = torch.amp.GradScaler(kit.device.type, init_scale=self.scale, growth_interval=self.interval)
+        kit.scaler = torch.amp.GradScaler(
+            kit.device.type, init_scale=self.init_scale, growth_interval=self.growth_interval
+        )
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -53,6 +56,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def autocast(kit: Kit, dtype: torch.dtype) -> torch.autocast:
-    """Without torch's cache, which holds a copy of every weight until the pass ends: with checkpoint, where no graph
-    holds them, that is half of the weights' bytes for nothing. Only a layer that is used twice is cast twice."""
+    """Autocast without torch's weight cache, which holds a copy of every weight until the pass ends: with gradient
+    checkpointing, where no graph holds them, that is half of the weights' bytes for nothing. Only a layer that is used
+    twice is cast twice."""
     return torch.autocast(kit.device.type, dtype=dtype, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""An optimizer that steps each parameter as soon as its gradient is there, so that no two wait together."""
+"""Optimizer in backward: each parameter is updated as soon as its gradient is complete."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,19 +12,19 @@ from laconic.training.step.parts import Groups, Kit
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
-class InBackward(Technique):
-    """The optimizer steps in the backward pass, a parameter at a time, and the gradient is freed (Lv et al., LOMO,
-    arXiv 2306.09782). The parameters are the same to the bit.
+class OptimizerInBackward(Technique):
+    """Runs the optimizer's step within the backward pass, a parameter at a time, and frees the gradient (Lv et al.,
+    LOMO, arXiv 2306.09782). The updated parameters are bit-identical.
 
-    The optimizer stays what it is: its step after the pass finds no gradient, and does nothing.
+    The optimizer keeps its interface: its step after the backward pass finds no gradient, and does nothing.
     """
 
     slot: ClassVar[Slot] = "optimizer"
     exact: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
-        "accumulate": "gradients of several parts would have to wait for the last",
+        "gradient-accumulation": "gradients of several micro-batches would have to wait for the last",
         "clip": "the norm of the whole gradient is known only when all of it is there",
-        "fp16": "the loss scale can be judged only when the whole gradient is there",
+        "fp16": "an overflow can be detected only when the whole gradient is there",
         "replicate": "a gradient is averaged over the ranks after it would have been used",
         "shard": "a gradient is averaged over the ranks after it would have been used",
     }
@@ -37,21 +37,21 @@ class InBackward(Technique):
     def apply(self, kit: Kit) -> None:
         make = kit.make_optimizer
 
-        def hooked(groups: Groups) -> Optimizer:
+        def make_hooked(groups: Groups) -> Optimizer:
             optimizer = make(groups)
-            for number, group in enumerate(optimizer.param_groups):
+            for index, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
-                    hook = parameter.register_post_accumulate_grad_hook(partial(step_alone, optimizer, number))
+                    hook = parameter.register_post_accumulate_grad_hook(partial(step_parameter, optimizer, index))
                     kit.undo.append(hook.remove)
             return optimizer
 
-        kit.make_optimizer = hooked
+        kit.make_optimizer = make_hooked
 
 
-def step_alone(optimizer: Optimizer, number: int, parameter: Tensor) -> None:
-    """Step one parameter, of the group of this number, and free its gradient."""
+def step_parameter(optimizer: Optimizer, index: int, parameter: Tensor) -> None:
+    """Update one parameter, of the group of this index, and free its gradient."""
     groups = optimizer.param_groups
-    group = groups[number]
+    group = groups[index]
     members = group["params"]
     optimizer.param_groups, group["params"] = [group], [parameter]
     try:

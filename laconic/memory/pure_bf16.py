@@ -1,27 +1,28 @@
-"""Weights, gradients and products in BF16, and nothing in FP32 beside them."""
+"""Pure BF16: weights, gradients and matrix products in BF16, without FP32 master weights."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from laconic.training.step.cast_inputs import cast_inputs_to_bf16
 from laconic.training.step.parts import Kit
 from laconic.training.step.technique import Slot, Technique
 
 
 class PureBf16(Technique):
-    """2 bytes for a weight and 2 for its gradient. The optimizer must round stochastically: a weight in BF16 rounded to
-    nearest stands still under updates below 1/256 of it (Zamirai et al., arXiv 2010.06192).
+    """Takes 2 bytes per weight and 2 per gradient. The optimizer must round stochastically: a BF16 weight that is
+    rounded to nearest does not move under updates below 1/256 of it (Zamirai et al., arXiv 2010.06192).
 
-    Normalisations with running statistics stay in FP32 as a whole, and so do all buffers. Gradients of several parts
-    of a batch add up in BF16.
+    Normalizations with running statistics stay in FP32 as a whole, and so do all buffers. Gradients of several
+    micro-batches are accumulated in BF16.
     """
 
     slot: ClassVar[Slot] = "precision"
     exact: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {
-        "host-weights": "it keeps weights in FP32 on the host, and has copies in BF16 on the device by itself",
+        "host-weights": "it keeps FP32 weights on the host, and BF16 copies on the device by itself",
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("stochastic-rounding",)
 
@@ -32,23 +33,13 @@ class PureBf16(Technique):
             if not own or getattr(part, "running_mean", None) is not None:
                 continue
             changed |= {id(one): one for one in own}
-            hook = part.register_forward_pre_hook(in_bf16, with_kwargs=True)
+            hook = part.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
             kit.undo.append(hook.remove)
         convert(changed.values(), torch.bfloat16)
         kit.undo.append(lambda: convert(changed.values(), torch.float32))
 
 
-def convert(parameters: Any, dtype: torch.dtype) -> None:
-    """Change the precision of parameters, which stay the objects that they are."""
+def convert(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Change the dtype of parameters in place: they stay the same objects."""
     for parameter in parameters:
         parameter.data = parameter.data.to(dtype)
-
-
-def in_bf16(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a layer with weights of its own is given, in their precision: FP32 comes from images and from buffers."""
-    return tuple(map(lower, args)), {name: lower(value) for name, value in kwargs.items()}
-
-
-def lower(value: Any) -> Any:
-    """A tensor of FP32 in BF16; anything else as it is."""
-    return value.bfloat16() if isinstance(value, Tensor) and value.dtype is torch.float32 else value

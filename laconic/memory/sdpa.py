@@ -1,4 +1,4 @@
-"""Attention in one kernel, which never holds the matrix of all pairs of tokens."""
+"""Fused attention (scaled_dot_product_attention), which never holds the matrix of all pairs of tokens."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -24,13 +24,13 @@ BACKENDS = {
 
 
 class Sdpa(Technique):
-    """torch's scaled_dot_product_attention in a model of transformers (FlashAttention: Dao, arXiv 2307.08691; memory
-    efficient: Rabe and Staats, arXiv 2112.05682).
+    """Uses torch's scaled_dot_product_attention in a model of transformers (FlashAttention-2: Dao, arXiv 2307.08691;
+    memory-efficient attention: Rabe and Staats, arXiv 2112.05682).
 
-    backend: the kernel; torch takes the fastest that can where none is given. One that is given and cannot, on this
-    device or at this precision, fails in the first step. float32: queries, keys and values in FP32, where the rest is
-    in BF16. On a CPU the kernel's backward pass is slow in BF16: 55 ms for 32 rows of 32 tokens and 12 heads on a Xeon
-    with AMX, 5 ms in FP32; 120 and 17 ms for 64 tokens, 72 and 70 ms for one row of 1,024.
+    backend: the kernel; by default torch chooses the fastest that supports the inputs. A given one that does not
+    support this device or precision fails in the first step. float32: queries, keys and values in FP32, where the rest
+    is in BF16. On a CPU the kernel's backward pass is slow in BF16: 55 ms for 32 rows of 32 tokens and 12 heads on a
+    Xeon with AMX, 5 ms in FP32; 120 and 17 ms for 64 tokens, 72 and 70 ms for one row of 1,024.
     """
 
     slot: ClassVar[Slot] = "attention"
@@ -46,26 +46,26 @@ class Sdpa(Technique):
     def apply(self, kit: Kit) -> None:
         model: Any = next((part for part in kit.module.modules() if hasattr(part, "set_attn_implementation")), None)
         if model is None:
-            raise RecipeError("sdpa: this is no model of transformers, so its attention cannot be exchanged. Remove it")
+            raise RecipeError("sdpa: this is no model of transformers, so its attention cannot be replaced. Remove it")
         before = model.config._attn_implementation
         try:
             model.set_attn_implementation("sdpa")
         except ValueError as error:
             raise RecipeError(f"sdpa: {type(model).__name__} does not take it: {error}. Remove it") from None
         if model.config._attn_implementation != "sdpa":
-            raise RecipeError(f"sdpa: the attention of {type(model).__name__} cannot be exchanged. Remove it")
+            raise RecipeError(f"sdpa: the attention of {type(model).__name__} cannot be replaced. Remove it")
         kit.undo.append(lambda: model.set_attn_implementation(before))
-        contexts: list[Callable[[], AbstractContextManager[Any]]] = [InFloat32] if self.float32 else []
+        contexts: list[Callable[[], AbstractContextManager[Any]]] = [Float32Attention] if self.float32 else []
         if self.backend is not None:
             contexts.append(partial(sdpa_kernel, BACKENDS[self.backend]))
-        # Round the layers, not round the step: a layer that is computed again in the backward pass needs it too.
+        # Around the layers, not the step: recomputation of a layer in the backward pass needs the context too.
         for part in blocks(kit.module) or (kit.module,):
             for context in contexts:
-                kit.undo.append(replace_forward(part, within(context, part.forward)))
+                kit.undo.append(replace_forward(part, run_within(context, part.forward)))
 
 
-class InFloat32(TorchFunctionMode):
-    """Attention in FP32, whatever it is given and whatever autocast says; its result in the precision of the values."""
+class Float32Attention(TorchFunctionMode):
+    """Computes attention in FP32, also under autocast; the result has the dtype of the queries."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,20 +76,22 @@ class InFloat32(TorchFunctionMode):
         given = [*args, *kwargs.values()]
         dtype = next(value.dtype for value in given if isinstance(value, Tensor))
         with torch.autocast(given[0].device.type, enabled=False):
-            return func(*map(raised, args), **{name: raised(value) for name, value in kwargs.items()}).to(dtype)
+            return func(
+                *map(cast_to_float32, args), **{name: cast_to_float32(value) for name, value in kwargs.items()}
+            ).to(dtype)
 
 
-def raised(value: Any) -> Any:
-    """A tensor of 16 bits in FP32; anything else as it is."""
+def cast_to_float32(value: Any) -> Any:
+    """A 16-bit floating-point tensor cast to FP32; any other value unchanged."""
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-def within(context: Callable[[], AbstractContextManager[Any]], forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same computation in a context. The backward pass follows by itself."""
+def run_within(context: Callable[[], AbstractContextManager[Any]], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward function that runs within a context."""
 
     @wraps(forward)
-    def computed(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         with context():
             return forward(*args, **kwargs)
 
-    return computed
+    return wrapped

@@ -1,4 +1,4 @@
-"""Several texts in a row, in place of padding."""
+"""Sequence packing: several texts in a row of the batch, in place of padding."""
 
 import inspect
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from laconic.training.step.parts import Kit
 from laconic.training.step.technique import Slot, Technique
 
 
-class Packing(Technique):
-    """The texts of a batch in as few rows as hold them, positions counted from 0 for each text; attention does not go
-    from one to the other (Krell et al., arXiv 2107.02027). The targets, and so the mean, are those of the batch; with
-    dropout, other numbers are dropped.
+class SequencePacking(Technique):
+    """Packs the texts of a batch into as few rows as hold them. Positions count from 0 for each text, and attention
+    does not cross from one text to another (Krell et al., arXiv 2107.02027). The targets, and so the mean loss, are
+    those of the batch; dropout draws other numbers.
 
     length: tokens of a row, and more where a text is longer; by default those of the batch's longest text, so that
-    only the padding goes.
+    only padding is removed.
     """
 
     slot: ClassVar[Slot] = "batch"
@@ -32,21 +32,21 @@ class Packing(Technique):
         objective, model = kit.objective, getattr(kit.module, "model", kit.module)
         if not isinstance(objective, NextToken):
             raise RecipeError(
-                "packing puts several texts into a row, where each token reads only what is before it; this model "
-                "answers with one vector a row. Remove packing"
+                "sequence-packing puts several texts into a row, where each token attends only to what is before it; "
+                "this model outputs one vector per row. Remove sequence-packing"
             )
         known = inspect.signature(getattr(model, "base_model", model).forward).parameters
         if "position_ids" not in known:
             raise RecipeError(
-                f"packing tells the model each token's position, and {type(model).__name__} takes none: its texts "
-                f"would see one another. Remove packing"
+                f"sequence-packing gives the model each token's position, and {type(model).__name__} takes none: its "
+                f"texts would attend to one another. Remove sequence-packing"
             )
-        plain, objective.layout = objective.layout, Packed(self.length)
+        plain, objective.layout = objective.layout, PackedLayout(self.length)
         kit.undo.append(lambda: setattr(objective, "layout", plain))
 
 
-class Packed(Layout):
-    """As many texts to a row as fit."""
+class PackedLayout(Layout):
+    """Packs as many texts into a row as fit."""
 
     def __init__(self, length: int | None = None) -> None:
         self.length = length
@@ -54,9 +54,9 @@ class Packed(Layout):
     def rows(self, texts: Sequence[Array]) -> Arrays:
         sizes = [len(text) - 1 for text in texts]
         width = max(self.length or 0, *sizes)
-        packed = first_fit(sizes, width)
+        packed = pack_first_fit(sizes, width)
         arrays: dict[str, Any] = blank(len(packed), width)
-        # What is left of a row is one more text, whose targets are ignored.
+        # The rest of a row is one more text, whose targets are ignored.
         positions = np.zeros((len(packed), width), np.int64)
         for row, members in enumerate(packed):
             start = 0
@@ -70,15 +70,16 @@ class Packed(Layout):
         return arrays | {"position_ids": positions} | counts
 
     def example(self, rows: int, width: int) -> Arrays:
-        # Two texts to a row: what looks for texts finds some, and takes the way that it takes in training.
+        # Two texts to a row: code that looks for several texts finds them, and takes the same path as in training.
         half = np.arange(width) % max(1, -(-width // 2))
         return {"position_ids": np.tile(half, (rows, 1))}
 
 
-def first_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
-    """Which sizes go into which row: the longest first, each into the first row with room for it.
+def pack_first_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
+    """The indices of the sizes that go into each row, by first-fit decreasing: the longest first, each into the first
+    row with room for it.
 
-    First-fit decreasing takes at most 11/9 of the fewest rows, and one more (Johnson, 1973).
+    It takes at most 11/9 of the fewest rows, and one more (Johnson, 1973).
     """
     rows: list[list[int]] = []
     room: list[int] = []

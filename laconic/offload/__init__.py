@@ -1,1 +1,1 @@
-"""Tensors that live off the device: host memory, disk stores, streamed weights, and the accounting of bytes."""
+"""Tensors off the device: host memory, activation stores, streamed weights; memory accounting and chunked loops."""

@@ -1,4 +1,4 @@
-"""Where tensors wait that are away from the device: in the host's memory, or in a file."""
+"""Stores for activations that are off the device between the forward and the backward pass: host memory, or a file."""
 
 import tempfile
 import weakref
@@ -12,123 +12,130 @@ import torch
 from torch import Tensor
 
 from laconic.errors import RecipeError, TrainingFailure
-from laconic.offload.host import Host
-from laconic.offload.memory_accounting import accounted
+from laconic.offload.host_memory import HostMemory
+from laconic.offload.memory_accounting import account_as
 
 
 @dataclass(eq=False)
-class Place:
-    """Where a tensor is. content: what a shelf needs to find it. pending: what must be waited for."""
+class StoredTensor:
+    """A handle on a tensor in a store.
+
+    content: what the store needs to find it. pending: the read or write that is under way.
+    """
 
     content: Any
     pending: Future[Any] | None = field(default=None)
 
 
-class Shelf(ABC):
-    """Takes flat tensors [elements] and gives copies of them on the device."""
+class ActivationStore(ABC):
+    """Takes flat tensors [elements] off the device, and gives copies of them on the device back."""
 
     @abstractmethod
-    def put(self, tensor: Tensor) -> Place:
-        """Send a tensor away."""
+    def store(self, tensor: Tensor) -> StoredTensor:
+        """Start to copy a tensor into the store."""
 
     @abstractmethod
-    def get(self, place: Place) -> Tensor:
-        """A copy on the device, whose content is there after `wait`."""
+    def fetch(self, stored: StoredTensor) -> Tensor:
+        """Start to copy a tensor back; the result on the device is valid after `wait`."""
 
     @abstractmethod
-    def wait(self, place: Place) -> None:
-        """Let the computation go on only when the copy is there."""
+    def wait(self, stored: StoredTensor) -> None:
+        """Let computation continue only when the copy of `stored` is complete."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Hold on to nothing that was sent away."""
+    def flush(self) -> None:
+        """Complete the writes under way, and release their tensors on the device."""
 
 
-class HostShelf(Shelf):
-    """The host's memory."""
+class HostStore(ActivationStore):
+    """Keeps activations in host memory."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostMemory) -> None:
         self.host = host
 
-    def put(self, tensor: Tensor) -> Place:
-        return Place(self.host.put(tensor))
+    def store(self, tensor: Tensor) -> StoredTensor:
+        return StoredTensor(self.host.copy_to_host(tensor))
 
-    def get(self, place: Place) -> Tensor:
-        return self.host.get(place.content, category="activations")
+    def fetch(self, stored: StoredTensor) -> Tensor:
+        return self.host.copy_to_device(stored.content, category="activations")
 
-    def wait(self, place: Place) -> None:
+    def wait(self, stored: StoredTensor) -> None:
         self.host.wait()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         return
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Of a file, in bytes, and of what kind it is. imagined: it has no content, and was not written."""
+class FileSpan:
+    """A range of a file that holds a tensor.
+
+    start: its offset in bytes. count: elements of the tensor. is_fake: the tensor has no values (on the meta device, or
+    in a simulation), so nothing is written or read.
+    """
 
     start: int
     count: int
     dtype: torch.dtype
-    imagined: bool
+    is_fake: bool
 
 
-class Disk(Shelf):
-    """A file without a name, which is gone when the process is, however it ends.
+class FileStore(ActivationStore):
+    """Keeps activations in an unnamed temporary file, which is removed with the process, however it ends.
 
-    One thread reads and writes. A tensor stays in memory until the next is sent away, so that one is written while the
-    other is computed; there is never more than one on its way. The thread lets go of a tensor before it says that it is
-    done with it. The file is as large as the most that was ever away at once.
+    A single thread reads and writes. A tensor stays in memory until the next one is stored, so that a write overlaps
+    with computation and at most one is under way. The thread releases a tensor before it reports completion. The file
+    is as large as the most bytes that were ever stored at once.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        """Raises RecipeError where there is no such folder. The file is made when something is written."""
+        """Raises RecipeError if the folder does not exist. The file is created at the first write."""
         self.device = device
         self.folder = folder
         self.file: IO[bytes] | None = None
         if folder is not None and not folder.is_dir():
-            raise RecipeError(f"offload: there is no folder {folder}. Give another folder")
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="offload")
-        self.writing: tuple[Tensor, Place] | None = None
+            raise RecipeError(f"activation-offload: there is no folder {folder}. Give another folder")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="activation-offload")
+        self.writing: tuple[Tensor, StoredTensor] | None = None
         self.end = 0
-        self.away = 0
+        self.count = 0
 
-    def put(self, tensor: Tensor) -> Place:
-        self.settle()
-        size = tensor.nbytes
-        stretch = Stretch(self.end, len(tensor), tensor.dtype, tensor.untyped_storage().device.type == "meta")
-        place = Place(stretch)
-        self.end += size
-        self.away += 1
-        weakref.finalize(place, self._left).atexit = False
-        if not stretch.imagined:
-            place.pending = self.thread.submit(self._write, [tensor.cpu()], stretch.start)
-        self.writing = tensor, place
-        return place
+    def store(self, tensor: Tensor) -> StoredTensor:
+        self.flush()
+        span = FileSpan(self.end, len(tensor), tensor.dtype, tensor.untyped_storage().device.type == "meta")
+        stored = StoredTensor(span)
+        self.end += tensor.nbytes
+        self.count += 1
+        weakref.finalize(stored, self._release).atexit = False
+        if not span.is_fake:
+            stored.pending = self.thread.submit(self._write, [tensor.cpu()], span.start)
+        self.writing = tensor, stored
+        return stored
 
-    def get(self, place: Place) -> Tensor:
-        stretch: Stretch = place.content
-        with accounted("device", "activations"):
-            tensor = torch.empty(stretch.count, dtype=stretch.dtype, device=self.device)
-        if not stretch.imagined:
-            place.pending = self.thread.submit(self._read, [tensor], stretch.start)
+    def fetch(self, stored: StoredTensor) -> Tensor:
+        span: FileSpan = stored.content
+        with account_as("device", "activations"):
+            tensor = torch.empty(span.count, dtype=span.dtype, device=self.device)
+        if not span.is_fake:
+            stored.pending = self.thread.submit(self._read, [tensor], span.start)
         return tensor
 
-    def wait(self, place: Place) -> None:
-        if place.pending is not None:
-            pending, place.pending = place.pending, None
+    def wait(self, stored: StoredTensor) -> None:
+        """Raises TrainingFailure if the file could not be read or written."""
+        if stored.pending is not None:
+            pending, stored.pending = stored.pending, None
             try:
                 pending.result()
             except OSError as error:
                 raise TrainingFailure(
-                    f"offload: {error.strerror}, at {self.end} bytes. Give a folder with more room"
+                    f"activation-offload: {error.strerror}, at {self.end} bytes. Give a folder with more room"
                 ) from error
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self.writing is not None:
-            _, place = self.writing
+            _, stored = self.writing
             self.writing = None
-            self.wait(place)
+            self.wait(stored)
 
     def close(self) -> None:
         """Remove the file."""
@@ -136,13 +143,14 @@ class Disk(Shelf):
         if self.file is not None:
             self.file.close()
 
-    def _left(self) -> None:
-        self.away -= 1
-        if not self.away:
+    def _release(self) -> None:
+        """Reuse the file from its start when no stored tensor is left."""
+        self.count -= 1
+        if not self.count:
             self.end = 0
 
     def _write(self, box: list[Tensor], start: int) -> None:
-        """Write the tensor that is in the box: taken out of it, since the thread keeps what it was given a while."""
+        """Write the tensor in the box. It is taken out of it, since an executor keeps its arguments for a while."""
         source: Any = box.pop().view(torch.uint8).numpy()
         if self.file is None:
             self.file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed by `close`
@@ -151,7 +159,7 @@ class Disk(Shelf):
         self.file.flush()
 
     def _read(self, box: list[Tensor], start: int) -> None:
-        """Fill the tensor that is in the box."""
+        """Fill the tensor in the box."""
         into = box.pop()
         here = into if self.device.type == "cpu" else torch.empty_like(into, device="cpu")
         file: Any = self.file

@@ -1,4 +1,4 @@
-"""Where the weights of a layer are taken from when it runs, and where its gradients go when they are whole."""
+"""Providers of the weights of layers that run one at a time, and accumulation of these weights' gradients."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,71 +6,77 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from laconic.offload.memory_accounting import accounted
+from laconic.offload.memory_accounting import account_as
 
 
-class Supply(Protocol):
-    """What stands between a stack of layers that run one by one and the memory where their weights lie."""
+class WeightProvider(Protocol):
+    """Supplies a layer's weights when the layer runs, and takes its gradients when they are complete.
 
-    def take(self, layer: nn.Module, then: nn.Module | None) -> dict[str, Tensor]:
-        """The weights with which a layer computes, by name. `then` is the layer that runs next: a good time to fetch
-        it. What was taken before may be let go."""
+    It stands between a stack of layers that run one at a time and the memory in which their weights lie.
+    """
 
-    def give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """A gradient is whole: the parameter's hooks are called once, as if autograd itself had run its layer."""
+    def fetch(self, layer: nn.Module, upcoming: nn.Module | None) -> dict[str, Tensor]:
+        """The weights of a layer on the device, by name.
 
-    def close(self) -> None:
-        """The way up or down the stack is over."""
+        upcoming: the layer that runs next, whose weights may be prefetched. Weights that were fetched before may be
+        released.
+        """
+
+    def return_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Take a complete gradient. The parameter's hooks run once, as if autograd itself had run the layer."""
+
+    def end_pass(self) -> None:
+        """The forward or backward pass through the stack is complete."""
 
 
-class Resident:
-    """Weights that lie on the device."""
+class ResidentWeights:
+    """Provides weights that lie on the device permanently."""
 
-    def take(self, layer: nn.Module, then: nn.Module | None) -> dict[str, Tensor]:
+    def fetch(self, layer: nn.Module, upcoming: nn.Module | None) -> dict[str, Tensor]:
         return dict(layer.named_parameters())
 
-    def give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+    def return_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         torch.autograd.backward([parameter], [gradient])
 
-    def close(self) -> None:
+    def end_pass(self) -> None:
         pass
 
 
-class Sums:
-    """The gradients of a layer's weights over the parts of a batch, each given away as soon as it is whole.
+class GradientAccumulator:
+    """Accumulates the gradients of a layer's weights over micro-batches; passes each on as soon as it is complete.
 
-    They are added in float32, so that more parts do not make them coarser.
+    in_float32: accumulate in FP32, so that more micro-batches do not cost precision; for more than one of them.
     """
 
-    def __init__(self, parts: int, give: Callable[[str, Tensor], None]) -> None:
-        self._parts, self._give = parts, give
+    def __init__(self, pass_on: Callable[[str, Tensor], None], *, in_float32: bool) -> None:
+        self._pass_on, self._in_float32 = pass_on, in_float32
         self._sums: dict[str, Tensor] = {}
-        self._begun = 0
+        self._is_last = False
 
-    def begin(self) -> None:
-        """The gradients that come now are those of the next part."""
-        self._begun += 1
+    def begin(self, *, is_last: bool) -> None:
+        """The gradients that are added from now on are those of the next micro-batch, or of the last one."""
+        self._is_last = is_last
 
     def add(self, name: str, weight: Tensor) -> None:
-        """A weight has the gradient of this part."""
+        """Take the gradient of a weight for this micro-batch."""
         gradient, weight.grad = weight.grad, None
         assert gradient is not None
         if name in self._sums:
             gradient = self._sums.pop(name).add_(gradient)
-        elif self._parts > 1:
-            with accounted(category="gradients"):
+        elif self._in_float32:
+            with account_as(category="gradients"):
                 gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-        if self._begun == self._parts:
-            self._give(name, gradient)
+        if self._is_last:
+            self._pass_on(name, gradient)
         else:
             self._sums[name] = gradient
 
     def close(self) -> None:
-        """Give away those of which the last part had none."""
+        """Pass on the gradients to which the last micro-batch added nothing."""
         while self._sums:
-            self._give(*self._sums.popitem())
+            self._pass_on(*self._sums.popitem())
 
 
-def on_gradient(leaf: Tensor, call: Callable[[Tensor], None]) -> None:
-    """Call with a leaf, whenever its gradient is there."""
-    leaf.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call]
+def register_gradient_hook(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
+    """Call `hook` with a leaf tensor whenever its gradient has been accumulated."""
+    leaf.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from laconic.errors import RecipeError
-from laconic.offload.memory_accounting import CATEGORIES, Category, accounted
+from laconic.offload.memory_accounting import CATEGORIES, Category, account_as
 from laconic.planner.depth_extrapolation import (
     ENDS,
     extrapolate,
@@ -72,7 +72,7 @@ def predict(
     simulates all layers. Raises RecipeError where the model does not support the techniques.
     """
     parts = training.parts()
-    linear = all(technique.linear for technique in parts.techniques.values())
+    linear = all(technique.is_linear_in_depth for technique in parts.techniques.values())
     ranks = ranks or Ranks()
     # FSDP gathers the weights of a layer one layer ahead.
     ends = ENDS if ranks.axes is None else ENDS + 1
@@ -136,8 +136,8 @@ def simulate_step(
 
     def prepare() -> tuple[Kit, Batch]:
         objective = model.objective()
-        places = any(technique.places for technique in parts.techniques.values())
-        with accounted("host" if places else "device"):
+        places = any(technique.places_weights for technique in parts.techniques.values())
+        with account_as("host" if places else "device"):
             fakify(module)
         kit = make_kit(module, objective, parts, torch.device("cpu"))
         spread(kit, training, ranks)

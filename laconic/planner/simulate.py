@@ -24,8 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
-from laconic.offload.memory_accounting import Category, current, simulating
+from laconic.offload.chunked_loops import iterate_with
+from laconic.offload.memory_accounting import Category, current_account
 from laconic.planner.memory_timeline import AllocationLog, MemoryTimeline
+from laconic.planner.sampled_loops import SampledIteration
 from laconic.planner.step_cost import STEPPING, CostMeter
 from laconic.training.step.objective import Batch
 from laconic.training.step.parts import Kit, blocks
@@ -107,7 +109,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage in self._indices:
             return [int(self._indices[storage])]
-        account = current()
+        account = current_account()
         side = account.side if tensor.device.type == self.device.type else "host"
         index = self.log.allocate(storage.nbytes(), side, account.category)
         self._indices[storage] = index
@@ -257,7 +259,7 @@ def simulate(
 
     prepare: builds the kit and a batch from fake tensors (see `fakify`).
     """
-    with simulating(), make_fake_mode():
+    with iterate_with(SampledIteration()), make_fake_mode():
         made: Prepare = lambda: skip_overflow_checks(*prepare())  # noqa: E731
         return trace_memory(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from laconic.offload.memory_accounting import current
+from laconic.offload.memory_accounting import current_account
 from laconic.planner.device_rates import DeviceRates
 
 FREE = frozenset(
@@ -59,7 +59,7 @@ class CostMeter:
             return
         cost = self.phases.setdefault(phase, StepCost())
         inputs, outputs = find_tensors((args, kwargs)), find_tensors(out)
-        account = current()
+        account = current_account()
         if account.copying:
             cost.copies += account.times * self.rates.copies(float(count_bytes(outputs)))
             return

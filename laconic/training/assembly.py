@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from laconic.offload.host import Host
+from laconic.offload.host_memory import HostMemory
 from laconic.training.optimizers import parameter_groups
 from laconic.training.settings import Parts
 from laconic.training.step.legality import ordered
@@ -23,7 +23,7 @@ def make_kit(
         parameter.requires_grad_(parameter.is_floating_point())
     module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
-    places = sharded or any(technique.places for technique in parts.techniques.values())
+    places = sharded or any(technique.places_weights for technique in parts.techniques.values())
     if elsewhere and not places:
         module.to(device)
 
@@ -36,7 +36,7 @@ def make_kit(
         make_optimizer=parts.optimizer.build,
         groups=groups,
         device=device,
-        host=Host(device),
+        host=HostMemory(device),
     )
     for technique in ordered(parts.techniques):
         technique.apply(kit)

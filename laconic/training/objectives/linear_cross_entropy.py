@@ -1,4 +1,8 @@
-"""The loss of a head over a large vocabulary, and its gradients, for a few tokens at a time."""
+"""Chunked cross-entropy of a linear head over a large vocabulary, with its gradients, a few tokens at a time.
+
+Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", arXiv 2411.09009; Hsu et al., "Liger Kernel",
+arXiv 2410.10989.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,122 +11,138 @@ import torch
 from torch import Tensor
 
 from laconic.errors import TrainingFailure
-from laconic.offload.memory_accounting import alike
+from laconic.offload.chunked_loops import chunks
 from laconic.training.objectives.next_token import IGNORED
 
 
 @dataclass(frozen=True)
-class Chunked:
-    """Wears the interface of `LinearCrossEntropy`, with the logits of `chunk` tokens at a time."""
+class ChunkedLinearCrossEntropy:
+    """A `LinearCrossEntropy` that computes the logits of `chunk` tokens at a time."""
 
     chunk: int
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         """The sum of the losses, [] float32, of hidden [tokens, width], weight [vocab, width], bias [vocab] or None and
         targets [tokens] int64."""
-        apply: Any = Head.apply
+        apply: Any = ChunkedCrossEntropyFunction.apply
         loss: Tensor = apply(hidden, weight, bias, targets, self.chunk, torch.is_grad_enabled())
         return loss
 
 
-class Head(torch.autograd.Function):
-    """The summed loss; every gradient is computed with it, and scaled in the backward pass."""
+class ChunkedCrossEntropyFunction(torch.autograd.Function):
+    """The summed loss. All gradients are computed in the forward pass, and scaled in the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int, learns: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        chunk: int,
+        with_gradients: bool,
     ) -> Tensor:
-        needs = [learns and needed for needed in ctx.needs_input_grad[:3]]
-        ctx.grads = Grads.of(hidden, weight, bias, *needs)
-        total, _ = sweep(hidden, weight, bias, targets, chunk, ctx.grads)
+        needs = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
+        ctx.gradients = HeadGradients.allocate(hidden, weight, bias, *needs)
+        total, _ = accumulate_loss(hidden, weight, bias, targets, chunk, ctx.gradients)
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
-        return *ctx.grads.scaled(scale), None, None, None
+        return *ctx.gradients.release(scale), None, None, None
 
 
 @dataclass
-class Grads:
-    """hidden: [tokens, width] in the precision of products. weight: [vocab, width] float32. bias: [vocab] float32. None
-    where it is not wanted."""
+class HeadGradients:
+    """Buffers for the gradients of a head; None for those that are not needed.
+
+    hidden: [tokens, width] in the dtype of matrix products. weight: [vocab, width] float32. bias: [vocab] float32.
+    """
 
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
-    used: bool = False
+    released: bool = False
 
     @classmethod
-    def of(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *needs: bool) -> "Grads":
-        """Room for those that are needed."""
+    def allocate(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *needs: bool) -> "HeadGradients":
+        """Buffers for the gradients that are needed: of hidden, weight and bias, in this order."""
         return cls(
-            torch.empty_like(hidden, dtype=precision(hidden)) if needs[0] else None,
+            torch.empty_like(hidden, dtype=product_dtype(hidden)) if needs[0] else None,
             torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None,
             torch.zeros_like(bias, dtype=torch.float32) if needs[2] and bias is not None else None,
         )
 
-    def add(self, slope: Tensor, inputs: Tensor, table: Tensor, part: slice) -> None:
-        """What the slopes of a part of the tokens, [tokens, vocab] float32, give."""
+    def add(self, gradient: Tensor, inputs: Tensor, table: Tensor, part: slice) -> None:
+        """Accumulate what a chunk of tokens contributes.
+
+        gradient: of the chunk's logits, [tokens, vocab] float32. inputs, table: hidden states of all tokens and weights
+        in the dtype of products. part: the tokens of the chunk.
+        """
         if self.bias is not None:
-            self.bias += slope.sum(dim=0)
-        slope = slope.to(table.dtype)
+            self.bias += gradient.sum(dim=0)
+        gradient = gradient.to(table.dtype)
         if self.hidden is not None:
-            self.hidden[part] = slope @ table
+            self.hidden[part] = gradient @ table
         if self.weight is None:
             return
-        if slope.dtype == self.weight.dtype:
-            self.weight.addmm_(slope.T, inputs[part])
+        if gradient.dtype == self.weight.dtype:
+            self.weight.addmm_(gradient.T, inputs[part])
             return
-        for rows in alike(pieces(len(table), slope.numel() // inputs.shape[1])):
-            self.weight[rows] += slope[:, rows].T @ inputs[part]
+        for rows in chunks(len(table), gradient.numel() // inputs.shape[1]):
+            self.weight[rows] += gradient[:, rows].T @ inputs[part]
 
-    def scaled(self, scale: Tensor) -> list[Tensor | None]:
-        """All of them times a scale, in place: a second copy of the weight's would be at the peak of the step."""
-        if self.used:
+    def release(self, scale: Tensor) -> list[Tensor | None]:
+        """The gradients times a scale, in place: a copy of the weight's would be at the peak of the step.
+
+        Raises TrainingFailure if they were released before.
+        """
+        if self.released:
             raise TrainingFailure(
-                "chunked-loss: the gradient of a loss was taken twice, expected once. Compute it again"
+                "chunked-cross-entropy: the gradient of a loss was taken twice, expected once. Compute the loss again"
             )
-        self.used = True
-        found = [None if grad is None else grad.mul_(scale) for grad in (self.hidden, self.weight, self.bias)]
-        self.hidden = self.weight = self.bias = None  # the graph lives on: what it gave away is not its to keep
+        self.released = True
+        found = [None if each is None else each.mul_(scale) for each in (self.hidden, self.weight, self.bias)]
+        self.hidden = self.weight = self.bias = None  # the graph outlives this, and must not keep the buffers
         return found
 
 
-def sweep(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int, grads: Grads
+def accumulate_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, chunk: int, gradients: HeadGradients
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss, [] float32, and the log of each token's sum of exponentials, [tokens] float32."""
-    inputs, table = hidden.to(precision(hidden)), weight.to(precision(hidden))
+    """The summed loss, [] float32, and each token's log-sum-exp of the logits, [tokens] float32.
+
+    The gradients of the loss are added to `gradients`.
+    """
+    inputs, table = hidden.to(product_dtype(hidden)), weight.to(product_dtype(hidden))
     total = hidden.new_zeros((), dtype=torch.float32)
-    normaliser = hidden.new_empty(len(hidden), dtype=torch.float32)
-    for part in alike(pieces(len(inputs), chunk)):
-        loss, normaliser[part], slope = slopes(logits_of(inputs[part], table, bias), targets[part])
+    log_normalizer = hidden.new_empty(len(hidden), dtype=torch.float32)
+    for part in chunks(len(inputs), chunk):
+        loss, log_normalizer[part], gradient = cross_entropy_gradients(
+            compute_logits(inputs[part], table, bias), targets[part]
+        )
         total += loss
-        grads.add(slope, inputs, table, part)
-    return total, normaliser
+        gradients.add(gradient, inputs, table, part)
+    return total, log_normalizer
 
 
-def pieces(total: int, size: int) -> list[slice]:
-    """Slices of at most `size`, and at least 1, that cover `total`."""
-    size = max(1, size)
-    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
-
-
-def precision(hidden: Tensor) -> torch.dtype:
-    """Of products with these hidden states, here: autocast's where it is on."""
+def product_dtype(hidden: Tensor) -> torch.dtype:
+    """The dtype of matrix products with these hidden states: autocast's where it is enabled."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
-def logits_of(inputs: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
-    """[tokens, rows of the table] float32, to be written over."""
+def compute_logits(inputs: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+    """Logits [tokens, rows of the table] float32, in a tensor that may be overwritten."""
     logits = (inputs @ table.T).float()
     return logits if bias is None else logits.add_(bias)
 
 
-def slopes(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss of some tokens, the log of each one's sum of exponentials, [tokens], and the derivative of the
-    loss by the logits, [tokens, vocab], which is written over them."""
+def cross_entropy_gradients(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed loss of some tokens, their log-sum-exps [tokens], and the gradient of the logits [tokens, vocab].
+
+    The gradient overwrites the logits.
+    """
     counted = (targets != IGNORED)[:, None]
     index = targets[:, None].clamp(min=0)
     top = logits.amax(dim=1, keepdim=True)

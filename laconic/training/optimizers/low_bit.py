@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from laconic.offload.memory_accounting import alike
+from laconic.offload.chunked_loops import chunks
 from laconic.training.optimizers.adamw import adamw
 from laconic.training.optimizers.codebook import Codebook, least
 from laconic.training.optimizers.optimizer import Beta, Groups, Optimizer
@@ -88,8 +88,8 @@ class LowBitAdamW(ParameterWise):
         flat = weight.reshape(-1)
         tensors = {name: value.view(-1) for name, value in state.items() if name != "step"}
         tensors |= {"weight": flat, "grad": grad.reshape(-1)}
-        for start in alike(range(0, flat.numel(), PIECE)):
-            self._step_piece({name: piece(value, start, flat.numel()) for name, value in tensors.items()}, state, group)
+        for chunk in chunks(flat.numel(), PIECE):
+            self._step_piece({name: piece(value, chunk, flat.numel()) for name, value in tensors.items()}, state, group)
         if not weight.is_contiguous():
             weight.copy_(flat.view(weight.shape))
 
@@ -100,10 +100,9 @@ class LowBitAdamW(ParameterWise):
             book.encode(value, parts[name], parts[f"{name}_scale"])
 
 
-def piece(values: Tensor, start: int, total: int) -> Tensor:
-    """What belongs to a piece of `total` parameters, from `start` on, of a tensor that holds a share for each."""
-    stop = min(start + PIECE, total)
-    return values[start * len(values) // total : stop * len(values) // total]
+def piece(values: Tensor, chunk: slice, total: int) -> Tensor:
+    """What belongs to a chunk of `total` parameters, of a tensor that holds a share for each."""
+    return values[chunk.start * len(values) // total : chunk.stop * len(values) // total]
 
 
 def table(parameter: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:

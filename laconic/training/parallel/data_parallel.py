@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from laconic.offload.memory_accounting import accounted
+from laconic.offload.memory_accounting import account_as
 from laconic.training.step.parts import Kit
 
 Compression = Literal["fp16", "bf16"]
@@ -65,7 +65,7 @@ class Buckets:
         """The lesson, its gradients in buckets."""
         for parameter in lesson.parameters():
             if parameter.requires_grad:
-                with accounted(category="gradients"):
+                with account_as(category="gradients"):
                     room = torch.empty_like(parameter)
                 parameter.register_post_accumulate_grad_hook(partial(self._move, room))  # type: ignore[no-untyped-call]
         return lesson

@@ -13,10 +13,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from laconic.errors import RecipeError
-from laconic.memory.host_weights import on_host
-from laconic.memory.pure_bf16 import in_bf16
-from laconic.offload.memory_accounting import accounted
+from laconic.offload.host_memory import account_steps_on_host
+from laconic.offload.memory_accounting import account_as
 from laconic.training.parallel.mesh import Mesh
+from laconic.training.step.cast_inputs import cast_inputs_to_bf16
 from laconic.training.step.parts import Kit, blocks
 
 
@@ -34,13 +34,13 @@ def shard(kit: Kit, mesh: Mesh, ranks: DeviceMesh) -> None:
 
     def wrap(lesson: nn.Module) -> nn.Module:
         before = [Untouched.of(part) for part in kit.module.modules()]
-        with accounted("host" if mesh.offload else None, "parameters"):
+        with account_as("host" if mesh.offload else None, "parameters"):
             for part in (*blocks(kit.module), lesson):
                 fully_shard(part, mesh=ranks, **policies(kit, mesh, cast=part is not lesson))
                 gathering(part)
         if mesh.precision:
             # The lesson is not cast as a whole: labels that are numbers keep their precision.
-            kit.module.register_forward_pre_hook(in_bf16, with_kwargs=True)
+            kit.module.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
         kit.gathered = partial(gathered, lesson)
         marks = [untouched.release() for untouched in before]
 
@@ -56,7 +56,7 @@ def shard(kit: Kit, mesh: Mesh, ranks: DeviceMesh) -> None:
     kit.synchronised = synchronised
     if mesh.offload:
         make = kit.make_optimizer
-        kit.make_optimizer = lambda groups: on_host(make, groups, lambda: None)
+        kit.make_optimizer = lambda groups: account_steps_on_host(make(groups))
 
 
 def policies(kit: Kit, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def gathering(part: nn.Module) -> None:
     stack = ExitStack()
 
     def begin(*_: Any) -> None:
-        stack.enter_context(accounted(category="parameters"))
+        stack.enter_context(account_as(category="parameters"))
 
     def end(*_: Any) -> None:
         stack.close()

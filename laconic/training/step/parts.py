@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from laconic.offload.host import Host
-from laconic.offload.weight_provider import Resident, Supply
+from laconic.offload.host_memory import HostMemory
+from laconic.offload.weight_provider import ResidentWeights, WeightProvider
 from laconic.training.optimizers.schedule import Scheduler
 from laconic.training.step.objective import Batch, Lesson, Objective
 
@@ -45,7 +45,7 @@ class Kit:
     make_optimizer: Callable[[Groups], Optimizer]
     groups: Callable[[nn.Module], Groups]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    host: Host = field(default_factory=Host)
+    host: HostMemory = field(default_factory=HostMemory)
     forward: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     rows: int | None = None
     scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
@@ -59,7 +59,7 @@ class Kit:
     span: Span = silent
     undo: list[Callable[[], None]] = field(default_factory=list)
     weights: Callable[[], dict[str, Tensor]] | None = None
-    supply: Supply = field(default_factory=Resident)
+    supply: WeightProvider = field(default_factory=ResidentWeights)
 
     norm: Tensor | None = None
     """Of the last step's gradient, before it was clipped; None where nobody clips."""

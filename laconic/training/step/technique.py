@@ -1,4 +1,4 @@
-"""The interface of a technique, and which may be combined."""
+"""The interface of a memory technique."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -42,26 +42,32 @@ class Proposal:
 
 
 class Technique(BaseModel, ABC):
-    """A frozen config beside the code that puts it to work. Its fields are the knobs."""
+    """A memory technique: its settings, and the code that puts its part into a training step.
+
+    Its fields are the settings that a recipe gives. What it is and what it can be combined with is declared in the
+    class variables below; the planner and the check of combinations read nothing else.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     slot: ClassVar[Slot]
+    """The part of a step that it replaces."""
     exact: ClassVar[bool]
     """Whether the losses are those of plain FP32 training to 1e-5."""
     excludes: ClassVar[Mapping[str, str]] = {}
-    """Techniques by name, or "clip", that this one cannot be combined with, each with the reason, in a few words."""
+    """What it cannot be combined with, each with the reason in a few words: techniques by name, "clip" (gradient
+    clipping), "replicate" and "shard" (data parallelism)."""
     requires: ClassVar[Sequence[str]] = ()
     """Techniques by name, one of which must be there too."""
     requires_of_optimizer: ClassVar[Sequence[str]] = ()
     """"per-parameter": the optimizer must be able to step one parameter at a time. "stochastic-rounding": its setting
     of that name must be on."""
-
-    places: ClassVar[bool] = False
+    places_weights: ClassVar[bool] = False
     """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
-
-    simulated: ClassVar[bool] = True
-    """Whether a simulated step tells what it saves."""
+    is_simulated: ClassVar[bool] = True
+    """Whether a simulated step shows what it saves."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Settings of earlier versions and their names of today: an old name is refused with the new one."""
 
     trains_adapters: ClassVar[bool] = False
     """Whether adapters are trained, and not the weights themselves."""
@@ -85,10 +91,10 @@ class Technique(BaseModel, ABC):
         return None
 
     @property
-    def linear(self) -> bool:
-        """Whether the memory in each part of a step grows in a straight line with the number of layers."""
+    def is_linear_in_depth(self) -> bool:
+        """Whether the memory in each phase of a step is a linear function of the number of layers."""
         return True
 
     @abstractmethod
     def apply(self, kit: Kit) -> None:
-        """Put its part into the kit. Raises RecipeError where the model gives it nothing to work on."""
+        """Put its part into the kit. Raises RecipeError if the model gives it nothing to work on."""

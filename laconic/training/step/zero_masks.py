@@ -41,7 +41,7 @@ def holding(checkpoint: Checkpoint, techniques: Collection[str]) -> tuple[Callab
         if name in techniques:
             raise RecipeError(
                 f"{name} {ELSEWHERE[name]}, so the zeros that pruning has made would not stay. Remove {name}, or take "
-                f"checkpoint, accumulate or in-backward in its place"
+                f"gradient-checkpointing, gradient-accumulation or optimizer-in-backward in its place"
             )
     zeros = {name: value.detach() == 0 for name, value in checkpoint.module.named_parameters() if value.ndim > 1}
     found = {name: zero for name, zero in zeros.items() if bool(zero.any())}

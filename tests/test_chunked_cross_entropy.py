@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from laconic.errors import RecipeError, TrainingFailure
-from laconic.memory.chunked_cross_entropy import tied
+from laconic.memory.chunked_cross_entropy import find_tied_embeddings
 from laconic.planner.memory_timeline import AllocationLog
 from laconic.planner.simulate import AllocationTracker, make_fake_mode
-from laconic.training.objectives.deferred_gradient import Late
-from laconic.training.objectives.linear_cross_entropy import Chunked
+from laconic.training.objectives.deferred_gradient import DeferredLinearCrossEntropy
+from laconic.training.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
 from laconic.training.objectives.next_token import IGNORED, whole_logits
 
 TOKENS, WIDTH, WORDS = 23, 8, 50
@@ -34,7 +34,7 @@ def gradients(loss: Tensor, *tensors: Tensor | None) -> list[Tensor]:
 @pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
 def test_loss_and_gradients_are_those_of_all_logits_at_once(chunk, bias):
     found, wanted = case(bias=bias), case(bias=bias)
-    a, b = Chunked(chunk)(*found), whole_logits(*wanted)
+    a, b = ChunkedLinearCrossEntropy(chunk)(*found), whole_logits(*wanted)
     assert a.dtype is torch.float32
     torch.testing.assert_close(a, b)
     for one, other in zip(gradients(a, *found[:3]), gradients(b, *wanted[:3]), strict=True):
@@ -44,7 +44,7 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(chunk, bias):
 def test_the_gradient_of_weights_in_bf16_adds_up_in_float32():
     exact, low = case(), case(torch.bfloat16)
     wide = tuple(None if one is None else one.detach().float().requires_grad_() for one in low[:3])
-    found = gradients(Chunked(1)(*low), *low[:3])
+    found = gradients(ChunkedLinearCrossEntropy(1)(*low), *low[:3])
     wanted = gradients(whole_logits(*wide, exact[3]), *wide)
     assert found[1].dtype is torch.bfloat16
     for one, other in zip(found, wanted, strict=True):
@@ -54,7 +54,7 @@ def test_the_gradient_of_weights_in_bf16_adds_up_in_float32():
 def test_autocast_says_the_precision_of_products():
     found, wanted = case(), case()
     with torch.autocast("cpu", torch.bfloat16):
-        a = Chunked(5)(*found)
+        a = ChunkedLinearCrossEntropy(5)(*found)
     b = whole_logits(*wanted)
     assert a.dtype is torch.float32
     assert not torch.equal(a, b)
@@ -66,22 +66,22 @@ def test_autocast_says_the_precision_of_products():
 
 def test_only_what_learns_has_a_gradient_and_none_does_without_grad():
     hidden, weight, bias, targets = case()
-    Chunked(5)(hidden, weight.detach(), None, targets).backward()
+    ChunkedLinearCrossEntropy(5)(hidden, weight.detach(), None, targets).backward()
     assert hidden.grad is not None
     with torch.no_grad():
-        assert not Chunked(5)(hidden, weight, bias, targets).requires_grad
+        assert not ChunkedLinearCrossEntropy(5)(hidden, weight, bias, targets).requires_grad
 
 
 def test_all_targets_ignored_give_nothing():
     hidden, weight, bias, targets = case()
-    loss = Chunked(5)(hidden, weight, bias, torch.full_like(targets, IGNORED))
+    loss = ChunkedLinearCrossEntropy(5)(hidden, weight, bias, torch.full_like(targets, IGNORED))
     loss.backward()
     assert loss.item() == 0
     assert not weight.grad.any()
 
 
 def test_a_second_backward_pass_is_refused():
-    loss = Chunked(5)(*case())
+    loss = ChunkedLinearCrossEntropy(5)(*case())
     loss.backward(retain_graph=True)
     with pytest.raises(TrainingFailure, match="taken twice"):
         loss.backward()
@@ -107,7 +107,7 @@ def torchs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_takes_less_than_torchs_own_and_far_less_than_all_logits(dtype):
     size = 8192, 50257, 2048, dtype
-    own, whole = peak(Chunked(512), *size), peak(whole_logits, *size)
+    own, whole = peak(ChunkedLinearCrossEntropy(512), *size), peak(whole_logits, *size)
     assert own < whole / 5
     if dtype is torch.float32:
         assert own < peak(torchs, *size)
@@ -127,61 +127,63 @@ class Model(nn.Module):
         return self.layer(self.table(ids)).tanh()
 
 
-def trained(loss, ids: Tensor, targets: Tensor, late: Late | None = None, autocast: bool = False) -> Model:
+def trained(
+    loss, ids: Tensor, targets: Tensor, deferred: DeferredLinearCrossEntropy | None = None, autocast: bool = False
+) -> Model:
     torch.manual_seed(0)
     model = Model()
-    if late:
-        model.table.forward = late.forward(model.table)
+    if deferred:
+        model.table.forward = deferred.make_embedding_forward(model.table)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         (loss(model(ids), model.head.weight, model.head.bias, targets) / 3).backward()
     return model
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
-def test_a_late_gradient_is_the_same_gradient(chunk):
+def test_a_deferred_gradient_is_the_same_gradient(chunk):
     *_, targets = case()
     ids = torch.arange(TOKENS) % 7
-    late = Late(chunk)
-    found, wanted = trained(late, ids, targets, late), trained(whole_logits, ids, targets)
+    deferred = DeferredLinearCrossEntropy(chunk)
+    found, wanted = trained(deferred, ids, targets, deferred), trained(whole_logits, ids, targets)
     for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
-    assert not late.due
+    assert not deferred.pending
 
 
-def test_a_late_gradient_under_autocast_is_near():
+def test_a_deferred_gradient_under_autocast_is_near():
     *_, targets = case()
-    ids, late = torch.arange(TOKENS) % 7, Late(5)
-    found, wanted = trained(late, ids, targets, late, autocast=True), trained(whole_logits, ids, targets)
+    ids, deferred = torch.arange(TOKENS) % 7, DeferredLinearCrossEntropy(5)
+    found, wanted = trained(deferred, ids, targets, deferred, autocast=True), trained(whole_logits, ids, targets)
     for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=0.02, rtol=0.05)
 
 
-def test_a_late_gradient_comes_when_all_others_are_there():
+def test_a_deferred_gradient_comes_when_all_others_are_there():
     *_, targets = case()
     order: list[str] = []
-    model, late = Model(), Late(5)
-    model.table.forward = late.forward(model.table)
+    model, deferred = Model(), DeferredLinearCrossEntropy(5)
+    model.table.forward = deferred.make_embedding_forward(model.table)
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
-    late(model(torch.arange(TOKENS)), model.head.weight, model.head.bias, targets).backward()
+    deferred(model(torch.arange(TOKENS)), model.head.weight, model.head.bias, targets).backward()
     assert order[-1] == "table.weight"
 
 
 def test_a_gradient_that_never_comes_to_the_embedding_is_not_lost_in_silence():
     hidden, weight, bias, targets = case()
-    late = Late(5)
-    late(hidden, weight, bias, targets).backward()
+    deferred = DeferredLinearCrossEntropy(5)
+    deferred(hidden, weight, bias, targets).backward()
     with pytest.raises(TrainingFailure, match="Set defer: false"):
-        late(hidden, weight, bias, targets)
+        deferred(hidden, weight, bias, targets)
 
 
 def test_only_a_head_that_shares_its_weights_can_be_deferred():
-    assert [type(one) for one in tied(Model())] == [nn.Embedding]
+    assert [type(one) for one in find_tied_embeddings(Model())] == [nn.Embedding]
     untied = Model()
     untied.head.weight = nn.Parameter(untied.head.weight.clone())
     with pytest.raises(RecipeError, match="weights of its own"):
-        tied(untied)
+        find_tied_embeddings(untied)
     scaled = Model()
     scaled.table.max_norm = 1.0
-    with pytest.raises(RecipeError, match="no plain embedding"):
-        tied(scaled)
+    with pytest.raises(RecipeError, match="not a plain embedding"):
+        find_tied_embeddings(scaled)

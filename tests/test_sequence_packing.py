@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.errors import RecipeError
-from laconic.memory.sequence_packing import Packed, Packing, first_fit
+from laconic.memory.sequence_packing import PackedLayout, SequencePacking, pack_first_fit
 from laconic.models.checkpoint import load_source
 from laconic.planner.simulate import fakify, simulate
 from laconic.training.objectives.cross_entropy import CrossEntropy
@@ -58,7 +58,7 @@ def test_packed_texts_have_the_losses_that_they_have_apart(checkpoint, length, a
     objective = NextToken(checkpoint.task)
     padded = objective.collate(TEXTS, None)
     kit = kit_of(checkpoint.module, objective)
-    Packing(length=length).apply(kit)
+    SequencePacking(length=length).apply(kit)
     packed = objective.collate(TEXTS, None)
     assert len(packed["input_ids"]) < len(padded["input_ids"])
     assert packed["input_ids"].shape[1] == max(padded["input_ids"].shape[1], length or 0)
@@ -89,13 +89,13 @@ def test_packing_is_taken_off_again_and_changes_no_training(checkpoint):
         return losses
 
     plain = learned()
-    assert learned(Packing()) == pytest.approx(plain, abs=1e-5)
-    assert learned(Packing(), rows=1) == pytest.approx(plain, abs=1e-5)
+    assert learned(SequencePacking()) == pytest.approx(plain, abs=1e-5)
+    assert learned(SequencePacking(), rows=1) == pytest.approx(plain, abs=1e-5)
 
 
 def test_rows_that_are_full_need_no_counting(checkpoint):
     objective = NextToken(checkpoint.task)
-    objective.layout = Packed()
+    objective.layout = PackedLayout()
     batch = objective.collate(["a b", "hello world"], None)
     assert batch.keys() == {"input_ids", TARGETS, "position_ids"}
     assert objective.terms(batch) == 6
@@ -103,7 +103,7 @@ def test_rows_that_are_full_need_no_counting(checkpoint):
 
 def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
     objective = NextToken(checkpoint.task)
-    objective.layout = Packed()
+    objective.layout = PackedLayout()
     objective.cross_entropy = lambda hidden, weight, bias, targets: whole_logits(hidden, weight, bias, targets)
 
     module = copy.deepcopy(checkpoint.module).requires_grad_(True)
@@ -120,15 +120,15 @@ def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
 
 def test_what_cannot_be_packed_is_refused(checkpoint, tmp_path):
     bert = load_source(models.save_bert(tmp_path / "bert"))
-    with pytest.raises(RecipeError, match="this model answers with one vector a row"):
-        Packing().apply(kit_of(bert.module, CrossEntropy(bert.task)))
+    with pytest.raises(RecipeError, match="this model outputs one vector per row"):
+        SequencePacking().apply(kit_of(bert.module, CrossEntropy(bert.task)))
     with pytest.raises(RecipeError, match="takes none"):
-        Packing().apply(kit_of(bert.module.requires_grad_(False).model.bert.pooler, NextToken(checkpoint.task)))
+        SequencePacking().apply(kit_of(bert.module.requires_grad_(False).model.bert.pooler, NextToken(checkpoint.task)))
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
 def test_every_text_is_in_one_row_and_no_row_is_too_long(sizes):
-    rows = first_fit(sizes, 20)
+    rows = pack_first_fit(sizes, 20)
     assert sorted(index for row in rows for index in row) == list(range(len(sizes)))
     assert all(sum(sizes[index] for index in row) <= 20 for row in rows)
     assert len(rows) <= 11 / 9 * -(-sum(sizes) // 20) + sum(size > 10 for size in sizes) + 1

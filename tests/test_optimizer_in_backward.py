@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.memory.gradient_accumulation import Accumulate
-from laconic.memory.optimizer_in_backward import InBackward
+from laconic.memory.gradient_accumulation import GradientAccumulation
+from laconic.memory.optimizer_in_backward import OptimizerInBackward
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers import parameter_groups
 from laconic.training.optimizers.adafactor import Adafactor
@@ -35,7 +35,7 @@ class Tied(nn.Module):
         return self.layer(self.frozen(self.layer(hidden)).tanh()) @ self.table.weight.T
 
 
-def kit_for(optimizer: Optimizer, technique: InBackward | None) -> tuple[Kit, Batch]:
+def kit_for(optimizer: Optimizer, technique: OptimizerInBackward | None) -> tuple[Kit, Batch]:
     torch.manual_seed(0)
     module = Tied()
     kit = Kit(module, CrossEntropy(None), optimizer.build, lambda module: parameter_groups(module, 0.1))
@@ -57,7 +57,7 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_the_parameters_are_the_same_to_the_bit(optimizer):
-    kits = [kit_for(optimizer, technique) for technique in (None, InBackward())]
+    kits = [kit_for(optimizer, technique) for technique in (None, OptimizerInBackward())]
     for kit, batch in kits:
         schedule = torch.optim.lr_scheduler.LambdaLR(kit.optimizer, lambda number: 1 / (1 + number))
         for _ in range(4):
@@ -72,7 +72,7 @@ def test_the_parameters_are_the_same_to_the_bit(optimizer):
 
 
 def test_no_gradient_is_left_and_never_are_two_there():
-    kit, batch = kit_for(AdamW(), InBackward())
+    kit, batch = kit_for(AdamW(), OptimizerInBackward())
     together = []
 
     def count(parameter: Tensor) -> None:
@@ -87,9 +87,9 @@ def test_no_gradient_is_left_and_never_are_two_there():
 
 
 def test_a_state_that_was_saved_is_taken_up_again():
-    first, batch = kit_for(AdamW(lr=0.01), InBackward())
+    first, batch = kit_for(AdamW(lr=0.01), OptimizerInBackward())
     step(first, batch)
-    second, _ = kit_for(AdamW(lr=0.01), InBackward())
+    second, _ = kit_for(AdamW(lr=0.01), OptimizerInBackward())
     second.module.load_state_dict(first.module.state_dict())
     second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
     for kit in (first, second):
@@ -99,14 +99,14 @@ def test_a_state_that_was_saved_is_taken_up_again():
 
 
 def test_taken_off_the_gradient_stays():
-    kit, batch = kit_for(AdamW(), InBackward())
+    kit, batch = kit_for(AdamW(), OptimizerInBackward())
     kit.finish()
     kit.lesson(batch).backward()
     assert kit.module.table.weight.grad is not None
 
 
 def test_what_needs_the_whole_gradient_is_refused_with_the_reason():
-    techniques = {"in-backward": InBackward(), "accumulate": Accumulate(rows=2)}
+    techniques = {"optimizer-in-backward": OptimizerInBackward(), "gradient-accumulation": GradientAccumulation(rows=2)}
     assert "wait for the last" in str(conflict(techniques, AdamW()))
-    assert "Set clip: null" in str(conflict({"in-backward": InBackward()}, AdamW(), clip=1.0))
-    assert conflict({"in-backward": InBackward()}, AdamW()) is None
+    assert "Set clip: null" in str(conflict({"optimizer-in-backward": OptimizerInBackward()}, AdamW(), clip=1.0))
+    assert conflict({"optimizer-in-backward": OptimizerInBackward()}, AdamW()) is None
