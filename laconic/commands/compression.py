@@ -58,8 +58,8 @@ def compress(
     if seconds is not None:
         if chosen.to == "checkpoint":
             raise UsageError("a search is for artifacts, whose speed can be measured. Leave out --budget or --to")
-        solve = registry.load("compress.search.search:solve")
-        finish(solve(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
+        search = registry.load("compress.search.search:search")
+        finish(search(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
     elif chosen.to == "checkpoint":
         finish_checkpoint(registry.load("compress.reduce:reduce")(chosen, output, trust=trust), as_json)
     else:
