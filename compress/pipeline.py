@@ -26,7 +26,7 @@ from laconic.hashing import code_version, hash_of
 from laconic.models.source import Source, capture, capture_error
 from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import Ladder, Plan
+from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.goal import missed, tightened, wanted
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, TorchStage, describe
@@ -110,16 +110,16 @@ class Run:
         with self.steps.step("ask the original", sum(map(len, sets))) as step:
             return {dataset.fingerprint: self.line.reference(dataset, step) for dataset in sets}
 
-    def planned(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, bench: Bench) -> Ladder:
+    def planned(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, bench: Bench) -> PrecisionLadder:
         """What quantization proposes; without it, the graph as it is."""
         if not stages:
-            return Ladder.of(Plan({layer.node: "float32" for layer in graph.layers}))
+            return PrecisionLadder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         ((name, stage),) = stages
         trial = partial(bench.fidelity, option=PROBE_OPTION, dataset=self.samples.probe)
         context = self.line.context(name, stage)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=standing(self.line.history)))
 
-    def candidates(self, ladder: Ladder, bench: Bench, found: list[Option]) -> list[Candidate]:
+    def candidates(self, ladder: PrecisionLadder, bench: Bench, found: list[Option]) -> list[Candidate]:
         """For each engine, and each way to go with it, the first plan that meets the goal, built and looked into.
 
         An engine that refuses the graph, or does not run what was asked for, is left out; raises its error where none
@@ -141,7 +141,7 @@ class Run:
             self.steps.warn(str(reason))
         return list(made.values())
 
-    def candidate(self, ladder: Ladder, bench: Bench, option: Option, folder: Path, step: Step) -> Candidate:
+    def candidate(self, ladder: PrecisionLadder, bench: Bench, option: Option, folder: Path, step: Step) -> Candidate:
         """The first plan that meets the goal with one engine."""
 
         def trial(plan: Plan) -> Array:
@@ -258,7 +258,7 @@ class Run:
             "history": [record.model_dump(mode="json") for record in self.line.history],
             "recipe": self.recipe.model_dump(mode="json", exclude={"source", "data"}),
             "verdict": verdict.model_dump(mode="json"),
-            "batching": registry.load("export.validate:independent")(verdict),
+            "batching": registry.load("export.validate:is_batch_independent")(verdict),
             "versions": {"laconic": __version__, "python": platform.python_version(), **versions},
             "data": self.samples.fingerprints,
             "licence": self.source.licence,

@@ -11,7 +11,7 @@ from export.evidence import Evidence
 from export.report.report import render_checkpoint
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, put
-from laconic.artifacts.ledger import JSON, ledger
+from laconic.artifacts.ledger import JSON, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
 from laconic.finetune.finetune import check_free
@@ -82,7 +82,7 @@ def compared(line: Transformation, job: Job, checkpoint: Checkpoint) -> Comparis
         together={},
         made_up=not job.samples.fingerprints,
     )
-    drift: Comparison = registry.load("export.validate:drift")(
+    drift: Comparison = registry.load("export.validate:compare_with_original")(
         evidence, task, wanted(task, goal), goal, job.recipe.seed
     )
     # The task's own tolerance is for what is served; a checkpoint is held to what was asked for alone.
@@ -97,7 +97,7 @@ def described(recipe: Recipe, line: Transformation, checkpoint: Checkpoint, drif
     return {
         "task": checkpoint.task.name,
         "source": Path(recipe.source).resolve().name,
-        "stages": [entry.plain() for entry in ledger(line.description(), line.history, line.seconds)],
+        "stages": [entry.plain() for entry in make_ledger(line.description(), line.history, line.seconds)],
         "drift": drift.model_dump(mode="json"),
         "licence": checkpoint.licence,
         "machine": this_machine().model_dump(mode="json"),

@@ -79,7 +79,7 @@ class Bench:
             sorted(plan.precision.items()),
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
             digests({name: each.factors for name, each in plan.smoothing.items()}),
-            sorted((*layer, each.group, digests(each.arrays)) for layer, each in plan.weights.items()),
+            sorted((*layer, each.group_size, digests(each.arrays)) for layer, each in plan.weights.items()),
             option.name,
             make_runtime(option.runtime).version(),
             this_machine().features,

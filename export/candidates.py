@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from export.build import Option
-from laconic.quantization.plan import INTEGER, Ladder, Plan
+from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.timing.measurements import Timing
@@ -51,7 +51,7 @@ class Candidate:
         return set(self.plan.precision.values()) <= {"float32"}
 
 
-def ways(ladder: Ladder, options: Sequence[Option]) -> Iterator[tuple[Ladder, Option]]:
+def ways(ladder: PrecisionLadder, options: Sequence[Option]) -> Iterator[tuple[PrecisionLadder, Option]]:
     """What is tried of a ladder with each engine, the preferred first.
 
     BF16 goes from the top of one flight to the top of the next as well: weights in fewer bits and no arithmetic in
@@ -59,15 +59,15 @@ def ways(ladder: Ladder, options: Sequence[Option]) -> Iterator[tuple[Ladder, Op
     and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the graph as it was, the way
     back where a model is so small that INT8 costs more than it saves.
     """
-    choice = len(ladder.flights) > 1
-    tops = Ladder(tuple((flight[-1],) for flight in ladder.flights))
+    choice = len(ladder.rungs) > 1
+    tops = PrecisionLadder(tuple((flight[-1],) for flight in ladder.rungs))
     yield from ((tops, option) for option in options if choice and option.compute == "bfloat16")
     yield from ((ladder, option) for option in options)
-    last = Ladder.of(ladder.flights[-1][-1])
+    last = PrecisionLadder.of(ladder.rungs[-1][-1])
     yield from ((last, option) for option in options if choice and option.compute == "float32")
 
 
-def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
+def climb(ladder: PrecisionLadder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
     """The first plan that meets the goal, its fidelity, and whether one does; else the most faithful that was tried.
 
     Bisects each flight: fidelity grows along it, but for small steps down, which may cost a step and never the goal.
@@ -78,7 +78,7 @@ def climb(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tu
         tried.append((plan, trial(plan)))
         return goal.met_by(tried[-1][1])
 
-    for flight in ladder.flights:
+    for flight in ladder.rungs:
         if met(flight[0]):
             return *tried[-1], True
         if len(flight) == 1 or not met(flight[-1]):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from export.build import Option
 from export.candidates import Candidate, climb, fastest, ways
-from laconic.quantization.plan import BITS, Ladder, Plan
+from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import tightened, wanted
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Tolerance
@@ -17,9 +17,10 @@ from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
 
 
-def ladder_of(*flights):
+def ladder_of(*rungs):
     """Plans that say how faithful they are: the key of their ranges."""
-    return Ladder(tuple(tuple(Plan({"layer": "int8"}, {str(value): None}) for value in flight) for flight in flights))
+    plans = (tuple(Plan({"layer": "int8"}, {str(value): None}) for value in rung) for rung in rungs)
+    return PrecisionLadder(tuple(plans))
 
 
 def fidelity_of(plan):
@@ -99,14 +100,14 @@ def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_origina
 def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first():
     options = [Option("openvino", "float32"), Option("openvino", "bfloat16")]
     low, lifted, last = (Plan({"layer": precision}) for precision in ("int8", "int8-weight", "float32"))
-    ladder = Ladder(((low, lifted), (last,)))
+    ladder = PrecisionLadder(((low, lifted), (last,)))
     found = list(ways(ladder, options))
     assert found[1:3] == [(ladder, option) for option in options]
-    assert [(each.flights, option.compute) for each, option in (found[0], found[3])] == [
+    assert [(each.rungs, option.compute) for each, option in (found[0], found[3])] == [
         (((lifted,), (last,)), "bfloat16"),
         (((last,),), "float32"),
     ]
-    only = Ladder.of(low)
+    only = PrecisionLadder.of(low)
     assert list(ways(only, options)) == [(only, option) for option in options], "there is no choice"
 
 

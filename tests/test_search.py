@@ -25,7 +25,7 @@ from laconic.errors import DataError, UsageError
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 
-STAGES = [{"quantize.static": {"mixed": False, "smooth": False}}]
+STAGES = [{"quantize.static": {"mixed_precision": False, "smoothquant": False}}]
 TRIALS = 2
 WIDTH = 32
 MOST = 36_000

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from export.evidence import Evidence
-from export.validate import engine_fidelity, independent, validate
+from export.validate import engine_fidelity, is_batch_independent, validate
 from laconic.models.processors import plain_task
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Tolerance
@@ -44,8 +44,8 @@ def test_an_engine_that_is_off_fails_where_much_is_asked_and_passes_where_little
 def test_answers_that_change_in_company_are_told_and_not_held_against_it():
     found = verdict(Tolerance(mean=0.98), together=DOUBTING)
     assert found.passed
-    assert not independent(found)
-    assert independent(verdict(Tolerance(mean=0.98)))
+    assert not is_batch_independent(found)
+    assert is_batch_independent(verdict(Tolerance(mean=0.98)))
 
 
 def test_a_drop_is_what_it_is_against_labels_and_its_limit_holds():

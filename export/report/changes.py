@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from export.report.charts import faithful, front, left
 from laconic.artifacts.gain import duration, nines
-from laconic.artifacts.ledger import Entry, brief, cells
+from laconic.artifacts.ledger import StageEntry, format_config, format_entry
 from laconic.timing.measurements import Trial
 
 
@@ -20,13 +20,13 @@ class Changes:
     pictures: Sequence[tuple[str, Markup]]
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> "Changes":
+    def of(cls, entries: Sequence[StageEntry]) -> "Changes":
         """From a ledger."""
         rows = [
             (
                 entry.stage,
-                brief(entry.config),
-                cells(entry),
+                format_config(entry.config),
+                format_entry(entry),
                 "" if entry.seconds is None else duration(entry.seconds),
             )
             for entry in entries

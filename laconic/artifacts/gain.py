@@ -1,4 +1,4 @@
-"""What was gained and what it cost: the original beside the artifact, a row for each figure that matters."""
+"""Gains: the table that compares the artifact with the original in size, speed, fidelity and metric."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from laconic.timing.measurements import ORIGINAL, Measured, Timing
 
 
 @dataclass(frozen=True)
-class Gain:
-    """One figure, written for people. change: the artifact's against the original's, or what it was found on."""
+class GainRow:
+    """One row of the table, formatted. change: the artifact's against the original's, or what it was measured on."""
 
     figure: str
     original: str
@@ -18,53 +18,53 @@ class Gain:
     change: str
 
 
-def gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[Gain]:
-    """Size, speed, fidelity and metric. metric: what the task's figure against labels is called."""
-    before, after = measured.original_size, shipped(manifest)
-    yield Gain("size", amount(before), amount(after), f"{before / after:.1f} x smaller")
+def list_gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[GainRow]:
+    """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
+    before, after = measured.original_size, served_size(manifest)
+    yield GainRow("size", amount(before), amount(after), f"{before / after:.1f} x smaller")
     for batch in dict.fromkeys((1, measured.knee)):
-        pair = at_batch(measured.timings, batch)
+        pair = find_timings(measured.timings, batch)
         if pair:
             old, new = (milliseconds(time.seconds) for time in pair)
-            yield Gain(f"latency, batch {batch}", old, new, speedup(pair[1]))
-    pair = at_batch(measured.timings, measured.knee)
+            yield GainRow(f"latency, batch {batch}", old, new, format_speedup(pair[1]))
+    pair = find_timings(measured.timings, measured.knee)
     if pair:
         old, new = (f"{time.rows_per_second:.0f} rows/s" for time in pair)
         threads = "1 thread" if pair[1].threads == 1 else f"{pair[1].threads} threads"
         length = f", length {pair[1].length}" if pair[1].length else ""
-        yield Gain("throughput", old, new, f"batch {measured.knee}{length}, {threads}")
+        yield GainRow("throughput", old, new, f"batch {measured.knee}{length}, {threads}")
     for comparison in manifest.verdict.drift if manifest.verdict else ():
-        yield from faithfulness(comparison, metric, "unseen" if manifest.data else "made-up")
+        yield from list_fidelity(comparison, metric, "unseen" if manifest.data else "made-up")
 
 
-def faithfulness(comparison: Comparison, metric: str, kind: str) -> Iterator[Gain]:
-    """How faithful the answers are, with 95 % intervals. kind: of the samples."""
+def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[GainRow]:
+    """Rows for fidelity and metric, with 95 % intervals. kind: of the samples, "unseen" or "made-up"."""
     figures, intervals = comparison.figures, comparison.intervals
     if "fidelity" in figures:
         low, high = intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
-        yield Gain("fidelity, mean", "1", nines(figures["fidelity"]), f"95 %: {nines(low)} to {nines(high)}")
+        yield GainRow("fidelity, mean", "1", nines(figures["fidelity"]), f"95 %: {nines(low)} to {nines(high)}")
     if "fidelity_worst" in figures:
         worst = nines(figures["fidelity_worst"])
-        yield Gain("fidelity, worst", "1", worst, f"of {comparison.samples} {kind} samples")
+        yield GainRow("fidelity, worst", "1", worst, f"of {comparison.samples} {kind} samples")
     if "metric" in figures:
         low, high = intervals["metric_change"]
         change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f})"
-        yield Gain(metric, f"{figures['metric_original']:.4f}", f"{figures['metric']:.4f}", change)
+        yield GainRow(metric, f"{figures['metric_original']:.4f}", f"{figures['metric']:.4f}", change)
 
 
-def shipped(manifest: Manifest) -> int:
-    """Bytes of the files that it takes to serve the artifact."""
+def served_size(manifest: Manifest) -> int:
+    """Bytes of the files that are needed to serve the artifact."""
     return sum(file.size for file in manifest.files.values())
 
 
-def at_batch(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
-    """The original's timing and the artifact's; None where there are not just these two."""
+def find_timings(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
+    """The original's and the artifact's timing at a batch size; None unless there are exactly these two."""
     found = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def speedup(time: Timing) -> str:
-    """With its quartiles; bare for what the others are compared with."""
+def format_speedup(time: Timing) -> str:
+    """Format a speed-up with its quartiles; "1" for the baseline."""
     low, high = time.speedup_quartiles
     if low == high == 1:
         return "1"

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic import registry
 from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measured
-from laconic.artifacts.ledger import JSON, Entry, ledger
+from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, LaconicError, UsageError
@@ -38,7 +38,7 @@ class CheckpointReport(BaseModel):
     """What is shown of the report beside a checkpoint."""
 
     task: str
-    stages: tuple[Entry, ...]
+    stages: tuple[StageEntry, ...]
     drift: Comparison
 
 
@@ -52,7 +52,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "path": str(artifact.path),
         "size": artifact.size,
         "layers": dict(Counter(manifest.precision.values()).most_common()),
-        "stages": [entry.plain() for entry in ledger(manifest.source, manifest.history, measured.seconds)],
+        "stages": [entry.plain() for entry in make_ledger(manifest.source, manifest.history, measured.seconds)],
         "verdict": verdict
         and {"passed": verdict.passed, "failures": verdict.failures, **verdict.model_dump(mode="json")},
         "measured": measured.model_dump(mode="json", exclude={"report"}),
