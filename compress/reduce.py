@@ -23,6 +23,7 @@ from laconic.recipes.recipe import Goal, Recipe
 from laconic.recipes.stage import TorchStage
 from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession
+from laconic.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -109,4 +110,4 @@ def missed(drift: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[st
     yield from drift.failures
     size = report["stages"][-1]["figures"]["bytes"]
     if goal.max_size is not None and size > goal.max_size:
-        yield f"size is {size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"
+        yield f"size is {format_bytes(size)}, the goal is {format_bytes(goal.max_size)}"

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from laconic import registry
-from laconic.artifacts.gain import amount, count, nines
 from laconic.artifacts.record import Record
 from laconic.cache import Cache, scratch
 from laconic.data.dataset import Dataset
@@ -28,6 +27,7 @@ from laconic.recipes.stage_order import MEANINGS
 from laconic.runtimes.predict import answers
 from laconic.runtimes.torch import TorchSession
 from laconic.tensor import Array, Arrays
+from laconic.units import format_bytes, format_count, format_fidelity
 
 KEPT, TIME = "checkpoint", "seconds.json"
 
@@ -52,7 +52,7 @@ def opened(
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust)
             samples = gather(recipe, source.task)
-            step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
+            step.note = f"{source.task.name}, {format_bytes(source.size)}, {len(samples.judge)} samples to judge by"
         yield source, Job(recipe, samples, folder, steps, cache)
 
 
@@ -203,6 +203,6 @@ def told(record: Record) -> str:
     """What a stage gained and cost, on one line."""
     figures = record.figures
     return (
-        f"fidelity {nines(figures['fidelity'])}, {count(figures['parameters'])} parameters, "
-        f"{amount(figures['bytes'])}, {count(figures['multiply-adds'])} multiply-adds"
+        f"fidelity {format_fidelity(figures['fidelity'])}, {format_count(figures['parameters'])} parameters, "
+        f"{format_bytes(figures['bytes'])}, {format_count(figures['multiply-adds'])} multiply-adds"
     )

@@ -8,8 +8,8 @@ from compress.search.constraints import Constraints, Quality
 from compress.search.latency_model import CostPrediction
 from compress.search.study import describe_settings
 from compress.search.trial import TrialOutcome
-from laconic.artifacts.gain import amount, milliseconds
 from laconic.timing.measurements import Trial
+from laconic.units import format_bytes, format_seconds
 
 
 @dataclass(eq=False)
@@ -124,9 +124,9 @@ def describe_excess(constraints: Constraints, made: BuiltArtifact | CostPredicti
     word = "" if isinstance(made, BuiltArtifact) else "predicted "
     found = []
     if constraints.max_latency is not None and made.latency > constraints.max_latency:
-        found.append(f"{word}{milliseconds(made.latency)}, the goal is {milliseconds(constraints.max_latency)}")
+        found.append(f"{word}{format_seconds(made.latency)}, the goal is {format_seconds(constraints.max_latency)}")
     if constraints.max_size is not None and made.size > constraints.max_size:
-        found.append(f"{word}{amount(made.size)}, the goal is {amount(constraints.max_size)}")
+        found.append(f"{word}{format_bytes(made.size)}, the goal is {format_bytes(constraints.max_size)}")
     return "; ".join(found)
 
 

@@ -15,7 +15,7 @@ from export.report.changes import Changes, searched
 from export.report.charts import latency, throughput
 from laconic import registry
 from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest
-from laconic.artifacts.gain import amount, duration, find_timings, list_gains, milliseconds, nines, served_size
+from laconic.artifacts.gain import find_timings, list_gains, served_size
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.config import PATHS
@@ -24,6 +24,7 @@ from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, PrecisionLadder
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import Measured, Trial
+from laconic.units import format_bytes, format_duration, format_fidelity, format_seconds
 
 TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
 MARK = "<!--search-->"
@@ -113,8 +114,8 @@ def render(
             made_up=not manifest.data,
             smaller=f"{measured.original_size / served_size(manifest):.1f}",
             faster=f"{alone[1].speedup:.1f}" if alone else None,
-            alone=[milliseconds(time.seconds) for time in alone] if alone else None,
-            sizes=[amount(measured.original_size), amount(served_size(manifest))],
+            alone=[format_seconds(time.seconds) for time in alone] if alone else None,
+            sizes=[format_bytes(measured.original_size), format_bytes(served_size(manifest))],
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(list_gains(manifest, measured, metric)),
             pictures=pictures(measured),
@@ -183,11 +184,11 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["amount"] = amount
-    made.filters["nines"] = nines
+    made.filters["amount"] = format_bytes
+    made.filters["nines"] = format_fidelity
     made.filters["brief"] = format_config
-    made.filters["milliseconds"] = milliseconds
-    made.filters["duration"] = duration
+    made.filters["milliseconds"] = format_seconds
+    made.filters["duration"] = format_duration
     made.filters["breakable"] = breakable
     made.filters["words"] = lambda name: name.replace("_", " ")
     return made
@@ -241,10 +242,10 @@ def tried(candidate: Candidate, manifest: Manifest) -> Tried:
     files = candidate.model.parent.glob(f"{candidate.model.name}*")
     return Tried(
         engine=candidate.name,
-        size=amount(sum(file.stat().st_size for file in files)),
+        size=format_bytes(sum(file.stat().st_size for file in files)),
         layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
-        mean=nines(float(candidate.fidelity.mean())),
-        worst=nines(float(candidate.fidelity.min())),
+        mean=format_fidelity(float(candidate.fidelity.mean())),
+        worst=format_fidelity(float(candidate.fidelity.min())),
         speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
         taken=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))

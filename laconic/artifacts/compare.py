@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.gain import amount, milliseconds, nines
 from laconic.artifacts.record import Record
 from laconic.data.dataset import read
 from laconic.errors import UsageError
 from laconic.hardware import cores
 from laconic.runtimes.predict import answers
 from laconic.timing.measurements import ORIGINAL, Timing
+from laconic.units import format_bytes, format_fidelity, format_seconds
 
 HistoryKey = tuple[str, int]
 """A stage of a history: its name, and the number of earlier stages of that name."""
@@ -171,12 +171,12 @@ def make_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         return name, one, two
 
     yield row("engine", "engine", str)
-    yield row("size", "size", amount)
-    yield row("latency, one sample", "latency", milliseconds)
+    yield row("size", "size", format_bytes)
+    yield row("latency, one sample", "latency", format_seconds)
     yield row("speed-up, one sample", "speedup", "{:.2f} x".format)
     yield row("throughput", "throughput", "{:.0f} rows/s".format)
-    yield row("fidelity, mean", "fidelity", nines)
-    yield row("fidelity, worst", "fidelity_worst", nines)
+    yield row("fidelity, mean", "fidelity", format_fidelity)
+    yield row("fidelity, worst", "fidelity_worst", format_fidelity)
     if any(each["metric"] is not None for each in sides):
         yield row("metric", "metric", "{:.4f}".format)
     yield row("compared with", "against", str)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from laconic.artifacts.artifact import Manifest
 from laconic.artifacts.verdict import Comparison
 from laconic.timing.measurements import ORIGINAL, Measured, Timing
+from laconic.units import format_bytes, format_fidelity, format_seconds
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class GainRow:
 def list_gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[GainRow]:
     """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
     before, after = measured.original_size, served_size(manifest)
-    yield GainRow("size", amount(before), amount(after), f"{before / after:.1f} x smaller")
+    yield GainRow("size", format_bytes(before), format_bytes(after), f"{before / after:.1f} x smaller")
     for batch in dict.fromkeys((1, measured.knee)):
         pair = find_timings(measured.timings, batch)
         if pair:
-            old, new = (milliseconds(time.seconds) for time in pair)
+            old, new = (format_seconds(time.seconds) for time in pair)
             yield GainRow(f"latency, batch {batch}", old, new, format_speedup(pair[1]))
     pair = find_timings(measured.timings, measured.knee)
     if pair:
@@ -42,9 +43,10 @@ def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[Ga
     figures, intervals = comparison.figures, comparison.intervals
     if "fidelity" in figures:
         low, high = intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
-        yield GainRow("fidelity, mean", "1", nines(figures["fidelity"]), f"95 %: {nines(low)} to {nines(high)}")
+        interval = f"95 %: {format_fidelity(low)} to {format_fidelity(high)}"
+        yield GainRow("fidelity, mean", "1", format_fidelity(figures["fidelity"]), interval)
     if "fidelity_worst" in figures:
-        worst = nines(figures["fidelity_worst"])
+        worst = format_fidelity(figures["fidelity_worst"])
         yield GainRow("fidelity, worst", "1", worst, f"of {comparison.samples} {kind} samples")
     if "metric" in figures:
         low, high = intervals["metric_change"]
@@ -69,34 +71,3 @@ def format_speedup(time: Timing) -> str:
     if low == high == 1:
         return "1"
     return f"{time.speedup:.2f} x ({low:.2f} to {high:.2f})"
-
-
-def nines(fidelity: float) -> str:
-    """A fidelity in five digits; in more where it would look like 1 and is not."""
-    return f"{fidelity:.5f}" if fidelity < 0.999995 or fidelity == 1 else f"{fidelity:.6f}"
-
-
-def amount(size: float) -> str:
-    """Bytes, for people."""
-    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= 0.95 * bytes_:
-            return f"{size / bytes_:.1f} {unit}"
-    return f"{size:.0f} B"
-
-
-def count(number: float) -> str:
-    """Parameters or operations, for people."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.95 * size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number:.0f}"
-
-
-def milliseconds(seconds: float) -> str:
-    """Seconds, for people."""
-    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
-
-
-def duration(seconds: float) -> str:
-    """Seconds, for people."""
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"

@@ -1,11 +1,11 @@
 """Stage ledger: figures of the model after each stage of the history, beside those of the source model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from laconic.artifacts.gain import amount, count, nines
 from laconic.artifacts.record import Record
+from laconic.units import format_bytes, format_count, format_fidelity
 
 JSON = "report.json"
 """The file beside a checkpoint that holds the ledger, for programs."""
@@ -71,14 +71,14 @@ def format_config(config: Mapping[str, Any]) -> str:
 def format_entry(entry: StageEntry) -> dict[str, str]:
     """Format an entry's figures, by column; empty where one is not known."""
     figures, left = entry.figures, entry.left
-    written = {
-        "parameters": (count, "parameters"),
-        "size": (amount, "bytes"),
-        "multiply-adds": (count, "multiply-adds"),
-        "fidelity": (nines, "fidelity"),
-        "worst": (nines, "fidelity worst"),
+    columns: dict[str, tuple[Callable[[float], str], str]] = {
+        "parameters": (format_count, "parameters"),
+        "size": (format_bytes, "bytes"),
+        "multiply-adds": (format_count, "multiply-adds"),
+        "fidelity": (format_fidelity, "fidelity"),
+        "worst": (format_fidelity, "fidelity worst"),
     }
-    found = {name: write(figures[key]) if key in figures else "" for name, (write, key) in written.items()}
+    found = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
     for name, key in (("parameters", "parameters"), ("size", "bytes"), ("multiply-adds", "multiply-adds")):
         if entry.stage != START and left.get(key, 1) != 1:
             found[name] += f" ({100 * left[key]:.0f} %)"

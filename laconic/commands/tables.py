@@ -13,12 +13,13 @@ from rich.text import Text
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, Artifact
 from laconic.artifacts.compare import make_rows
-from laconic.artifacts.gain import amount, format_speedup, list_gains
+from laconic.artifacts.gain import format_speedup, list_gains
 from laconic.artifacts.inspection import Check
 from laconic.artifacts.ledger import StageEntry, format_config, format_entry, make_ledger
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.doctor import Finding
 from laconic.timing.measurements import Timing, Trial
+from laconic.units import format_bytes
 
 OUT = Console(highlight=False, markup=False, emoji=False)
 
@@ -82,7 +83,7 @@ def inspected(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
-    table.add_row("size", f"{amount(artifact.size)}, the source {amount(measured.original_size)}")
+    table.add_row("size", f"{format_bytes(artifact.size)}, the source {format_bytes(measured.original_size)}")
     for line in kernel_lines(kernels):
         table.add_row("layers", line)
     if measured.arithmetic:
@@ -117,7 +118,7 @@ def search_table(trials: Sequence[Trial]) -> Table:
     table = grid(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
     for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
         name = f"* {trial.name}" if trial.front else trial.name
-        table.add_row(name, f"{trial.speedup:.2f} x", amount(trial.size), trial.reason)
+        table.add_row(name, f"{trial.speedup:.2f} x", format_bytes(trial.size), trial.reason)
     return table
 
 

@@ -13,6 +13,7 @@ from laconic.planner.prediction import Prediction, predict
 from laconic.planner.rates import Rates, measure
 from laconic.progress import Steps
 from laconic.training.settings import Training
+from laconic.units import format_count
 
 HEADROOM = 0.05
 """The share of the memory that is left free, for what allocators waste and libraries keep for themselves."""
@@ -111,7 +112,7 @@ def plan(
         for candidate in tried:
             rows.append(Row(candidate, foretold(subject, candidate.training, length, rates, devices), shared=not apart))
             step.advance()
-        step.note = f"{len(rows)} combinations of {subject.parameters / 1e9:.2f} B parameters"
+        step.note = f"{len(rows)} combinations of {format_count(subject.parameters, billion='B')} parameters"
     chosen = choose(rows, memory, timed=timed(rows[0], rates))
     largest = None
     if chosen:

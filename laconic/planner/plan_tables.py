@@ -10,18 +10,18 @@ from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.memory_plan import HEADROOM, Plan, Row, timed
 from laconic.planner.prediction import total
 from laconic.training.parallel.mesh import Mesh
-from laconic.units import unit_of
+from laconic.units import binary_unit, format_binary_bytes, format_count
 
-GIB = 2**30
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ("par", "grad", "opt", "act", "tmp")
 
 
 def show(plan: Plan, *, everything: bool = False) -> None:
     """Print the table, the choice, and how to say it in a recipe."""
-    training, (unit, _) = plan.plain.candidate.training, unit_of(plan.plain.prediction.peak)
+    training, (unit, _) = plan.plain.candidate.training, binary_unit(plan.plain.prediction.peak)
     title = (
-        f"{plan.subject.name}: {counted(plan.subject.parameters)} parameters, batch {training.batch}, "
+        f"{plan.subject.name}: {format_count(plan.subject.parameters, billion='B')} parameters, "
+        f"batch {training.batch}, "
         f"length {plan.length}; {unit}{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
     )
     rows = list(plan.rows) if everything else shown(plan)
@@ -65,7 +65,7 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
     """A line for each row."""
     made = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
     plain = plan.plain.prediction
-    _, size = unit_of(plain.peak)
+    _, size = binary_unit(plain.peak)
     for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.candidate.name == plan.chosen.candidate.name
@@ -85,7 +85,7 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
 
 def phase_table(plan: Plan, row: Row) -> Table:
     """The peak of each phase of a step, and what it is made of."""
-    unit, size = unit_of(plan.plain.prediction.peak)
+    unit, size = binary_unit(plan.plain.prediction.peak)
     made = grid(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):
         part = row.prediction.phases[phase]
@@ -95,11 +95,11 @@ def phase_table(plan: Plan, row: Row) -> Table:
 
 def verdict(plan: Plan) -> str:
     """The choice in a sentence."""
-    budget = f"{told(plan.memory)}, of which {100 * HEADROOM:.0f} % stay free"
+    budget = f"{format_binary_bytes(plan.memory)}, of which {100 * HEADROOM:.0f} % stay free"
     if plan.chosen is None:
         least = min(plan.rows, key=lambda row: row.need)
         return (
-            f"\nNothing fits into {budget}: the least is {told(least.need)}, with "
+            f"\nNothing fits into {budget}: the least is {format_binary_bytes(least.need)}, with "
             f"{least.candidate.name}. Take a smaller batch or length, or more memory."
         )
     size = (
@@ -107,7 +107,7 @@ def verdict(plan: Plan) -> str:
         if plan.largest is None
         else f"the largest batch that fits has {plan.largest} rows"
     )
-    instead = f"{told(plan.chosen.need)} instead of {told(plan.plain.need)}"
+    instead = f"{format_binary_bytes(plan.chosen.need)} instead of {format_binary_bytes(plan.plain.need)}"
     host = ", what is kept on the host included" if plan.chosen.shared and plan.chosen.prediction.host else ""
     return f"\nThe fastest that fits into {budget}: {plan.chosen.candidate.name}, {instead}{host}; {size}."
 
@@ -115,20 +115,6 @@ def verdict(plan: Plan) -> str:
 def caution(row: Row) -> str | None:
     """What its optimizer was measured to lose."""
     return row.candidate.training.parts().optimizer.caution
-
-
-def told(size: int) -> str:
-    """Bytes, for people."""
-    unit, scale = unit_of(size)
-    return f"{size / scale:.2f} {unit}"
-
-
-def counted(parameters: int) -> str:
-    """How many, for people: 1.11 B, 22.7 M, 340."""
-    return next(
-        (f"{parameters / each:.3g} {name}" for name, each in (("B", 1e9), ("M", 1e6)) if parameters >= 0.5 * each),
-        str(parameters),
-    )
 
 
 def recipe_lines(row: Row) -> str:

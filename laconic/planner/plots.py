@@ -10,9 +10,11 @@ from matplotlib.figure import Figure
 from laconic.errors import UsageError
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.memory_plan import Plan
-from laconic.planner.plan_tables import GIB, shown
+from laconic.planner.plan_tables import shown
 from laconic.planner.timeline_plot import COLOURS, LINE, MUTED, OVER, SETTINGS, bands, draw
+from laconic.units import format_binary_bytes
 
+GIB = 2**30
 ROW, WIDTH, LABELS = 0.42, 10.5, 0.42
 """Inches of a bar, inches of the picture, and the share of its width that the names take."""
 
@@ -45,12 +47,14 @@ def bars(plan: Plan, path: Path) -> None:
         plain = plan.plain.prediction
         for place, row, end in zip(places, rows, left, strict=True):
             times = row.prediction.seconds / plain.seconds
-            axes.text(end, place, f"  {row.prediction.peak / GIB:.2f} GiB, {times:.2f}x time", va="center", color=MUTED)
+            axes.text(
+                end, place, f"  {format_binary_bytes(row.prediction.peak)}, {times:.2f}x time", va="center", color=MUTED
+            )
         chosen = plan.chosen.candidate.name if plan.chosen else None
         names = [("▸ " if row.candidate.name == chosen else "") + wrapped(row.candidate.name) for row in rows]
         axes.set_yticks(places, names)
         axes.axvline(plan.memory / GIB, color=OVER, linewidth=1.2)
-        axes.text(plan.memory / GIB, len(rows) - 0.4, f" {plan.memory / GIB:.1f} GiB", color=OVER, va="bottom")
+        axes.text(plan.memory / GIB, len(rows) - 0.4, f" {format_binary_bytes(plan.memory)}", color=OVER, va="bottom")
         axes.set_xlim(0, 1.25 * max(float(left.max()), 1e-9))
         axes.set_ylim(-0.6, len(rows) - 0.1)
         axes.set_xlabel("GiB on the device, at the peak of a step")
