@@ -245,7 +245,7 @@ def test_it_is_written_where_nothing_was_timed():
 
 def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
     given = pieces(layers=3)
-    nodes = list(given["ladder"].harm)
+    nodes = list(given["ladder"].sensitivity)
     given["ladder"] = PrecisionLadder(given["ladder"].rungs, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
     html = render(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
