@@ -114,11 +114,11 @@ def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:
         scores = rewrite.producer(node.input[0])
         if scores is not None and scores.op_type == "Add":
             scores = rewrite.producer(scores.input[0])
-        answers = [rewrite.nodes[name] for name in rewrite.readers(node.output[0])]
-        if scores is None or scores.op_type != "MatMul" or [each.op_type for each in answers] != ["MatMul"]:
+        products = [rewrite.nodes[name] for name in rewrite.readers(node.output[0])]
+        if scores is None or scores.op_type != "MatMul" or [each.op_type for each in products] != ["MatMul"]:
             continue
-        if any(rewrite.is_initializer(tensor) for product in (scores, *answers) for tensor in product.input):
+        if any(rewrite.is_initializer(tensor) for product in (scores, *products) for tensor in product.input):
             continue
         yield from ((tensor, scores.name, False) for tensor in scores.input)
-        yield node.output[0], answers[0].name, True
-        yield answers[0].input[1], answers[0].name, False
+        yield node.output[0], products[0].name, True
+        yield products[0].input[1], products[0].name, False

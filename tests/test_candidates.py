@@ -63,13 +63,13 @@ def test_without_a_plan_that_meets_the_goal_the_most_faithful_is_given():
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=64, unique=True), st.integers(0, 1000))
 def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
-    flight = sorted(value / 1000 for value in values)
-    found, met, tried = climbed(ladder_of(flight), goal / 1000)
-    reaching = [value for value in flight if value >= goal / 1000]
+    rung = sorted(value / 1000 for value in values)
+    found, met, tried = climbed(ladder_of(rung), goal / 1000)
+    reaching = [value for value in rung if value >= goal / 1000]
     assert met == bool(reaching)
     if reaching:
         assert found == reaching[0]
-    assert tried <= 3 + np.log2(len(flight) + 1)
+    assert tried <= 3 + np.log2(len(rung) + 1)
 
 
 CANDIDATE = Candidate(

@@ -103,14 +103,14 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
     assert found.missed == ()
     assert found.artifact.size <= MOST
     assert "prune.channels" in [record.stage for record in found.artifact.manifest.history]
-    told = found.artifact.measured.search
-    assert any(trial.front for trial in told)
-    assert all(trial.reason for trial in told)
+    trials = found.artifact.measured.search
+    assert any(trial.front for trial in trials)
+    assert all(trial.reason for trial in trials)
     assert "What the search tried" in (path / REPORT).read_text(encoding="utf-8")
     before = {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")}
     again = run(trained, tmp_path / "again.laconic", cache)
     assert content(again.artifact.path) == content(path)
-    assert again.artifact.measured.search == told
+    assert again.artifact.measured.search == trials
     assert again.spent == found.spent
     assert {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")} == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["again.laconic", "cache", "found.laconic"]

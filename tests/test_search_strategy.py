@@ -186,11 +186,11 @@ def test_a_goal_that_nothing_meets_is_missed_with_the_nearest(tmp_path):
 
 def test_everything_that_was_tried_says_why_it_lost(tmp_path):
     state = run(World(tmp_path, FAITHFUL, 600))
-    told = state.trials
-    assert len(told) == len(state.candidates) > 5
-    assert all(trial.reason and "\n" not in trial.reason for trial in told)
-    assert [trial.name for trial in told if trial.reason == "taken"] == [state.best.name]
-    front = [trial for trial in told if trial.front]
+    trials = state.trials
+    assert len(trials) == len(state.candidates) > 5
+    assert all(trial.reason and "\n" not in trial.reason for trial in trials)
+    assert [trial.name for trial in trials if trial.reason == "taken"] == [state.best.name]
+    front = [trial for trial in trials if trial.front]
     assert front
     assert not any(dominates(one, other) for one in front for other in front)
 

@@ -47,7 +47,7 @@ class LatencyTable:
         """Seconds of a graph of this layer alone, by batch size."""
         engine = make_runtime(self.option.runtime)
         key = hash_of(
-            "cell",
+            "layer",
             spec.signature,
             TRIAL_BATCHES,
             precision,
@@ -63,7 +63,7 @@ class LatencyTable:
             with open_layer(spec, self.option, precision) as (session, draw_inputs):
                 return {str(size): timer.measure(session, draw_inputs(size)) for size in TRIAL_BATCHES}
 
-        return dict(self.cache.json(f"cell-{key}", measure))
+        return dict(self.cache.json(f"layer-{key}", measure))
 
     def total(self, specs: Sequence[LayerSpec]) -> dict[int, float]:
         """Seconds of all layers, by batch size."""

@@ -60,8 +60,8 @@ class ReferenceTimer:
                 return min(time_run(reference, inputs) for _ in range(RUNS))
 
         version = make_runtime(self.option.runtime).version()
-        key = hash_of("yardstick", self.option.name, version, this_machine().model_dump(), code_version())
-        return float(self.cache.json(f"yardstick-{key}", measure))
+        key = hash_of("reference-layer", self.option.name, version, this_machine().model_dump(), code_version())
+        return float(self.cache.json(f"reference-layer-{key}", measure))
 
 
 def time_run(session: Session, inputs: Mapping[str, Array]) -> float:

@@ -68,24 +68,24 @@ def write_graph(spec: LayerSpec, folder: Path) -> Graph:
     axes: list[str | int] = ["batch", *spec.shape[1:]]
     graph = helper.make_graph(
         nodes,
-        "cell",
+        "layer",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, axes) for name in inputs],
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, [])],
         [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias"), *constants],
     )
-    path = folder / "cell.onnx"
+    path = folder / "layer.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10), path)
     specs = tuple(TensorSpec(name=name, dtype="float32", shape=("batch", *spec.shape[1:])) for name in inputs)
-    return Graph(path, specs, (), (layer,), "cell")
+    return Graph(path, specs, (), (layer,), "layer")
 
 
 def make_linear(shape: tuple[int, ...]) -> tuple[list[NodeProto], Layer]:
     """Nodes for y = x @ weight + bias."""
     nodes = [
-        helper.make_node("MatMul", ["x", "weight"], ["product"], "cell/MatMul"),
-        helper.make_node("Add", ["product", "bias"], ["y"], "cell/Add"),
+        helper.make_node("MatMul", ["x", "weight"], ["product"], "layer/MatMul"),
+        helper.make_node("Add", ["product", "bias"], ["y"], "layer/Add"),
     ]
-    return nodes, Layer("cell/MatMul", "cell", "MatMul", "x", "weight", "product", shape, 1)
+    return nodes, Layer("layer/MatMul", "layer", "MatMul", "x", "weight", "product", shape, 1)
 
 
 def make_convolution(spec: LayerSpec) -> tuple[list[NodeProto], Layer]:
@@ -97,10 +97,10 @@ def make_convolution(spec: LayerSpec) -> tuple[list[NodeProto], Layer]:
         "group": spec.groups,
     }
     nodes = [
-        helper.make_node("Conv", ["x", "weight", "bias"], ["result"], "cell/Conv", **settings),
+        helper.make_node("Conv", ["x", "weight", "bias"], ["result"], "layer/Conv", **settings),
         helper.make_node("Relu", ["result"], ["y"], "relu/Relu"),
     ]
-    return nodes, Layer("cell/Conv", "cell", "Conv", "x", "weight", "result", spec.weight, 0)
+    return nodes, Layer("layer/Conv", "layer", "Conv", "x", "weight", "result", spec.weight, 0)
 
 
 def make_attention(spec: LayerSpec) -> tuple[list[NodeProto], list[TensorProto]]:
