@@ -14,7 +14,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from export.sources import open_source
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.gain import milliseconds, speedup
+from laconic.artifacts.gain import format_speedup
 from laconic.cache import VARIABLE, Cache
 from laconic.data.dataset import Dataset
 from laconic.progress import Steps
@@ -25,6 +25,7 @@ from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 from laconic.timing.measurements import Timing
 from laconic.timing.race import race
+from laconic.units import format_seconds
 
 FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
 LACONIC = Path(sys.executable).parent / "laconic"
@@ -153,7 +154,7 @@ def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str
     for way in dict.fromkeys(time.engine for time in times):
         own = [time for time in times if time.engine == way]
         first = way == times[0].engine
-        rows.append([way, *(f"1 ({milliseconds(time.seconds)})" if first else speedup(time) for time in own)])
+        rows.append([way, *(f"1 ({format_seconds(time.seconds)})" if first else format_speedup(time) for time in own)])
     return ["", *(f"batch {size}" for size in sizes)], rows
 
 

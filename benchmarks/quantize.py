@@ -28,12 +28,12 @@ from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import PlanContext
 from laconic.runtimes.predict import answers
 
-STATIC: dict[str, Any] = {"mixed": False, "bias_correction": False}
+STATIC: dict[str, Any] = {"mixed_precision": False, "bias_correction": False}
 INT4: dict[str, tuple[str, dict[str, Any]]] = {
     "nearest": ("quantize.weights", {}),
     "AdaRound": ("quantize.weights", {"rounding": "adaround"}),
-    "GPTQ": ("quantize.gptq", {"mixed": False}),
-    "GPTQ in order": ("quantize.gptq", {"mixed": False, "order": False}),
+    "GPTQ": ("quantize.gptq", {"mixed_precision": False}),
+    "GPTQ in order": ("quantize.gptq", {"mixed_precision": False, "act_order": False}),
 }
 """Ways to round to four bits."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,9 +43,9 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "INT8, GPTQ": ("quantize.static", {**STATIC, "rounding": "gptq"}),
     "INT8, GPTQ, bias correction": ("quantize.static", {**STATIC, "rounding": "gptq", "bias_correction": True}),
     "weights INT8, nearest": ("quantize.weights", {"bits": 8}),
-    "weights INT8, GPTQ": ("quantize.gptq", {"bits": 8, "mixed": False}),
+    "weights INT8, GPTQ": ("quantize.gptq", {"bits": 8, "mixed_precision": False}),
     **{
-        f"weights INT4, groups of {group}, {name}": (stage, {"bits": 4, "group": group, **settings})
+        f"weights INT4, groups of {group}, {name}": (stage, {"bits": 4, "group_size": group, **settings})
         for group in (128, 32)
         for name, (stage, settings) in INT4.items()
     },

@@ -17,10 +17,10 @@ from laconic.recipes.recipe import Recipe
 
 SETTINGS: tuple[dict[str, object], ...] = (
     {},
-    {"smooth": False},
-    {"method": "percentile", "smooth": False},
-    {"method": "mse", "smooth": False},
-    {"method": "entropy", "smooth": False},
+    {"smoothquant": False},
+    {"method": "percentile", "smoothquant": False},
+    {"method": "mse", "smoothquant": False},
+    {"method": "entropy", "smoothquant": False},
     {"method": "mse"},
     {"samples": 32},
     {"samples": 1024},
@@ -40,7 +40,7 @@ def main() -> None:
         recipe = Recipe.default(
             str(source),
             data=str(data),
-            stages=[{"quantize.static": {**settings, "mixed": False}}],
+            stages=[{"quantize.static": {**settings, "mixed_precision": False}}],
             runtimes=["openvino"],
         )
         made = compress(recipe, folder / "settings.laconic", steps=Steps(quiet=True), cache=Cache(folder / "cache"))

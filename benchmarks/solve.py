@@ -15,7 +15,7 @@ from digits import GIVEN, SEEN, trained
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-from compress.search.search import solve
+from compress.search.search import search
 from laconic.cache import Cache
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import ORIGINAL
@@ -60,7 +60,7 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe.parse({**MODELS[given.model](given.folder), "goal": {"max_drop": given.drop}})
     cache = Cache(given.folder / "cache")
-    made = solve(
+    made = search(
         recipe,
         given.folder / f"{given.model}.laconic",
         budget=parse_budget(given.budget),

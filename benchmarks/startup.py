@@ -52,8 +52,8 @@ def main() -> None:
         }
         for name, settings in (
             ("default recipe", {}),
-            ("256 samples, no layer measured", {"samples": 256, "mixed": False}),
-            ("2560 samples, no layer measured", {"samples": 2560, "mixed": False}),
+            ("256 samples, no layer measured", {"samples": 256, "mixed_precision": False}),
+            ("2560 samples, no layer measured", {"samples": 2560, "mixed_precision": False}),
         ):
             seconds, peak = compression(given | {"stages": [{"quantize.static": settings}]})
             print(

@@ -12,9 +12,9 @@ from export.lineage import Lineage, open_lineage
 from export.pipeline import Result, write_artifact
 from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
-from export.validate import drift
+from export.validate import compare_with_original
 from laconic.artifacts.artifact import REPORT, check_destination, put
-from laconic.artifacts.ledger import JSON, ledger
+from laconic.artifacts.ledger import JSON, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
 from laconic.hardware import cores, this_machine
@@ -74,7 +74,7 @@ def compress_checkpoint(
         apply_stages(lineage, torch_stages(recipe))
         checkpoint = as_checkpoint_source(lineage.model).checkpoint
         with steps.step("compare with the original") as step:
-            found = compare_with_original(lineage, checkpoint)
+            found = compare_checkpoint(lineage, checkpoint)
             step.note = f"fidelity {found.figures['fidelity']:.6g}"
         folder = lineage.job.folder / "checkpoint"
         checkpoint.save(folder)
@@ -85,7 +85,7 @@ def compress_checkpoint(
     return CompressedCheckpoint(checkpoint, destination, report, tuple(missed_by(found, report, recipe.goal)))
 
 
-def compare_with_original(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
+def compare_checkpoint(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
     """Compare the checkpoint's outputs with the original's, on samples that no choice has seen."""
     job = lineage.job
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
@@ -101,7 +101,7 @@ def compare_with_original(lineage: Lineage, checkpoint: Checkpoint) -> Compariso
         together={},
         made_up=not job.samples.fingerprints,
     )
-    found_drift = drift(evidence, task, required_tolerance(task, goal), goal, job.recipe.seed)
+    found_drift = compare_with_original(evidence, task, required_tolerance(task, goal), goal, job.recipe.seed)
     # The task's own tolerance is for what is served; a checkpoint is held to what was asked for alone.
     asked = {"fidelity": goal.fidelity, "fidelity_worst": goal.worst, "metric_change": goal.max_drop}
     required = {name: least for name, least in found_drift.required.items() if asked.get(name) is not None}
@@ -114,7 +114,7 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Compari
     return {
         "task": checkpoint.task.name,
         "source": Path(lineage.job.recipe.source).resolve().name,
-        "stages": [entry.plain() for entry in ledger(lineage.describe_source(), lineage.history, lineage.seconds)],
+        "stages": [entry.plain() for entry in make_ledger(lineage.describe_source(), lineage.history, lineage.seconds)],
         "drift": found.model_dump(mode="json"),
         "licence": checkpoint.licence,
         "machine": this_machine().model_dump(mode="json"),

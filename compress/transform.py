@@ -11,7 +11,6 @@ import torch
 
 from export.lineage import Lineage, summarize_fidelity
 from export.sources import as_checkpoint_source
-from laconic.artifacts.gain import amount, count, nines
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
 from laconic.models.checkpoint import BUILD, Checkpoint
@@ -21,6 +20,7 @@ from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, mad
 from laconic.recipes.stage_order import MEANINGS
 from laconic.runtimes.predict import answers
 from laconic.tensor import Array
+from laconic.units import format_bytes, format_count, format_fidelity
 
 KEPT, TIME = "checkpoint", "seconds.json"
 
@@ -105,6 +105,6 @@ def format_record(record: Record) -> str:
     """What a stage gained and cost, on one line."""
     figures = record.figures
     return (
-        f"fidelity {nines(figures['fidelity'])}, {count(figures['parameters'])} parameters, "
-        f"{amount(figures['bytes'])}, {count(figures['multiply-adds'])} multiply-adds"
+        f"fidelity {format_fidelity(figures['fidelity'])}, {format_count(figures['parameters'])} parameters, "
+        f"{format_bytes(figures['bytes'])}, {format_count(figures['multiply-adds'])} multiply-adds"
     )

@@ -1,4 +1,4 @@
-"""Whether what was asked for is what runs: the engine's kernels, layer by layer."""
+"""Kernel audit: checks layer by layer that the engine runs the requested precision."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from laconic.runtimes.runtime import Kernel, kernel_of
 
 
 def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> dict[str, float]:
-    """The share of the weights that each arithmetic works on, by its name.
+    """Check the kernels against the plan; returns the share of the weights that each arithmetic is used for.
 
-    kernels: of a session that has run. Raises UnsupportedPrecision, naming the layers, where INT8 was asked for and
-    something else runs; an engine that does not tell what it runs is believed, and the shares are empty.
+    kernels: of a session that has run. Raises UnsupportedPrecision, naming the layers, where INT8 was planned and
+    something else runs. For an engine that does not report its kernels nothing is checked, and the result is empty.
     """
     if not kernels:
         return {}

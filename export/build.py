@@ -85,7 +85,7 @@ class PlanEvaluator:
             sorted(plan.precision.items()),
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
             hash_arrays({name: each.factors for name, each in plan.smoothing.items()}),
-            sorted((*layer, each.group, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),
+            sorted((*layer, each.group_size, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),
             option.name,
             make_runtime(option.runtime).version(),
             this_machine().features,

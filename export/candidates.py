@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from export.build import EngineOption
-from laconic.quantization.plan import INTEGER, Ladder, Plan
+from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.timing.measurements import Timing
@@ -53,26 +53,28 @@ class EngineCandidate:
         return set(self.plan.precision.values()) <= {"float32"}
 
 
-def pair_ladders(ladder: Ladder, options: Sequence[EngineOption]) -> Iterator[tuple[Ladder, EngineOption]]:
+def pair_ladders(
+    ladder: PrecisionLadder, options: Sequence[EngineOption]
+) -> Iterator[tuple[PrecisionLadder, EngineOption]]:
     """Yield each engine option with the part of the ladder to try on it, the preferred first.
 
-    BF16 goes from the top of one flight to the top of the next as well: weights in fewer bits and no arithmetic in
+    BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic in
     INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
     and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the graph as it was, the way
     back where a model is so small that INT8 costs more than it saves.
     """
-    choice = len(ladder.flights) > 1
-    tops = Ladder(tuple((flight[-1],) for flight in ladder.flights))
+    choice = len(ladder.rungs) > 1
+    tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))
     yield from ((tops, option) for option in options if choice and option.compute == "bfloat16")
     yield from ((ladder, option) for option in options)
-    last = Ladder.of(ladder.flights[-1][-1])
+    last = PrecisionLadder.of(ladder.rungs[-1][-1])
     yield from ((last, option) for option in options if choice and option.compute == "float32")
 
 
-def find_plan(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
+def find_plan(ladder: PrecisionLadder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:
     """The first plan that meets the goal, its fidelity, and whether one does; else the most faithful that was tried.
 
-    Bisects each flight: fidelity grows along it, but for small steps down, which may cost a step and never the goal.
+    Bisects each rung: fidelity grows along it, but for small steps down, which may cost a step and never the goal.
     """
     tried: list[tuple[Plan, Array]] = []
 
@@ -80,16 +82,16 @@ def find_plan(ladder: Ladder, trial: Callable[[Plan], Array], goal: Tolerance) -
         tried.append((plan, trial(plan)))
         return goal.met_by(tried[-1][1])
 
-    for flight in ladder.flights:
-        if met(flight[0]):
+    for rung in ladder.rungs:
+        if met(rung[0]):
             return *tried[-1], True
-        if len(flight) == 1 or not met(flight[-1]):
+        if len(rung) == 1 or not met(rung[-1]):
             continue
         found = tried[-1]
-        low, high = 0, len(flight) - 1
+        low, high = 0, len(rung) - 1
         while high - low > 1:
             middle = (low + high) // 2
-            if met(flight[middle]):
+            if met(rung[middle]):
                 found, high = tried[-1], middle
             else:
                 low = middle

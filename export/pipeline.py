@@ -29,7 +29,7 @@ from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import Ladder, Plan
+from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.goal import find_missed, required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, describe, standing_records
@@ -117,10 +117,10 @@ class EngineBuild:
         with self.steps.step("run the original", sum(map(len, sets))) as step:
             return {dataset.fingerprint: self.lineage.reference(dataset, step) for dataset in sets}
 
-    def plan(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, evaluator: PlanEvaluator) -> Ladder:
+    def plan(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, evaluator: PlanEvaluator) -> PrecisionLadder:
         """The plans that quantization proposes; without it, the graph as it is."""
         if not stages:
-            return Ladder.of(Plan({layer.node: "float32" for layer in graph.layers}))
+            return PrecisionLadder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         ((name, stage),) = stages
         trial = partial(evaluator.fidelity, option=SENSITIVITY_OPTION, dataset=self.samples.probe)
         context = self.lineage.context(name, stage)
@@ -128,7 +128,7 @@ class EngineBuild:
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
     def build_candidates(
-        self, ladder: Ladder, evaluator: PlanEvaluator, options: list[EngineOption]
+        self, ladder: PrecisionLadder, evaluator: PlanEvaluator, options: list[EngineOption]
     ) -> list[EngineCandidate]:
         """For each engine option, build the first plan that meets the goal, and audit it.
 
@@ -153,7 +153,7 @@ class EngineBuild:
         return list(built.values())
 
     def build_candidate(
-        self, ladder: Ladder, evaluator: PlanEvaluator, option: EngineOption, folder: Path, step: Step
+        self, ladder: PrecisionLadder, evaluator: PlanEvaluator, option: EngineOption, folder: Path, step: Step
     ) -> EngineCandidate:
         """Build the first plan that meets the goal with one engine option, and audit the kernels that run."""
 

@@ -1,4 +1,4 @@
-"""The verdict: what the artifact is compared with, in which figures, and how sure they are."""
+"""Validation: compares the artifact with the original, with confidence intervals, and gives a verdict."""
 
 import numpy as np
 
@@ -11,37 +11,36 @@ from laconic.tasks.task import Task, Tolerance
 from laconic.tensor import Array, Arrays
 
 CAPTURE_EXACTNESS = 1 - 1e-4
-"""1 minus the largest error of the captured graph, relative to the largest output. FP32 sums in another order differ
-by 1e-6."""
+"""1 minus the largest allowed error of the captured graph, relative to the largest output. FP32 sums in another order
+differ by 1e-6."""
 
 ENGINE_FIDELITY = 0.99
 ENGINE_SHARE = 0.2
-"""The least fidelity, mean, of an engine to the graph run node by node; and the share of the infidelity that is allowed
-which may be the engine's, where that is more. It rounds at other places, and in BF16: 0.9991 for MiniLM's vectors,
-0.988 for a classifier whose classes are near a tie, where 0.85 was asked for. A wrong kernel or a lost scale does far
-worse."""
+"""The least mean fidelity of an engine to the graph run node by node; and the share of the allowed infidelity that may
+be the engine's, where that is more. Engines round in other places, and in BF16: 0.9991 for MiniLM's vectors, 0.988 for
+a classifier whose classes are near a tie, where 0.85 was asked for. A wrong kernel or a lost scale is far worse."""
 
 BATCH_FIDELITY = 0.9999
 BATCH_WORST = 0.999
-"""The least fidelity, mean and worst, of an answer given in company to the same given alone. Static INT8 gives 1 and 1;
-beside float attention, where sums change in their last bit and a rounding turns over, 0.999995 and 0.9998; dynamic INT8
+"""The least fidelity, mean and worst, of batched outputs to unbatched ones. Static INT8 gives 1 and 1; with float
+attention, where sums differ in the last bit and a value may round to the other side, 0.999995 and 0.9998; dynamic INT8
 0.99 and 0.945: such an artifact is served one sample at a time."""
 
 
 def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
-    """Compare, and say what came out. tolerance: the fidelity asked for."""
+    """Compare the collected outputs and return the verdict. tolerance: the required fidelity."""
     parity = [
         Comparison(
             subject=ENGINE,
             against="graph run node by node",
-            samples=rows(evidence.plain),
+            samples=count_samples(evidence.plain),
             figures=fidelity_of(task, evidence.plain, evidence.alone),
             required=engine_fidelity(tolerance),
         ),
         Comparison(
             subject="answer in a batch",
             against="answer alone",
-            samples=rows(evidence.alone),
+            samples=count_samples(evidence.alone),
             figures=fidelity_of(task, evidence.alone, evidence.together),
         ),
     ]
@@ -54,28 +53,28 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
             required={"exactness": CAPTURE_EXACTNESS},
         )
         parity.insert(0, captured)
-    return Verdict(parity=tuple(parity), drift=(drift(evidence, task, tolerance, goal, seed),))
+    return Verdict(parity=tuple(parity), drift=(compare_with_original(evidence, task, tolerance, goal, seed),))
 
 
 def engine_fidelity(tolerance: Tolerance) -> dict[str, float]:
-    """What is required of the engine, mean and worst, where so much infidelity is allowed."""
+    """The required mean and worst fidelity of the engine to the graph run node by node."""
     mean = min(ENGINE_FIDELITY, 1 - ENGINE_SHARE * (1 - tolerance.mean))
-    return {"fidelity": rounded(mean), "fidelity_worst": rounded(max(1 - WORST * (1 - mean), 0.0))}
+    return {"fidelity": round_figure(mean), "fidelity_worst": round_figure(max(1 - WORST * (1 - mean), 0.0))}
 
 
 def is_batch_independent(verdict: Verdict) -> bool:
-    """Whether an answer does not depend on who shares its batch."""
+    """Whether a sample's output does not depend on the other samples of its batch."""
     comparison = next(each for each in verdict.parity if each.subject == "answer in a batch")
     figures = comparison.figures
     return figures["fidelity"] >= BATCH_FIDELITY and figures["fidelity_worst"] >= BATCH_WORST
 
 
-def drift(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Comparison:
-    """The artifact against the original, on samples that no choice has seen."""
+def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Comparison:
+    """Compare the artifact with the original on samples that no choice was made by."""
     fidelity = task.fidelity(evidence.original, evidence.artifact)
     samples = len(fidelity)
     figures = fidelity_of(task, evidence.original, evidence.artifact)
-    figures |= {name: rounded(value) for name, value in task.figures(evidence.original, evidence.artifact).items()}
+    figures |= {name: round_figure(value) for name, value in task.figures(evidence.original, evidence.artifact).items()}
     intervals = {"fidelity": interval(lambda index: float(fidelity[index].mean()), samples, seed=seed)}
     required = {"fidelity": tolerance.mean}
     if tolerance.worst is not None:
@@ -83,8 +82,8 @@ def drift(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed
     if evidence.labels is not None:
         before, after = (task.scorer(each, evidence.labels) for each in (evidence.original, evidence.artifact))
         every = np.arange(samples)
-        figures["metric_original"], figures["metric"] = rounded(before(every)), rounded(after(every))
-        figures["metric_change"] = rounded(after(every) - before(every))
+        figures["metric_original"], figures["metric"] = round_figure(before(every)), round_figure(after(every))
+        figures["metric_change"] = round_figure(after(every) - before(every))
         intervals["metric_change"] = interval(lambda index: after(index) - before(index), samples, seed=seed)
         if goal.max_drop is not None:
             required["metric_change"] = -goal.max_drop
@@ -93,22 +92,22 @@ def drift(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed
         against="original, on made-up samples" if evidence.made_up else "original",
         samples=samples,
         figures=figures,
-        intervals={name: (rounded(low), rounded(high)) for name, (low, high) in intervals.items()},
+        intervals={name: (round_figure(low), round_figure(high)) for name, (low, high) in intervals.items()},
         required=required,
     )
 
 
 def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:
-    """Mean and worst."""
+    """Mean and worst fidelity."""
     fidelity: Array = task.fidelity(reference, found)
-    return {"fidelity": rounded(fidelity.mean()), "fidelity_worst": rounded(fidelity.min())}
+    return {"fidelity": round_figure(fidelity.mean()), "fidelity_worst": round_figure(fidelity.min())}
 
 
-def rows(arrays: Arrays) -> int:
-    """How many samples were answered."""
+def count_samples(arrays: Arrays) -> int:
+    """The number of samples in outputs by name."""
     return len(next(iter(arrays.values())))
 
 
-def rounded(value: float) -> float:
-    """Six digits behind the point: what lies beyond means nothing, and differs between processors."""
+def round_figure(value: float) -> float:
+    """Round to six decimals: later ones are noise, and differ between processors."""
     return round(float(value), 6)

@@ -1,4 +1,4 @@
-"""Shares, seconds and bytes, as people write them: 1%, 3 ms, 25 MB."""
+"""Quantities with units: parsing what people write (1%, 3 ms, 25 MB), and formatting numbers for people."""
 
 import re
 from typing import Annotated, Any
@@ -11,6 +11,7 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 BUDGETS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
 SIZE = TypeAdapter(ByteSize)
+BINARY_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def number_and_unit(value: str) -> tuple[float, str]:
@@ -66,9 +67,75 @@ def parse_bytes(value: Any) -> int:
     return size
 
 
-def unit_of(size: int) -> tuple[str, int]:
-    """The binary unit that a size is best told in, and its bytes."""
-    return next((pair for pair in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.5 * pair[1]), ("B", 1))
+def format_bytes(size: float) -> str:
+    """Format bytes in decimal units, as of files: 25.3 MB."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= 0.95 * scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_binary_bytes(size: float) -> str:
+    """Format bytes in binary units, as of memory: 1.50 GiB, 0.53 GiB, 64 MiB."""
+    if size >= 0.5 * 2**30:
+        return f"{size / 2**30:.2f} GiB"
+    for unit, scale in BINARY_UNITS:
+        if size >= scale:
+            return f"{size / scale:.0f} {unit}"
+    return f"{size:.0f} B"
+
+
+def binary_unit(size: int) -> tuple[str, int]:
+    """The binary unit for a table or an axis whose largest value is `size` bytes, and its bytes."""
+    return next((pair for pair in BINARY_UNITS if size >= 0.5 * pair[1]), ("B", 1))
+
+
+def format_count(number: float, *, billion: str = "G") -> str:
+    """Format a number of parameters or operations: 22.7 M. billion: the unit of 1e9."""
+    for unit, scale in ((billion, 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.95 * scale:
+            return f"{number / scale:.1f} {unit}"
+    return f"{number:.0f}"
+
+
+def format_rate(value: float) -> str:
+    """Format a rate in about three digits: 8.25, 412, 12.3k, 1.20M."""
+    for scale, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * scale:
+            return f"{format_digits(value / scale)}{unit}"
+    return format_digits(value)
+
+
+def format_digits(value: float) -> str:
+    """Format a number in three digits or more, without an exponent."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def format_percent(share: float) -> str:
+    """Format a share in percent: 0 %, 0.5 %, 42 %."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a latency: 3.20 ms, 45 us."""
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
+
+
+def format_duration(seconds: float) -> str:
+    """Format how long a step took: 14.5 s, 3 min 20 s."""
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def format_clock(seconds: float) -> str:
+    """Format a remaining time: 0:42, 1:05:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_fidelity(fidelity: float) -> str:
+    """Format a fidelity in five decimals; in six where it would look like 1 and is not."""
+    return f"{fidelity:.5f}" if fidelity < 0.999995 or fidelity == 1 else f"{fidelity:.6f}"
 
 
 Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema({"type": ["string", "number"]})]

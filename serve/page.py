@@ -5,6 +5,7 @@ from string import Template
 
 from laconic import __version__
 from laconic.artifacts.verdict import Verdict
+from laconic.units import format_bytes
 from serve.kserve import describe_tensor
 from serve.model import Model
 from serve.repository import Repository
@@ -60,7 +61,7 @@ MODEL = Template("""<section>
 <tr><th>Inputs</th><td>$inputs</td></tr>
 <tr><th>Outputs</th><td>$outputs</td></tr>
 <tr><th>Engine</th><td>$engine, batches of up to $cap rows</td></tr>
-<tr><th>Size</th><td>$size MB</td></tr>
+<tr><th>Size</th><td>$size</td></tr>
 <tr><th>Verdict</th><td>$verdict</td></tr>
 </table>
 <form action="$action">
@@ -92,7 +93,7 @@ def render_model(model: Model) -> str:
         outputs=", ".join(render_tensor(describe_tensor(spec)) for spec in model.outputs),
         engine=escape(model.runtime),
         cap=model.batcher.cap.rows,
-        size=f"{model.artifact.size / 1e6:.1f}",
+        size=format_bytes(model.artifact.size),
         verdict=escape(format_verdict(manifest.verdict)),
         action=escape(f"v1/models/{model.name}/predict"),
         field=render_field(model),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from export.build import EngineOption
 from export.candidates import EngineCandidate, choose_fastest, find_plan, pair_ladders
-from laconic.quantization.plan import BITS, Ladder, Plan
+from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Tolerance
@@ -17,9 +17,10 @@ from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
 
 
-def ladder_of(*flights):
+def ladder_of(*rungs):
     """Plans that say how faithful they are: the key of their ranges."""
-    return Ladder(tuple(tuple(Plan({"layer": "int8"}, {str(value): None}) for value in flight) for flight in flights))
+    plans = (tuple(Plan({"layer": "int8"}, {str(value): None}) for value in rung) for rung in rungs)
+    return PrecisionLadder(tuple(plans))
 
 
 def fidelity_of(plan):
@@ -62,13 +63,13 @@ def test_without_a_plan_that_meets_the_goal_the_most_faithful_is_given():
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=64, unique=True), st.integers(0, 1000))
 def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
-    flight = sorted(value / 1000 for value in values)
-    found, met, tried = climbed(ladder_of(flight), goal / 1000)
-    reaching = [value for value in flight if value >= goal / 1000]
+    rung = sorted(value / 1000 for value in values)
+    found, met, tried = climbed(ladder_of(rung), goal / 1000)
+    reaching = [value for value in rung if value >= goal / 1000]
     assert met == bool(reaching)
     if reaching:
         assert found == reaching[0]
-    assert tried <= 3 + np.log2(len(flight) + 1)
+    assert tried <= 3 + np.log2(len(rung) + 1)
 
 
 CANDIDATE = EngineCandidate(
@@ -99,14 +100,14 @@ def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_origina
 def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first():
     options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
     low, lifted, last = (Plan({"layer": precision}) for precision in ("int8", "int8-weight", "float32"))
-    ladder = Ladder(((low, lifted), (last,)))
+    ladder = PrecisionLadder(((low, lifted), (last,)))
     found = list(pair_ladders(ladder, options))
     assert found[1:3] == [(ladder, option) for option in options]
-    assert [(each.flights, option.compute) for each, option in (found[0], found[3])] == [
+    assert [(each.rungs, option.compute) for each, option in (found[0], found[3])] == [
         (((lifted,), (last,)), "bfloat16"),
         (((last,),), "float32"),
     ]
-    only = Ladder.of(low)
+    only = PrecisionLadder.of(low)
     assert list(pair_ladders(only, options)) == [(only, option) for option in options], "there is no choice"
 
 

@@ -8,7 +8,7 @@ from artifacts import FAILED, write_artifact
 from test_report import measured
 
 from laconic.artifacts.artifact import MANIFEST, MEASURED
-from laconic.artifacts.compare import compare, table
+from laconic.artifacts.compare import compare, make_rows
 from laconic.artifacts.record import Record
 from laconic.errors import ArtifactError, DataError, UsageError
 from laconic.hashing import seal, unseal
@@ -84,7 +84,7 @@ def test_both_are_asked_the_same_samples(pair, data):
 
 
 def test_the_table_for_people_has_a_cell_for_what_is_not_known(pair):
-    rows = {name: (one, two) for name, one, two in table(compare(*pair))}
+    rows = {name: (one, two) for name, one, two in make_rows(compare(*pair))}
     assert rows["latency, one sample"] == ("3.00 ms", "")
     assert rows["verdict"] == ("passed", "failed")
     assert rows["layers"][1] == "2 int8"

@@ -245,8 +245,9 @@ def answers(laconic, home, tmp_path):
 
     def run(source: Path, goal: dict, *stages: dict, code: int = 0, **changes) -> np.ndarray:
         recipe = tmp_path / "compress.yaml"
+        stages = [*stages, {"quantize.static": {"mixed_precision": False}}]
         content = {"source": str(source), "data": str(home / "digits.npz"), "goal": goal,
-                   "stages": [*stages, {"quantize.static": {"mixed": False}}], "runtimes": ["onnxruntime"]}  # fmt: skip
+                   "stages": stages, "runtimes": ["onnxruntime"]}  # fmt: skip
         recipe.write_text(json.dumps(content | changes))
         found, _, err = laconic("compress", "--recipe", recipe, "-o", tmp_path / "art", "--trust")
         assert found == code, err

@@ -17,17 +17,7 @@ from laconic.training.callbacks import flops as flops_module
 from laconic.training.callbacks.energy import Energy, Meter, Sample, integrate, summarise
 from laconic.training.callbacks.flops import Flops, Peak, datasheet, device_peak
 from laconic.training.callbacks.journal import Journal, lines
-from laconic.training.callbacks.monitor import (
-    Average,
-    Gauge,
-    Progress,
-    StepReport,
-    binary,
-    clock,
-    peak_memory,
-    percent,
-    short,
-)
+from laconic.training.callbacks.monitor import Average, Gauge, Progress, StepReport, peak_memory
 from laconic.training.callbacks.tensorboard import TensorBoard
 
 CPU = torch.device("cpu")
@@ -88,28 +78,6 @@ def test_the_average_forgets_slowly_and_has_no_bias_to_zero():
     assert average.add(4.0) == pytest.approx(4.0)
     assert average.add(2.0) == pytest.approx((0.9 * 4 + 2) / 1.9)
     assert average.add(math.inf) == pytest.approx((0.9 * 4 + 2) / 1.9)
-
-
-@pytest.mark.parametrize(
-    ("function", "value", "text"),
-    [
-        (short, 8.25, "8.25"),
-        (short, 412, "412"),
-        (short, 999.9, "1.00k"),
-        (short, 12_345, "12.3k"),
-        (short, 1.2e6, "1.20M"),
-        (percent, 0.41, "41 %"),
-        (percent, 0.004, "0.4 %"),
-        (percent, 0.0, "0 %"),
-        (binary, 3 * 2**30 // 2, "1.50 GiB"),
-        (binary, 5 * 2**20, "5 MiB"),
-        (binary, 12, "12 B"),
-        (clock, 42, "0:42"),
-        (clock, 3900, "1:05:00"),
-    ],
-)
-def test_figures_are_written_for_people(function, value, text):
-    assert function(value) == text
 
 
 # Progress

@@ -27,7 +27,7 @@ STEPS = (
     "run the original",
     "calibrate",
     "round the weights",
-    "measure each layer's harm",
+    "measure each layer's sensitivity",
     "find what meets the goal",
     "race the candidates",
     "validate",
@@ -119,7 +119,7 @@ def test_the_steps_are_known(reads_digits):
 
 def test_the_report_shows_its_layers_and_its_figures(reads_digits):
     page = (reads_digits.path / REPORT).read_text(encoding="utf-8")
-    for text in ("stem.<wbr/>0", "head", "digits.npz", "Passed.", "Conv", "measure each layer&#39;s harm"):
+    for text in ("stem.<wbr/>0", "head", "digits.npz", "Passed.", "Conv", "measure each layer&#39;s sensitivity"):
         assert text in page
     assert str(reads_digits.path.parent) not in page
 
@@ -133,7 +133,7 @@ def test_the_artifact_tells_nothing_of_the_disk_that_it_was_made_on(trained, rea
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_recipe_restricts_the_engines_and_a_second_run_gives_the_same_bytes(trained, engine, tmp_path):
     # One arithmetic alone, since which of several is fastest is for the clock to say.
-    given = {"runtimes": [engine], "stages": [{"quantize.static": {"mixed": False}}]}
+    given = {"runtimes": [engine], "stages": [{"quantize.static": {"mixed_precision": False}}]}
     if engine == "openvino":
         given["stages"] = [{"quantize.weights": {}}]
     first = run(trained, tmp_path / "first.laconic", Cache(tmp_path / "one"), **given).artifact
@@ -240,7 +240,7 @@ def test_a_graph_of_another_framework_is_a_source(trained, cache, tmp_path):
     plain = run(trained, tmp_path / "plain.laconic", cache, stages=[], runtimes=["onnxruntime"]).artifact
     source = tmp_path / "digits.onnx"
     shutil.copy(plain.path / MODEL, source)
-    fixed = {"quantize.static": {"mixed": False}}
+    fixed = {"quantize.static": {"mixed_precision": False}}
     given = Recipe.parse(
         {"source": str(source), "data": str(trained[1]), "runtimes": ["onnxruntime"], "stages": [fixed]}
     )

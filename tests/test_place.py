@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper
 from test_capture import BUILT, SAVED, built
 
-from compress.quantize.calibrate import observe
+from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
 from export.audit import audit
 from export.capture.capture import capture, example
@@ -38,7 +38,7 @@ def zoo(tmp_path_factory):
             checkpoint = load_source(SAVED[name](folder / "source")) if name in SAVED else built(folder, BUILT[name])
             graph = capture(checkpoint, folder)
             batches = [inputs(checkpoint, 2, 4 + number, number) for number in range(8)]
-            seen = observe(graph, batches, OnnxRuntime(), folder)
+            seen = observe_activations(graph, batches, OnnxRuntime(), folder)
             ranges = {name: minmax(histogram) for name, histogram in seen.histograms.items()}
             made[name] = (checkpoint, graph, ranges)
         return made[name]

@@ -12,17 +12,17 @@ from models import save_embedder
 from onnx import helper, numpy_helper
 from test_place import inputs
 
-from compress.quantize.graph_moments import BUDGET, View, moments, parted
-from compress.quantize.product import Product
-from compress.quantize.rounding import errors, rounded
+from compress.quantize.graph_moments import MEMORY_LIMIT, LayerInput, collect_moments, split_by_memory
+from compress.quantize.im2col import Im2Col
+from compress.quantize.rounding import output_errors, round_weight
 from export.capture.capture import capture
 from export.place import place
 from laconic import registry
 from laconic.errors import UnsupportedPrecision
 from laconic.models.checkpoint import load_source
 from laconic.quantization.graph import Graph, Layer
-from laconic.quantization.plan import Plan, Rounded
-from laconic.quantization.qparams import FOUR_BITS, group_scales, quantize_groups, quantize_weight, spread
+from laconic.quantization.plan import Plan, QuantizedWeight
+from laconic.quantization.qparams import INT4_RANGE, expand_scales, int4_scales, quantize_int4, quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import TensorSpec
@@ -76,14 +76,20 @@ def test_no_output_is_farther_off_than_by_rounding_to_the_nearest(width, out, se
     weight = np.random.default_rng(seed).standard_normal((width, out)).astype(np.float32)
     weight[::3] = 0
     gram = rows.T.astype(np.float64) @ rows / len(rows)
-    levels = FOUR_BITS if four else (-127, 127)
-    steps = spread(group_scales(weight, 16), width, 16) if four else np.tile(quantize_weight(weight, 1)[1], (width, 1))
-    nearest, found = (rounded(weight, steps, gram, levels, each) for each in ("nearest", rounding))
+    levels = INT4_RANGE if four else (-127, 127)
+    scales = (
+        expand_scales(int4_scales(weight, 16), width, 16)
+        if four
+        else np.tile(quantize_weight(weight, 1)[1], (width, 1))
+    )
+    nearest, found = (round_weight(weight, scales, gram, levels, each) for each in ("nearest", rounding))
     assert found.dtype == np.int8
     assert found.min() >= levels[0]
     assert found.max() <= levels[1]
     assert not found[::3].any(), "what pruning made zero stays zero"
-    assert (errors(weight, found * steps, gram) <= errors(weight, nearest * steps, gram) * (1 + 1e-9)).all()
+    assert (
+        output_errors(weight, found * scales, gram) <= output_errors(weight, nearest * scales, gram) * (1 + 1e-9)
+    ).all()
 
 
 @pytest.mark.parametrize(("rounding", "left"), [("adaround", 0.7), ("gptq", 0.4)])
@@ -91,20 +97,20 @@ def test_correlated_inputs_leave_far_less_error(rounding, left):
     rows = correlated(400, 64, 0) + 0.1 * np.random.default_rng(1).standard_normal((400, 64)).astype(np.float32)
     weight = np.random.default_rng(2).standard_normal((64, 32)).astype(np.float32)
     gram = rows.T.astype(np.float64) @ rows / len(rows)
-    scales = group_scales(weight, 32)
-    steps = spread(scales, 64, 32)
-    nearest, found = (rounded(weight, steps, gram, FOUR_BITS, each) for each in ("nearest", rounding))
+    scales = int4_scales(weight, 32)
+    scales = expand_scales(scales, 64, 32)
+    nearest, found = (round_weight(weight, scales, gram, INT4_RANGE, each) for each in ("nearest", rounding))
     exact = rows @ weight
-    worse, better = (((rows @ (each * steps) - exact) ** 2).mean() for each in (nearest, found))
+    worse, better = (((rows @ (each * scales) - exact) ** 2).mean() for each in (nearest, found))
     assert better < left * worse
 
 
 def test_adaround_takes_one_of_the_two_neighbours():
     weight = np.random.default_rng(0).standard_normal((32, 8)).astype(np.float32)
     rows = correlated(100, 32, 1)
-    steps = np.full_like(weight, 0.1)
-    found = rounded(weight, steps, rows.T.astype(np.float64) @ rows / 100, (-127, 127), "adaround")
-    assert (np.abs(found - weight / steps) <= 1 + 1e-4).all()
+    scales = np.full_like(weight, 0.1)
+    found = round_weight(weight, scales, rows.T.astype(np.float64) @ rows / 100, (-127, 127), "adaround")
+    assert (np.abs(found - weight / scales) <= 1 + 1e-4).all()
 
 
 @settings(max_examples=30, deadline=None)
@@ -122,23 +128,27 @@ def test_a_convolution_is_a_product_of_its_patches(axes, kernel, stride, dilatio
     weight = torch.randn(6, 4 // groups, *([kernel] * axes))
     convolve = {1: torch.nn.functional.conv1d, 2: torch.nn.functional.conv2d}[axes]
     expected = convolve(values, weight, None, stride, pad, dilation, groups).numpy()
-    product = Product(groups, (stride,) * axes, (dilation,) * axes, (pad,) * (2 * axes))
-    rows = product.rows(values.numpy(), weight.shape[2:], np.random.default_rng(0))
-    found = rows @ product.matrix(weight.numpy())  # [groups, places, out of a group]
+    im2col = Im2Col(groups, (stride,) * axes, (dilation,) * axes, (pad,) * (2 * axes))
+    rows = im2col.unfold_input(values.numpy(), weight.shape[2:], np.random.default_rng(0))
+    found = rows @ im2col.unfold_weight(weight.numpy())  # [groups, places, out of a group]
     flat = np.moveaxis(expected, 1, -1).reshape(-1, groups, 6 // groups).transpose(1, 0, 2)
     np.testing.assert_allclose(found, flat, atol=1e-4)
-    np.testing.assert_array_equal(product.weight(product.matrix(weight.numpy()), weight.shape), weight.numpy())
+    np.testing.assert_array_equal(
+        im2col.fold_weight(im2col.unfold_weight(weight.numpy()), weight.shape), weight.numpy()
+    )
 
 
 @pytest.mark.parametrize(("auto", "expected"), [("SAME_UPPER", (0, 1)), ("SAME_LOWER", (1, 0)), ("VALID", (0, 0))])
 def test_padding_that_follows_from_the_size(auto, expected):
     layer = Layer("n", "n", "Conv", "x", "w", "y", (1, 1, 2), 0)
-    product = Product.of(helper.make_node("Conv", ["x", "w"], ["y"], auto_pad=auto), layer)
-    assert product.padding((8,), (2,))[2:] == [expected]
+    im2col = Im2Col.of(helper.make_node("Conv", ["x", "w"], ["y"], auto_pad=auto), layer)
+    assert im2col.padding((8,), (2,))[2:] == [expected]
 
 
-def test_of_many_places_some_are_looked_at():
-    rows = Product(1, (1, 1), (1, 1), (0, 0, 0, 0)).rows(np.ones((1, 2, 90, 90)), (1, 1), np.random.default_rng(0))
+def test_a_sample_of_patches_is_taken_from_a_large_input():
+    rows = Im2Col(1, (1, 1), (1, 1), (0, 0, 0, 0)).unfold_input(
+        np.ones((1, 2, 90, 90)), (1, 1), np.random.default_rng(0)
+    )
     assert rows.shape == (1, 4096, 2)
 
 
@@ -146,7 +156,7 @@ def test_moments_are_those_of_what_a_layer_reads(embedder, tmp_path):
     checkpoint, graph = embedder
     layers = [layer for layer in graph.layers if layer.kind == "MatMul"][:4]
     batches = [inputs(checkpoint, 1, 5 + seed, seed) for seed in range(3)]
-    found = list(moments(graph, layers, {}, lambda: batches, OnnxRuntime(), tmp_path, second=True))
+    found = list(collect_moments(graph, layers, {}, lambda: batches, OnnxRuntime(), tmp_path, second=True))
     assert [layer for layer, _, _ in found] == sorted(layers, key=lambda layer: layer.input)
     for layer, _, each in found:
         assert each.count == sum(batch["input_ids"].size for batch in batches)
@@ -156,16 +166,14 @@ def test_moments_are_those_of_what_a_layer_reads(embedder, tmp_path):
 
 
 def test_second_moments_are_held_within_a_budget():
-    views = {
-        Layer(f"n{n}", "m", "MatMul", f"x{n // 2}", "w", "y", (1000, 10), 1): View(f"x{n // 2}", Product(), (), False)
-        for n in range(8)
-    }
-    assert [len(part) for part in parted(views, 8_000_000 * 2)] == [4, 4]
-    assert [len(part) for part in parted(views, 1)] == [2, 2, 2, 2], "a tensor that two layers read is one"
-    assert [len(part) for part in parted(views, BUDGET)] == [8]
+    layers = [Layer(f"n{n}", "m", "MatMul", f"x{n // 2}", "w", "y", (1000, 10), 1) for n in range(8)]
+    inputs = {layer: LayerInput(layer.input, Im2Col(), (), False) for layer in layers}
+    assert [len(part) for part in split_by_memory(inputs, 8_000_000 * 2)] == [4, 4]
+    assert [len(part) for part in split_by_memory(inputs, 1)] == [2, 2, 2, 2], "a tensor that two layers read is one"
+    assert [len(part) for part in split_by_memory(inputs, MEMORY_LIMIT)] == [8]
 
 
-def adjusted_plan(graph, precision, group=None):
+def adjusted_plan(graph, precision, group_size=None):
     """Integers that nobody would round to, for every linear layer, and those integers times their scales."""
     rng = np.random.default_rng(0)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(graph.path).graph.initializer}
@@ -174,14 +182,14 @@ def adjusted_plan(graph, precision, group=None):
         if layer.kind == "MatMul":
             width = layer.shape[0]
             if precision == "int4-weight":
-                integers, scales = quantize_groups(stored[layer.weight], group)
-                integers = np.clip(integers + rng.integers(-1, 2, integers.shape), *FOUR_BITS).astype(np.int8)
+                integers, scales = quantize_int4(stored[layer.weight], group_size)
+                integers = np.clip(integers + rng.integers(-1, 2, integers.shape), *INT4_RANGE).astype(np.int8)
             else:
                 integers, scales = quantize_weight(stored[layer.weight], 1)
                 integers = np.clip(integers + rng.integers(-1, 2, integers.shape), -127, 127).astype(np.int8)
                 scales = scales[None]
-            weights[layer.node, precision] = Rounded(integers, scales, group=group)
-            values[layer] = integers * spread(scales, width, group)
+            weights[layer.node, precision] = QuantizedWeight(integers, scales, group_size=group_size)
+            values[layer] = integers * expand_scales(scales, width, group_size)
     kinds = {layer.node: precision if layer.kind == "MatMul" else "float32" for layer in graph.layers}
     return Plan(kinds, weights=weights), values
 
@@ -197,10 +205,12 @@ def with_weights(graph, values, path):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("precision", "group"), [("int8-weight", None), ("int4-weight", 16), ("int4-weight", None)])
-def test_what_was_decided_is_what_the_engine_multiplies_with(embedder, tmp_path, engine, precision, group):
+@pytest.mark.parametrize(
+    ("precision", "group_size"), [("int8-weight", None), ("int4-weight", 16), ("int4-weight", None)]
+)
+def test_what_was_decided_is_what_the_engine_multiplies_with(embedder, tmp_path, engine, precision, group_size):
     checkpoint, graph = embedder
-    plan, values = adjusted_plan(graph, precision, group)
+    plan, values = adjusted_plan(graph, precision, group_size)
     path, reference = tmp_path / "model.onnx", tmp_path / "reference.onnx"
     place(graph, plan, rules(engine), path)
     onnx.checker.check_model(path)
@@ -243,9 +253,9 @@ def read_linear(path):
 def test_groups_need_not_fit(tmp_path, engine, rows, width):
     integers = np.random.default_rng(0).integers(-8, 8, (rows, width)).astype(np.int8)
     scales = np.random.default_rng(1).random((-(-rows // 32), width)).astype(np.float32)
-    exact = integers * spread(scales, rows, 32)
+    exact = integers * expand_scales(scales, rows, 32)
     graph = one_layer(tmp_path, helper.make_node("MatMul", ["x", "w"], ["y"], "l"), exact)
-    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): Rounded(integers, scales, group=32)})
+    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): QuantizedWeight(integers, scales, group_size=32)})
     place(graph, plan, rules(engine), tmp_path / "placed.onnx")
     x = np.random.default_rng(2).standard_normal((5, rows)).astype(np.float32)
     with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
@@ -256,8 +266,8 @@ def test_groups_need_not_fit(tmp_path, engine, rows, width):
 def test_a_weight_takes_four_bits_of_the_file(tmp_path, engine):
     weight = np.random.default_rng(0).standard_normal((1024, 512)).astype(np.float32)
     graph = one_layer(tmp_path, helper.make_node("MatMul", ["x", "w"], ["y"], "l"), weight)
-    integers, scales = quantize_groups(weight, 128)
-    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): Rounded(integers, scales, group=128)})
+    integers, scales = quantize_int4(weight, 128)
+    plan = Plan({"l": "int4-weight"}, weights={("l", "int4-weight"): QuantizedWeight(integers, scales, group_size=128)})
     place(graph, plan, rules(engine), tmp_path / "placed.onnx")
     bits = 8 * (tmp_path / "placed.onnx").stat().st_size / weight.size
     assert 4 + 32 / 128 <= bits < 4.4, "and a scale of 32 bits for each 128 weights"
@@ -267,7 +277,7 @@ def test_an_engine_that_reads_no_such_weight_refuses_with_the_layers_name(embedd
     _, graph = embedder
     plan = Plan({x.node: "int4-weight" if x.kind == "MatMul" else "float32" for x in graph.layers})
     with pytest.raises(UnsupportedPrecision, match=r"was to keep its weight in 4 bits.*Try 8 bits"):
-        place(graph, plan, replace(rules("openvino"), four_bits=None), tmp_path / "model.onnx")
+        place(graph, plan, replace(rules("openvino"), int4=None), tmp_path / "model.onnx")
 
 
 def test_an_embedding_in_four_bits_is_refused(embedder, tmp_path):
@@ -288,27 +298,28 @@ def test_an_operator_that_another_opset_means_otherwise_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_shift_goes_into_the_bias_of_a_linear_layer_and_nowhere_without_one(tmp_path, bias):
-    weight, shift = np.eye(4, dtype=np.float32), np.arange(4, dtype=np.float32)
+def test_bias_correction_goes_into_the_bias_of_a_linear_layer_and_nowhere_without_one(tmp_path, bias):
+    weight, correction = np.eye(4, dtype=np.float32), np.arange(4, dtype=np.float32)
     node = helper.make_node("MatMul", ["x", "w"], ["product" if bias else "y"], "l")
     graph = one_layer(tmp_path, node, weight, more={"b": np.full(4, 10, np.float32)} if bias else ())
     integers, scales = quantize_weight(weight, 1)
-    made = Rounded(integers, scales[None], shift)
+    made = QuantizedWeight(integers, scales[None], correction)
     place(graph, Plan({"l": "int8-weight"}, weights={("l", "int8-weight"): made}), rules("openvino"), tmp_path / "p")
     with OnnxRuntime().open(tmp_path / "p") as session:
         found = session.run({"x": np.zeros((1, 4), np.float32)})["y"]
-    np.testing.assert_allclose(found[0], shift + 10 if bias else 0 * shift)
+    np.testing.assert_allclose(found[0], correction + 10 if bias else 0 * correction)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_convolution_without_a_bias_gets_one(tmp_path, engine):
-    weight, shift = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32), np.arange(4.0)
+    weight, correction = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32), np.arange(4.0)
     graph = one_layer(tmp_path, helper.make_node("Conv", ["x", "w"], ["y"], "l"), weight)
     integers, scales = quantize_weight(weight, 0)
     plan = Plan(
-        {"l": "int8-weight"}, weights={("l", "int8-weight"): Rounded(integers, scales[None], shift.astype(np.float32))}
+        {"l": "int8-weight"},
+        weights={("l", "int8-weight"): QuantizedWeight(integers, scales[None], correction.astype(np.float32))},
     )
     place(graph, plan, rules(engine), tmp_path / "placed.onnx")
     with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
         found = session.run({"x": np.zeros((1, 2, 5, 5), np.float32)})["y"]
-    np.testing.assert_allclose(found.mean(axis=(0, 2, 3)), shift, atol=1e-5)
+    np.testing.assert_allclose(found.mean(axis=(0, 2, 3)), correction, atol=1e-5)

@@ -10,14 +10,14 @@ import torch
 from models import save_embedder
 from onnx import numpy_helper
 
-from compress.quantize.calibrate import drawn, singles
-from compress.quantize.fake_quantize import LearnedRange, attach, rounded_weight
-from compress.quantize.graph_moments import moments
-from compress.quantize.learned_ranges import RANGES, learned_ranges
-from compress.quantize.qat import quantized
-from compress.quantize.sensitivity import harms
+from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
+from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, fake_quantize_weight
+from compress.quantize.graph_moments import collect_moments
+from compress.quantize.learned_ranges import RANGES, read_learned_ranges
+from compress.quantize.plan_rounding import RoundingConfig, round_plan
+from compress.quantize.qat import find_quantizable
+from compress.quantize.sensitivity import measure_sensitivity
 from compress.quantize.static import Static
-from compress.quantize.weight_adjustment import Adjustment, adjusted
 from export.audit import audit
 from export.capture.capture import capture
 from export.place import place
@@ -28,7 +28,7 @@ from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
-from laconic.quantization import qparams as grid
+from laconic.quantization import qparams
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Plan, Range
 from laconic.recipes.stage import PlanContext, TorchContext
@@ -40,7 +40,7 @@ ENGINES = ("onnxruntime", "openvino")
 SETTINGS = {
     "quantize.static": [{}, {"rounding": "gptq"}, {"rounding": "adaround", "bias_correction": False}],
     "quantize.weights": [{"bits": 8}, {"bits": 16}, {"bits": 4}, {"bits": 8, "rounding": "gptq"}],
-    "quantize.gptq": [{}, {"bits": 8}, {"group": 16, "order": False, "bias_correction": True}],
+    "quantize.gptq": [{}, {"bits": 8}, {"group_size": 16, "act_order": False, "bias_correction": True}],
     "quantize.dynamic": [{}],
 }
 CASES = [
@@ -107,16 +107,16 @@ def test_what_a_stage_decides_runs_on_both_engines(made, tmp_path, name, given):
         stage = stage.model_copy(update={"steps": 2, "batch": 4, "samples": 4})
         changed = stage.apply(made[0], training(made, tmp_path))
         graph = capture(changed, tmp_path / "graph")
-        ladder = Static(samples=8, mixed=False).plan(graph, planning(made, tmp_path, history=changed.history))
+        ladder = Static(samples=8, mixed_precision=False).plan(graph, planning(made, tmp_path, history=changed.history))
     else:
         ladder = stage.plan(graph, planning(made, tmp_path))
     engines = ENGINES[:1] if name == "quantize.dynamic" else ENGINES  # OpenVINO has no kernel for that, and is refused
-    for fidelity in fidelities(made, graph, ladder.flights[0][0], tmp_path, engines):
+    for fidelity in fidelities(made, graph, ladder.rungs[0][0], tmp_path, engines):
         assert fidelity > (0.97 if given.get("bits") != 4 and name != "quantize.gptq" else 0.9)
 
 
 @pytest.mark.parametrize("lowest", ["int8", "int4-weight"])
-def test_a_layers_harm_costs_one_trial(made, tmp_path, lowest):
+def test_a_layers_sensitivity_costs_one_trial(made, tmp_path, lowest):
     _, graph, _, _ = made
     tried = []
 
@@ -124,30 +124,38 @@ def test_a_layers_harm_costs_one_trial(made, tmp_path, lowest):
         tried.append([node for node, precision in plan.precision.items() if precision != "float32"])
         return np.full(3, 0.9)
 
-    found = harms(graph, Plan({x.node: lowest for x in graph.layers}), planning(made, tmp_path, trial))
+    found = measure_sensitivity(graph, Plan({x.node: lowest for x in graph.layers}), planning(made, tmp_path, trial))
     assert tried == [[layer.node] for layer in graph.layers]
     assert found == pytest.approx({layer.node: 0.1 for layer in graph.layers})
 
 
-def test_a_shift_takes_the_mean_error_of_a_layer_away(made, tmp_path):
+def test_bias_correction_removes_the_mean_error_of_a_layer(made, tmp_path):
     _, graph, _, _ = made
     context = planning(made, tmp_path)
     layer = next(layer for layer in graph.layers if layer.kind == "MatMul" and "intermediate" in layer.module)
     plan = Plan({x.node: "int4-weight" if x == layer else "float32" for x in graph.layers})
-    datasets = drawn(context, 8)
+    datasets = draw_calibration_samples(context, 8)
     given = {layer.node: lambda rows: rows}
-    ((_, _, seen),) = moments(
-        graph, [layer], given, lambda: singles(datasets, context.task), OnnxRuntime(), tmp_path, second=False
+    ((_, _, seen),) = collect_moments(
+        graph,
+        [layer],
+        given,
+        lambda: single_sample_batches(datasets, context.task),
+        OnnxRuntime(),
+        tmp_path,
+        second=False,
     )
     errors = []
     for bias in (False, True):
-        made_plan = adjusted(graph, plan, Adjustment("nearest", 16, bias=bias), datasets, context)
+        made_plan = round_plan(graph, plan, RoundingConfig("nearest", 16, bias_correction=bias), datasets, context)
         each = made_plan.weights[layer.node, "int4-weight"]
         weight = numpy_helper.to_array(
             next(x for x in onnx.load(graph.path).graph.initializer if x.name == layer.weight)
         )
-        rounded = each.integers * grid.spread(each.scales, layer.shape[0], 16)
-        error = seen.total[0] / seen.count @ (rounded - weight) + (0 if each.shift is None else each.shift)
+        rounded = each.integers * qparams.expand_scales(each.scales, layer.shape[0], 16)
+        error = seen.total[0] / seen.count @ (rounded - weight) + (
+            0 if each.bias_correction is None else each.bias_correction
+        )
         errors.append(np.abs(error).max())
     assert errors[0] > 1e-3
     assert errors[1] < 1e-6
@@ -158,22 +166,22 @@ def test_the_same_samples_give_the_same_integers_and_the_second_time_from_the_ca
     context = planning(made, tmp_path)
     plan = Plan({x.node: "int4-weight" if x.kind == "MatMul" else "float32" for x in graph.layers})
     first, second = (
-        adjusted(graph, plan, Adjustment("gptq", 16), drawn(context, 8), each)
+        round_plan(graph, plan, RoundingConfig("gptq", 16), draw_calibration_samples(context, 8), each)
         for each in (context, replace(context, cache=Cache(tmp_path / "other")))
     )
-    third = adjusted(graph, plan, Adjustment("gptq", 16), drawn(context, 8), context)
+    third = round_plan(graph, plan, RoundingConfig("gptq", 16), draw_calibration_samples(context, 8), context)
     for other in (second, third):
         assert first.weights.keys() == other.weights.keys()
         for key, each in first.weights.items():
-            assert each.group == other.weights[key].group == 16
+            assert each.group_size == other.weights[key].group_size == 16
             for name, array in each.arrays.items():
                 np.testing.assert_array_equal(array, other.weights[key].arrays[name])
 
 
 def test_a_layer_that_leaves_its_precision_is_rounded_anew(made, tmp_path):
     _, graph, _, _ = made
-    stage = registry.resolve("stage", "quantize.gptq")(samples=8, group=16)
-    *_, (last,) = stage.plan(graph, planning(made, tmp_path)).flights
+    stage = registry.resolve("stage", "quantize.gptq")(samples=8, group_size=16)
+    *_, (last,) = stage.plan(graph, planning(made, tmp_path)).rungs
     assert set(last.precision.values()) == {"float32"}
     for fidelity in fidelities(made, graph, last, tmp_path):
         assert fidelity > 0.99999
@@ -183,14 +191,16 @@ def test_a_layer_that_leaves_its_precision_is_rounded_anew(made, tmp_path):
 
 
 @pytest.mark.parametrize("limits", [Range(-1.3, 2.0), Range(0.0, 3.0), Range(-2.0, 0.0), Range(0.5, 3.0)])
-def test_a_layer_in_training_computes_on_the_grids_of_placement(limits):
+def test_a_layer_in_training_computes_as_placement_quantizes(limits):
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(64, 8, generator=generator) * 2
-    expected = grid.rounded_activation(values.numpy(), limits)
+    expected = qparams.fake_quantize_activation(values.numpy(), limits)
     np.testing.assert_allclose(LearnedRange(limits)(values).detach().numpy(), expected, atol=1e-5)
     weight = torch.randn(8, 5, generator=generator)
     for axis in (0, 1):
-        np.testing.assert_allclose(rounded_weight(weight, axis), grid.rounded_weight(weight.numpy(), axis), atol=1e-6)
+        np.testing.assert_allclose(
+            fake_quantize_weight(weight, axis), qparams.fake_quantize_weight(weight.numpy(), axis), atol=1e-6
+        )
 
 
 def test_a_clipped_value_moves_the_end_that_clipped_it_and_an_end_at_zero_stays():
@@ -210,7 +220,7 @@ def test_what_was_attached_comes_off():
     layer = torch.nn.Conv2d(2, 3, 3)
     values = torch.randn(1, 2, 6, 6)
     before, state = layer(values), copy.deepcopy(layer.state_dict())
-    undo = attach(layer, LearnedRange(Range(-0.5, 0.5)))
+    undo = attach_fake_quantization(layer, LearnedRange(Range(-0.5, 0.5)))
     assert not torch.equal(layer(values), before)
     undo()
     assert torch.equal(layer(values), before)
@@ -235,7 +245,7 @@ def test_training_leaves_the_same_module_with_its_ranges_in_the_history(made, tm
     changed.save(tmp_path / "saved")
     assert Checkpoint.load(tmp_path / "saved").history == changed.history
     context = planning(made, tmp_path, history=changed.history)
-    plan = Static(samples=8, mixed=False).plan(graph, context).flights[0][0]
+    plan = Static(samples=8, mixed_precision=False).plan(graph, context).rungs[0][0]
     for layer in graph.layers:
         if layer.module in ranges:
             assert plan.ranges[layer.input] == Range(*ranges[layer.module])
@@ -249,10 +259,10 @@ def test_the_last_training_counts_and_readers_share_the_wider_range():
         Record(stage="quantize.qat", config={}, key="2", structure={RANGES: {"a": [-1.0, 2.0], "b": [-2.0, 1.0]}}),
         Record(stage="finetune", config={}, key="3"),
     ]
-    assert learned_ranges(history, layers) == {"x": Range(-2.0, 2.0)}
-    assert learned_ranges([], layers) == {}
+    assert read_learned_ranges(history, layers) == {"x": Range(-2.0, 2.0)}
+    assert read_learned_ranges([], layers) == {}
 
 
 def test_a_pattern_that_names_no_layer_is_answered_with_the_nearest():
     with pytest.raises(RecipeError, match="no layer is named 'zero'"):
-        quantized(torch.nn.Sequential(torch.nn.Linear(2, 2)), ["zero"])
+        find_quantizable(torch.nn.Sequential(torch.nn.Linear(2, 2)), ["zero"])

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.quantize.histogram import BINS, Histogram
-from compress.quantize.ranges import HEADROOM, METHODS
-from laconic.quantization.qparams import rounded_activation
+from compress.quantize.ranges import HEADROOM, RANGE_METHODS
+from laconic.quantization.qparams import fake_quantize_activation
 
 VALUES = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
 
@@ -45,12 +45,12 @@ def test_values_that_are_no_numbers_are_left_out():
     assert (histogram.low, histogram.high, histogram.counts.sum()) == (-2.0, 1.0, 2)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", RANGE_METHODS)
 @settings(deadline=None, max_examples=30)
 @given(VALUES)
 def test_a_range_lies_within_what_was_seen(method, values):
     histogram = filled(values)
-    found = METHODS[method](histogram)
+    found = RANGE_METHODS[method](histogram)
     low, high = HEADROOM * min(histogram.low, 0), HEADROOM * max(histogram.high, 0)
     assert low - 1e-3 <= found.low <= found.high <= high + 1e-3
 
@@ -58,9 +58,9 @@ def test_a_range_lies_within_what_was_seen(method, values):
 @pytest.mark.parametrize("method", ["percentile", "mse", "entropy"])
 def test_a_lone_outlier_is_clipped(method):
     normal = np.random.default_rng(0).normal(0, 1, 1_000_000).astype(np.float32)
-    found = METHODS[method](filled(normal, [100.0]))
+    found = RANGE_METHODS[method](filled(normal, [100.0]))
     assert found.high < 80
-    assert METHODS["minmax"](filled(normal, [100.0])).high >= 100
+    assert RANGE_METHODS["minmax"](filled(normal, [100.0])).high >= 100
 
 
 def test_mse_loses_less_than_minmax_on_heavy_tails():
@@ -68,6 +68,6 @@ def test_mse_loses_less_than_minmax_on_heavy_tails():
     histogram = filled(values)
     errors = {}
     for method in ("minmax", "mse"):
-        limits = METHODS[method](histogram)
-        errors[method] = np.mean((values - rounded_activation(values, limits)) ** 2)
+        limits = RANGE_METHODS[method](histogram)
+        errors[method] = np.mean((values - fake_quantize_activation(values, limits)) ** 2)
     assert errors["mse"] < errors["minmax"]

@@ -5,12 +5,15 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from laconic import registry
+from laconic.config import Strict
 from laconic.errors import MissingPackage, RecipeError
 from laconic.recipes.recipe import Data, Goal, Recipe, Step, json_schema
 from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
+from laconic.training.settings import Training
 
 
 class Prune(Stage):
@@ -133,6 +136,31 @@ def test_a_mistake_is_answered_with_the_file_the_key_and_what_was_expected(text,
         load(tmp_path, text)
     assert message in str(caught.value)
     assert "recipe.yaml" in str(caught.value)
+
+
+def settings_models():
+    """Every model of a recipe, of compression or of training, that refuses unknown keys."""
+    found = [Strict]
+    for model in found:
+        found += model.__subclasses__()
+    assert Training in found
+    return found
+
+
+@pytest.mark.parametrize("model", settings_models())
+def test_an_earlier_key_of_a_recipe_is_refused_with_the_new_one(model):
+    for old, new in model.renamed.items():
+        assert new in model.model_fields
+        assert old not in model.model_fields
+        with pytest.raises(ValidationError, match=f"key '{old}' is now called '{new}'"):
+            model.model_validate({old: None})
+
+
+def test_the_refusal_of_an_earlier_key_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(Goal, "renamed", {"max_loss": "max_drop"})
+    (tmp_path / "recipe.yaml").write_text("source: m\ngoal: {max_loss: 1%}\n")
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: goal: key 'max_loss' is now called 'max_drop'"):
+        Recipe.load(tmp_path / "recipe.yaml")
 
 
 def test_a_missing_recipe_is_named(tmp_path):

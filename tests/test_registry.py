@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from laconic import registry
-from laconic.errors import LaconicError, MissingPackage, UsageError
+from laconic.config import Named
+from laconic.errors import LaconicError, MissingPackage, RecipeError, UsageError
+from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanStage, Stage, TorchStage
 from laconic.runtimes.runtime import Runtime, Session
 from laconic.tasks.task import Task
@@ -76,6 +78,38 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         registry.resolve("task", "text-embeding")
     with pytest.raises(UsageError, match="Known: fake, onnxruntime, openvino"):
         registry.resolve("runtime", "zzz")
+
+
+def test_an_earlier_name_is_refused_with_the_new_one():
+    for kind, names in registry.RENAMED.items():
+        for old, new in names.items():
+            assert new in registry.TABLES[kind]
+            assert old not in registry.TABLES[kind]
+            with pytest.raises(UsageError) as caught:
+                registry.resolve(kind, old)
+            assert str(caught.value) == f"{kind} {old!r} is now called {new!r}"
+
+
+def test_the_refusal_of_an_earlier_name_reaches_whoever_wrote_the_recipe(monkeypatch):
+    monkeypatch.setattr(registry, "RENAMED", {"stage": {"quantize.post": "quantize.static"}})
+    with pytest.raises(RecipeError, match=r"stage 'quantize\.post' is now called 'quantize\.static'"):
+        Recipe.parse({"source": "m", "stages": ["quantize.post"]}).build()
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_an_earlier_key_of_a_registered_entry_is_refused_with_the_new_one(kind, name):
+    model = resolve(kind, name)
+    for old, new in getattr(model, "renamed", {}).items():
+        assert new in model.model_fields
+        assert old not in model.model_fields
+        with pytest.raises(RecipeError) as caught:
+            Named(name=name, config={old: None}).configure(kind)
+        assert str(caught.value) == f"{name}: key {old!r} is now called {new!r}"
+
+
+def test_the_keys_of_quantization_that_were_renamed_are_refused():
+    with pytest.raises(RecipeError, match=r"quantize\.static: key 'smooth' is now called 'smoothquant'"):
+        Recipe.parse({"source": "m", "stages": [{"quantize.static": {"smooth": False}}]}).build()
 
 
 def test_an_address_needs_no_line_in_the_registry():

@@ -20,7 +20,7 @@ from laconic.artifacts.verdict import Comparison
 from laconic.hardware import Machine
 from laconic.hashing import FileDigest
 from laconic.quantization.graph import Graph, Layer
-from laconic.quantization.plan import Ladder, Plan
+from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import Measured, Timing, Trial
 
@@ -92,7 +92,7 @@ def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
         "manifest": Manifest(**{**values, **changes}),
         "measured": measured(),
         "recipe": recipe,
-        "ladder": Ladder(((Plan(precision),),), harms),
+        "ladder": PrecisionLadder(((Plan(precision),),), harms),
         "graph": graph,
     }
 
@@ -245,8 +245,8 @@ def test_it_is_written_where_nothing_was_timed():
 
 def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
     given = pieces(layers=3)
-    nodes = list(given["ladder"].harm)
-    given["ladder"] = Ladder(given["ladder"].flights, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
+    nodes = list(given["ladder"].sensitivity)
+    given["ladder"] = PrecisionLadder(given["ladder"].rungs, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
     html = render(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
@@ -254,7 +254,7 @@ def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
 
 def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
     given = pieces()
-    (plan,) = given["ladder"].flights[0]
+    (plan,) = given["ladder"].rungs[0]
     (tmp_path / "model.onnx").write_bytes(bytes(1_500_000))
     made = {"plan": plan, "model": tmp_path / "model.onnx", "fidelity": np.array([0.99, 0.97]), "met": True}
     given["candidates"] = [

@@ -1,19 +1,19 @@
-"""Smoothing: what it divides by it multiplies back, and it is used where it pays."""
+"""SmoothQuant: division and multiplication cancel, and it is used where it pays; the order of the precision ladder."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.quantize.channel_statistics import ROWS, Channels
-from compress.quantize.sensitivity import flights
-from compress.quantize.smoothquant import error, limits, smoothed, smoothing
+from compress.quantize.channel_statistics import SAMPLED_ROWS, ChannelStatistics
+from compress.quantize.sensitivity import make_rungs
+from compress.quantize.smoothquant import find_smoothing, make_smoothing, quantization_error, smoothed_range
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Plan, Smoothing
 
 
 def channels_of(rows):
-    channels = Channels()
+    channels = ChannelStatistics()
     for row in rows:
         channels.add(row[None])
     return channels
@@ -27,15 +27,17 @@ def data(width=32, outliers=0.0, seed=0):
 
 
 def plain(channels, width):
-    return Smoothing(np.ones(width, np.float32), limits(channels, None))
+    return Smoothing(np.ones(width, np.float32), smoothed_range(channels, None))
 
 
 def test_channels_with_outliers_are_smoothed_and_the_error_falls():
     rows, weight = data(outliers=50)
     channels = channels_of(rows)
-    found = smoothed(channels, [weight])
+    found = find_smoothing(channels, [weight])
     assert found is not None
-    assert error(channels.rows, [weight], found) < 0.3 * error(channels.rows, [weight], plain(channels, 32))
+    assert quantization_error(channels.rows, [weight], found) < 0.3 * quantization_error(
+        channels.rows, [weight], plain(channels, 32)
+    )
     assert found.factors[0] > 3 * found.factors[5]
 
 
@@ -44,7 +46,7 @@ def test_channels_with_outliers_are_smoothed_and_the_error_falls():
 def test_division_and_multiplication_cancel_and_limits_hold_everything(width, seed, alpha):
     rows, weight = data(width, outliers=5, seed=seed)
     channels = channels_of(rows)
-    each = smoothing(channels, [weight], alpha)
+    each = make_smoothing(channels, [weight], alpha)
     np.testing.assert_allclose((rows / each.factors) @ (weight * each.factors[:, None]), rows @ weight, atol=1e-3)
     assert each.limits.low <= (rows / each.factors).min() * (1 - 1e-6) + 1e-6
     assert each.limits.high >= (rows / each.factors).max() * (1 - 1e-6) - 1e-6
@@ -54,24 +56,24 @@ def test_even_channels_are_left_alone():
     rng = np.random.default_rng(0)
     rows = rng.choice([-1.0, 1.0], (200, 32)).astype(np.float32)
     weight = rng.choice([-1.0, 1.0], (32, 16)).astype(np.float32)
-    assert smoothed(channels_of(rows), [weight]) is None
+    assert find_smoothing(channels_of(rows), [weight]) is None
 
 
 def test_a_dead_channel_does_no_harm():
     rows, weight = data(outliers=20)
     rows[:, 5] = 0
-    found = smoothed(channels_of(rows), [weight])
+    found = find_smoothing(channels_of(rows), [weight])
     assert found is None or np.isfinite(found.factors).all()
 
 
 def test_rows_are_kept_in_constant_memory_and_extremes_are_exact():
-    channels = Channels()
+    channels = ChannelStatistics()
     rng = np.random.default_rng(0)
     batches = [rng.standard_normal((3, 7, 8)).astype(np.float32) for _ in range(400)]
     for batch in batches:
         channels.add(batch)
     everything = np.concatenate(batches).reshape(-1, 8)
-    assert channels.rows.shape == (ROWS, 8)
+    assert channels.rows.shape == (SAMPLED_ROWS, 8)
     np.testing.assert_array_equal(channels.low, everything.min(axis=0))
     np.testing.assert_array_equal(channels.high, everything.max(axis=0))
 
@@ -87,8 +89,8 @@ def graph():
     return layers, lowest
 
 
-def test_layers_are_lifted_in_the_order_of_harm_per_multiplication(graph):
-    first, second, third = flights(*graph, {"table": 1.0, "small": 0.2, "large": 1.0})
+def test_layers_are_raised_in_order_of_sensitivity_per_multiplication(graph):
+    first, second, third = make_rungs(*graph, {"table": 1.0, "small": 0.2, "large": 1.0})
     assert [plan.precision["small"] for plan in first] == ["int8", "int8-weight", "int8-weight"]
     assert [plan.precision["large"] for plan in first] == ["int8", "int8", "int8-weight"]
     assert {plan.precision["table"] for plan in first} == {"int8-weight"}
@@ -100,5 +102,5 @@ def test_layers_are_lifted_in_the_order_of_harm_per_multiplication(graph):
 def test_layers_that_stay_in_float_are_never_touched(graph):
     layers, lowest = graph
     lowest = Plan({**lowest.precision, "large": "float32"})
-    for flight in flights(layers, lowest, {"table": 1.0, "small": 0.2}):
-        assert {plan.precision["large"] for plan in flight} == {"float32"}
+    for rung in make_rungs(layers, lowest, {"table": 1.0, "small": 0.2}):
+        assert {plan.precision["large"] for plan in rung} == {"float32"}

@@ -20,7 +20,7 @@ from compress.prune.pattern import Fixed, Share, TwoOfFour, lowest, spread
 from compress.prune.sparsity import pruned
 from compress.prune.two_four import TwoFour
 from compress.prune.unstructured import Unstructured
-from compress.quantize.rounding import rounded
+from compress.quantize.rounding import round_weight
 from compress.statistics.gram import Moments, matrix
 from laconic import registry
 from laconic.cache import Cache
@@ -325,7 +325,7 @@ def test_quantization_keeps_zeros_whichever_way_it_rounds(rounding, tmp_path):
         given = weight.numpy().T
         rows = rows_of(100, len(given)).numpy().astype(np.float64)
         steps = np.broadcast_to(np.abs(given).max(axis=0) / 127, given.shape)
-        integers = rounded(given, steps, rows.T @ rows / len(rows), (-127, 127), rounding)
+        integers = round_weight(given, steps, rows.T @ rows / len(rows), (-127, 127), rounding)
         assert (integers[given == 0] == 0).all()
         assert (integers != 0).any()
 

@@ -19,7 +19,7 @@ from compress.transform import find_broken
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, Artifact
 from laconic.artifacts.inspection import read_report
-from laconic.artifacts.ledger import JSON, ledger
+from laconic.artifacts.ledger import JSON, make_ledger
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError
@@ -208,7 +208,7 @@ def test_after_finetuning_its_model_is_the_original(tmp_path):
     (drift,) = artifact.manifest.verdict.drift
     assert drift.against == "model after finetune"
     assert artifact.manifest.verdict.passed
-    start, tuned = ledger(artifact.manifest.source, artifact.manifest.history, artifact.measured.seconds)
+    start, tuned = make_ledger(artifact.manifest.source, artifact.manifest.history, artifact.measured.seconds)
     assert tuned.figures["fidelity"] < 1, "before, the answers are still held to those of the source"
     assert tuned.seconds > 0
     assert start.figures["parameters"] == tuned.figures["parameters"]

@@ -3,7 +3,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from laconic.units import Bytes, Seconds, Share
+from laconic.units import (
+    Bytes,
+    Seconds,
+    Share,
+    format_binary_bytes,
+    format_bytes,
+    format_clock,
+    format_count,
+    format_duration,
+    format_fidelity,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
 
 SHARE, SECONDS, BYTES = TypeAdapter(Share), TypeAdapter(Seconds), TypeAdapter(Bytes)
 
@@ -65,3 +78,38 @@ def test_what_cannot_be_meant_is_refused_with_what_was_expected(kind, written, m
 @given(st.floats(1e-9, 1e6))
 def test_seconds_are_written_so_that_they_read_back_the_same(seconds):
     assert SECONDS.validate_python(SECONDS.dump_python(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (format_rate, 8.25, "8.25"),
+        (format_rate, 412, "412"),
+        (format_rate, 999.9, "1.00k"),
+        (format_rate, 12_345, "12.3k"),
+        (format_rate, 1.2e6, "1.20M"),
+        (format_percent, 0.41, "41 %"),
+        (format_percent, 0.004, "0.4 %"),
+        (format_percent, 0.0, "0 %"),
+        (format_binary_bytes, 3 * 2**30 // 2, "1.50 GiB"),
+        (format_binary_bytes, 543 * 2**20, "0.53 GiB"),
+        (format_binary_bytes, 5 * 2**20, "5 MiB"),
+        (format_binary_bytes, 12, "12 B"),
+        (format_bytes, 90.9e6, "90.9 MB"),
+        (format_bytes, 0.96e9, "1.0 GB"),
+        (format_bytes, 12, "12 B"),
+        (format_count, 22.7e6, "22.7 M"),
+        (format_count, 1.11e9, "1.1 G"),
+        (format_count, 340, "340"),
+        (format_seconds, 0.0032, "3.20 ms"),
+        (format_seconds, 45e-6, "45 us"),
+        (format_duration, 14.5, "14.5 s"),
+        (format_duration, 200, "3 min 20 s"),
+        (format_fidelity, 1.0, "1.00000"),
+        (format_fidelity, 0.9999991, "0.999999"),
+        (format_clock, 42, "0:42"),
+        (format_clock, 3900, "1:05:00"),
+    ],
+)
+def test_figures_are_written_for_people(function, value, text):
+    assert function(value) == text

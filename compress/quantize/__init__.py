@@ -1,1 +1,1 @@
-"""Quantization: what it decides is a Plan."""
+"""Quantization: post-training (static, dynamic, weight-only, GPTQ) and quantization-aware training."""

@@ -1,16 +1,16 @@
-"""What is known of a tensor channel by channel: the extremes, and a few rows to try things on."""
+"""Per-channel statistics of a tensor: minima and maxima, and a random sample of its rows."""
 
 import numpy as np
 
 from laconic.tensor import Array
 
-ROWS = 256
-"""Rows kept, whatever the number of samples."""
-PER_BATCH = 2
+SAMPLED_ROWS = 256
+"""Rows that are kept, whatever the number of samples."""
+ROWS_PER_BATCH = 2
 
 
-class Channels:
-    """Extremes of each channel (the last axis), exact; and rows drawn from all batches alike, in constant memory."""
+class ChannelStatistics:
+    """Exact minimum and maximum of each channel (the last axis), and a uniform sample of rows, in constant memory."""
 
     def __init__(self, seed: int = 0) -> None:
         self.low: Array | None = None
@@ -20,32 +20,32 @@ class Channels:
         self._rng = np.random.default_rng(seed)
 
     def add(self, values: Array) -> None:
-        """Look at a batch, [..., channels]."""
+        """Observe a batch, [..., channels]."""
         rows = values.reshape(-1, values.shape[-1])
         low, high = rows.min(axis=0), rows.max(axis=0)
         self.low = low if self.low is None else np.minimum(self.low, low)
         self.high = high if self.high is None else np.maximum(self.high, high)
-        for index in self._rng.integers(0, len(rows), PER_BATCH):
+        for index in self._rng.integers(0, len(rows), ROWS_PER_BATCH):
             self._offer(rows[index].copy())
 
     def _offer(self, row: Array) -> None:
-        """Reservoir sampling (Vitter, 1985): each row offered is kept with the same chance."""
+        """Reservoir sampling (Vitter, 1985): each row is kept with the same probability."""
         self._offered += 1
-        if len(self._rows) < ROWS:
+        if len(self._rows) < SAMPLED_ROWS:
             self._rows.append(row)
             return
         slot = int(self._rng.integers(0, self._offered))
-        if slot < ROWS:
+        if slot < SAMPLED_ROWS:
             self._rows[slot] = row
 
     @property
     def rows(self) -> Array:
-        """[rows, channels]."""
+        """The sampled rows, [rows, channels]."""
         return np.stack(self._rows)
 
     @property
-    def largest(self) -> Array:
-        """The largest absolute value of each channel."""
+    def absolute_max(self) -> Array:
+        """The largest absolute value of each channel, [channels]."""
         assert self.low is not None
         assert self.high is not None
         return np.maximum(np.abs(self.low), np.abs(self.high))

@@ -1,7 +1,7 @@
-"""Layers that compute in training as they will in INT8, with the ranges of what they read learned on the way.
+"""Fake quantization for training: layers round their inputs and weights as in INT8, with learned activation ranges.
 
-Esser et al., Learned Step Size Quantization (2019), and Bhalgat et al., LSQ+ (2020), for ranges that do not begin at
-zero: rounding passes gradients through, and a value that was clipped moves the end that clipped it.
+Learned step size quantization, LSQ (Esser et al., 2019), and LSQ+ for asymmetric ranges (Bhalgat et al., 2020):
+gradients pass rounding by the straight-through estimator, and a clipped value moves the end that clipped it.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,18 @@ from transformers.pytorch_utils import Conv1D
 
 from laconic.models.signature import replace_forward
 from laconic.quantization.plan import Range
-from laconic.quantization.qparams import LARGEST
+from laconic.quantization.qparams import INT8_MAX
 
 LEVELS = 255
-PACE = 10.0
-"""How much faster a range is learned than a weight: in a step of 1e-4 it moves by a thousandth."""
+RANGE_SPEEDUP = 10.0
+"""How much faster a range is learned than a weight: a step of 1e-4 moves it by a thousandth."""
 
 
 class LearnedRange(nn.Module):
-    """The unsigned grid over a range, as `laconic.quantization.qparams.rounded_activation` has it; the ends learn, and
-    an end that is zero stays there."""
+    """Fake quantization of activations to uint8 over a learned range; an end that starts at zero stays there.
+
+    It computes the same as `laconic.quantization.qparams.fake_quantize_activation`.
+    """
 
     def __init__(self, limits: Range) -> None:
         super().__init__()
@@ -36,42 +38,42 @@ class LearnedRange(nn.Module):
     def ends(self) -> Tensor:
         """The lowest and the highest value, [2] float32."""
         start: Tensor = self.start  # type: ignore[assignment]
-        return start * torch.exp(PACE * self.growth)
+        return start * torch.exp(RANGE_SPEEDUP * self.growth)
 
     @property
     def limits(self) -> Range:
-        """The range as it is now."""
+        """The current range."""
         low, high = self.ends.tolist()
         return Range(low, high)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Values on the grid, of the same shape and dtype."""
-        low, high = scaled(self.ends, 1 / sqrt(values.numel() * LEVELS)).unbind()
+        """Quantized and dequantized values, of the same shape and dtype."""
+        low, high = scale_gradient(self.ends, 1 / sqrt(values.numel() * LEVELS)).unbind()
         step = ((high - low) / LEVELS).clamp(min=1e-30)
-        zero = rounded(-low / step).clamp(0, LEVELS)
-        integers = (rounded(values.float() / step) + zero).clamp(0, LEVELS)
+        zero = round_ste(-low / step).clamp(0, LEVELS)
+        integers = (round_ste(values.float() / step) + zero).clamp(0, LEVELS)
         return ((integers - zero) * step).to(values.dtype)
 
 
-def rounded(values: Tensor) -> Tensor:
-    """Rounded to the nearest; the gradient passes as if they were not (Bengio et al., 2013)."""
+def round_ste(values: Tensor) -> Tensor:
+    """Round to nearest with a straight-through gradient (Bengio et al., 2013)."""
     return values + (values.round() - values).detach()
 
 
-def scaled(values: Tensor, share: float) -> Tensor:
-    """The same values, with that share of the gradient: many values pull at one range."""
+def scale_gradient(values: Tensor, share: float) -> Tensor:
+    """The same values with a share of the gradient: many values contribute to the gradient of one range."""
     return values * share + (values * (1 - share)).detach()
 
 
-def rounded_weight(weight: Tensor, axis: int) -> Tensor:
-    """A weight on the grid that placement writes it on, one scale a slice along `axis`; the gradient passes."""
+def fake_quantize_weight(weight: Tensor, axis: int) -> Tensor:
+    """Quantize and dequantize a weight to INT8 with one scale per slice along `axis`; straight-through gradient."""
     others = [other for other in range(weight.ndim) if other != axis]
-    step = (weight.detach().abs().amax(dim=others, keepdim=True) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-    return rounded(weight / step) * step
+    step = (weight.detach().abs().amax(dim=others, keepdim=True) / INT8_MAX).clamp(min=torch.finfo(torch.float32).tiny)
+    return round_ste(weight / step) * step
 
 
-def multiplies(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What a layer computes of its input and a weight in the place of its own; None for one that is left as it is."""
+def find_operation(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The function of input and weight that a layer computes; None for a layer that is not quantized."""
     if isinstance(layer, Conv1D):
         return lambda x, w: x @ w + layer.bias
     if type(layer) is nn.Linear:
@@ -82,14 +84,14 @@ def multiplies(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
     return None
 
 
-def attach(layer: nn.Module, learned: LearnedRange) -> Callable[[], None]:
-    """Let a layer compute with its input and its weight on their grids; gives what takes that off again."""
-    multiply = multiplies(layer)
+def attach_fake_quantization(layer: nn.Module, learned: LearnedRange) -> Callable[[], None]:
+    """Make a layer fake-quantize its input and its weight; returns a function that undoes it."""
+    multiply = find_operation(layer)
     assert multiply is not None
     axis = 1 if isinstance(layer, Conv1D) else 0
 
     def forward(values: Tensor) -> Tensor:
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        return multiply(learned(values), rounded_weight(weight, axis))
+        return multiply(learned(values), fake_quantize_weight(weight, axis))
 
     return replace_forward(layer, forward)

@@ -1,43 +1,50 @@
-"""Weights in 4 or 8 bits, rounded so that the layers' answers on calibration data stay; arithmetic in float."""
+"""GPTQ: weight-only quantization to 4 or 8 bits, rounded so that the layers' outputs on calibration data stay."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from compress.quantize.calibrate import drawn
-from compress.quantize.quantized_layers import chosen
-from compress.quantize.sensitivity import flights, harms
-from compress.quantize.weight_adjustment import Adjustment, Group, adjusted
-from compress.quantize.weight_only import precision
+from compress.quantize.calibration import draw_calibration_samples
+from compress.quantize.layer_patterns import match_layers
+from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
+from compress.quantize.sensitivity import make_rungs, measure_sensitivity
+from compress.quantize.weight_only import weight_precision
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import Ladder, Plan
+from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.stage import PlanContext, PlanStage, Property
 
 
 class Gptq(PlanStage):
-    """Weights in fewer bits, each error made up for by the weights that are rounded after it; arithmetic in float.
+    """Weights in 4 or 8 bits by GPTQ: later weights compensate each rounding error; arithmetic in float.
 
-    bits: 4 (a scale for each group of inputs and each output; convolutions and embeddings keep 8) or 8 (a scale for
-    each output). group: inputs that share a scale, at 4 bits. order: take the inputs that matter most first.
-    bias_correction: put the mean error of each layer into its bias. samples: how many to calibrate with. keep: layers,
-    by name or pattern, that stay in float. mixed: measure each layer's harm once, and lift the worst ones to more bits
-    until the goal is met.
+    bits: 4 (group-wise scales; convolutions and embeddings keep 8 bits) or 8 (per-channel scales). group_size: inputs
+    that share a scale, at 4 bits. act_order: round the inputs with the largest activations first. bias_correction: add
+    the mean error of each layer to its bias. samples: number of calibration samples. keep: layers, by name or pattern,
+    that stay in float. mixed_precision: measure the sensitivity of each layer once, and keep the most sensitive ones in
+    higher precision until the goal is met.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "group": "group_size",
+        "order": "act_order",
+        "mixed": "mixed_precision",
+    }
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8] = 4
-    group: Group = 32
-    order: bool = True
+    group_size: Group = 32
+    act_order: bool = True
     bias_correction: bool = False
     samples: int = 256
     keep: tuple[str, ...] = ()
-    mixed: bool = True
+    mixed_precision: bool = True
 
-    def plan(self, graph: Graph, context: PlanContext) -> Ladder:
-        kept = chosen(graph.layers, self.keep)
-        plan = Plan({x.node: "float32" if x.node in kept else precision(x, self.bits) for x in graph.layers})
-        adjustment = Adjustment("gptq", self.group, self.order, self.bias_correction)
-        plan = adjusted(graph, plan, adjustment, drawn(context, self.samples), context)
-        if not self.mixed:
-            return Ladder.of(plan)
-        harm = harms(graph, plan, context)
-        return Ladder(flights(graph.layers, plan, harm), harm)
+    def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
+        kept = match_layers(graph.layers, self.keep)
+        plan = Plan({x.node: "float32" if x.node in kept else weight_precision(x, self.bits) for x in graph.layers})
+        config = RoundingConfig("gptq", self.group_size, self.act_order, self.bias_correction)
+        plan = round_plan(graph, plan, config, draw_calibration_samples(context, self.samples), context)
+        if not self.mixed_precision:
+            return PrecisionLadder.of(plan)
+        sensitivity = measure_sensitivity(graph, plan, context)
+        return PrecisionLadder(make_rungs(graph.layers, plan, sensitivity), sensitivity)

@@ -1,4 +1,4 @@
-"""What flows into the layers of a graph: its means and second moments, which rounding is decided by."""
+"""First and second moments of the inputs of a graph's layers, for GPTQ, AdaRound and bias correction."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,24 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from compress.quantize.product import Product
+from compress.quantize.im2col import Im2Col
 from laconic.quantization.graph import Graph, Layer
 from laconic.runtimes.runtime import Runtime
 from laconic.tensor import Array, Arrays
 
-BUDGET = 1 << 30
-"""Bytes of second moments that are held at once; for more of them the samples run again."""
+MEMORY_LIMIT = 1 << 30
+"""Bytes of second moments that are held at once; for more, the samples run several times."""
 
-Quantize = Callable[[Array], Array]
-"""What a tensor becomes by quantization."""
+ActivationQuantizer = Callable[[Array], Array]
+"""Fake quantization of a tensor."""
 
 
 @dataclass
-class Moments:
-    """Sums over the rows x [in] of each group: total: of x; quantized: of x on its grid; gram: of x xT. count: of rows.
+class GraphMoments:
+    """Sums over the input rows x of a layer.
 
-    [groups, in] and [groups, in, in], float64.
+    total: of x, [groups, in]. quantized: of x fake-quantized, [groups, in]. gram: of x xT, [groups, in, in]. All
+    float64. count: number of rows.
     """
 
     total: Array
@@ -33,12 +34,12 @@ class Moments:
     count: int = 0
 
     @classmethod
-    def nothing(cls, groups: int, width: int) -> "Moments":
-        """Of no rows."""
+    def zeros(cls, groups: int, width: int) -> "GraphMoments":
+        """The moments of no rows."""
         return cls(np.zeros((groups, width)), np.zeros((groups, width)), np.zeros((groups, width, width)))
 
     def add(self, rows: Array, quantized: Array, *, second: bool) -> None:
-        """Count rows [groups, count, in]. second: their products, too."""
+        """Add rows [groups, count, in]. quantized: the same, fake-quantized. second: whether to add to `gram`."""
         self.total += rows.sum(axis=1, dtype=np.float64)
         self.quantized += quantized.sum(axis=1, dtype=np.float64)
         if second:
@@ -47,79 +48,83 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class View:
-    """How layers see a tensor: those that see it alike share its moments. kernel: of a convolution."""
+class LayerInput:
+    """How a layer reads a tensor; layers that read it in the same way share its moments.
+
+    kernel: sizes of a convolution's kernel. quantized: whether it is read in INT8.
+    """
 
     tensor: str
-    product: Product
+    im2col: Im2Col
     kernel: tuple[int, ...]
     quantized: bool
 
 
-def moments(
+def collect_moments(
     graph: Graph,
     layers: Sequence[Layer],
-    quantize: Mapping[str, Quantize],
+    quantize: Mapping[str, ActivationQuantizer],
     samples: Callable[[], Iterable[Arrays]],
     runtime: Runtime,
     folder: Path,
     *,
     second: bool,
     seed: int = 0,
-) -> Iterator[tuple[Layer, Product, Moments]]:
-    """Each layer, how it multiplies, and the moments of what it reads. In memory are those of some layers at a time.
+) -> Iterator[tuple[Layer, Im2Col, GraphMoments]]:
+    """Collect the moments of the layers' inputs; yields each layer with its unfolding and moments.
 
-    quantize: by layer, what its input becomes; a layer that is not there reads it as it is. samples: gives the batches
-    to run, anew at each call; best one sample each, so that no padding is counted. second: whether second moments are
-    wanted, or means alone. folder: where a graph that shows its tensors is written.
+    quantize: fake quantization of a layer's input, by node; without it, the input stays as it is. samples: returns the
+    batches to run, again at each call, of one sample each, so that no padding is counted. runtime: runs the graph with
+    additional outputs, which is written to `folder`. second: whether to collect second moments, or means alone. seed:
+    of the sample of patches.
     """
     model = onnx.load(graph.path)
     nodes = {node.name: node for node in model.graph.node}
     seen = {
-        layer: View(layer.input, Product.of(nodes[layer.node], layer), layer.shape[2:], layer.node in quantize)
+        layer: LayerInput(layer.input, Im2Col.of(nodes[layer.node], layer), layer.shape[2:], layer.node in quantize)
         for layer in layers
     }
-    for part in parted(seen, BUDGET if second else None):
-        found = {seen[layer]: Moments.nothing(seen[layer].product.groups, width(layer)) for layer in part}
-        grids = {seen[layer]: quantize.get(layer.node, unchanged) for layer in part}
-        path = shown(model, {view.tensor for view in found}, folder)
+    for part in split_by_memory(seen, MEMORY_LIMIT if second else None):
+        found = {seen[layer]: GraphMoments.zeros(seen[layer].im2col.groups, input_width(layer)) for layer in part}
+        quantizers = {seen[layer]: quantize.get(layer.node, identity) for layer in part}
+        path = write_with_outputs(model, {source.tensor for source in found}, folder)
         rng = np.random.default_rng(seed)
         with runtime.open(path) as session:
             for batch in samples():
                 outputs = session.run(batch)
-                for view, each in found.items():
-                    rows = view.product.rows(outputs[view.tensor], view.kernel, rng)
-                    each.add(rows, grids[view](rows), second=second)
-        yield from ((layer, seen[layer].product, found[seen[layer]]) for layer in part)
+                for source, each in found.items():
+                    rows = source.im2col.unfold_input(outputs[source.tensor], source.kernel, rng)
+                    each.add(rows, quantizers[source](rows), second=second)
+        yield from ((layer, seen[layer].im2col, found[seen[layer]]) for layer in part)
 
 
-def unchanged(values: Array) -> Array:
-    """What becomes of a tensor that is not quantized."""
+def identity(values: Array) -> Array:
+    """The quantizer of a tensor that stays in float."""
     return values
 
 
-def width(layer: Layer) -> int:
-    """Inputs of each output of a layer."""
+def input_width(layer: Layer) -> int:
+    """The number of inputs of each output of a layer."""
     return layer.shape[0] if layer.kind == "MatMul" else layer.parameters // layer.shape[0]
 
 
-def parted(seen: Mapping[Layer, View], budget: int | None) -> Iterator[list[Layer]]:
-    """The layers in parts, the second moments of each at most so many bytes, or those of one view."""
+def split_by_memory(seen: Mapping[Layer, LayerInput], budget: int | None) -> Iterator[list[Layer]]:
+    """Split the layers into parts whose second moments take at most `budget` bytes, or are those of one input."""
     part: list[Layer] = []
-    views: dict[View, int] = {}
-    for layer, view in sorted(seen.items(), key=lambda item: item[1].tensor):
-        size = view.product.groups * width(layer) ** 2 * 8
-        if part and view not in views and budget is not None and sum(views.values()) + size > budget:
+    inputs: dict[LayerInput, int] = {}
+    for layer, source in sorted(seen.items(), key=lambda item: item[1].tensor):
+        size = source.im2col.groups * input_width(layer) ** 2 * 8
+        if part and source not in inputs and budget is not None and sum(inputs.values()) + size > budget:
             yield part
-            part, views = [], {}
-        views[view] = size
+            part, inputs = [], {}
+        inputs[source] = size
         part.append(layer)
     if part:
         yield part
 
 
-def shown(model: onnx.ModelProto, tensors: set[str], folder: Path) -> Path:
-    """Write the graph with these tensors as outputs."""
+def write_with_outputs(model: onnx.ModelProto, tensors: set[str], folder: Path) -> Path:
+    """Write the graph with these tensors as additional outputs; returns its path."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     outputs = {value.name for value in model.graph.output}

@@ -1,4 +1,4 @@
-"""A histogram of a tensor's values that takes any number of batches in constant memory."""
+"""A histogram observer: counts a tensor's values over any number of batches in constant memory."""
 
 import numpy as np
 
@@ -8,12 +8,15 @@ BINS = 8192
 """32 bins for each of the 256 levels when the range is used in full."""
 
 SMALLEST = 1e-30
-"""Smaller values are counted as zero: the width of a bin could not be told."""
+"""Smaller values are counted as zero, as the width of a bin would underflow."""
 
 
 class Histogram:
-    """Counts over [-reach, reach]. When a value falls outside, the reach is doubled and neighbouring bins merged, so
-    that earlier batches need not be seen again. low and high are exact."""
+    """Counts over [-reach, reach]; low and high are the exact minimum and maximum.
+
+    When a value falls outside, the reach is doubled and neighbouring bins are merged, so earlier batches are not needed
+    again.
+    """
 
     def __init__(self) -> None:
         self.low = np.inf
@@ -22,7 +25,7 @@ class Histogram:
         self.counts = np.zeros(BINS, np.int64)
 
     def add(self, values: Array) -> None:
-        """Count the values of a batch; not-finite ones are left out."""
+        """Count the values of a batch; values that are not finite are left out."""
         values = values.reshape(-1).astype(np.float32, copy=False)
         low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -55,6 +58,6 @@ class Histogram:
         return np.asarray(-self.reach + width * (np.arange(BINS) + 0.5))
 
     def quantile(self, share: float) -> float:
-        """The value below which `share` of all values lie, to within a bin."""
+        """The quantile for a share of the values, to within a bin."""
         edge = int(np.searchsorted(np.cumsum(self.counts), share * self.counts.sum()))
         return float(np.clip(self.centres[min(edge, BINS - 1)], self.low, self.high))

@@ -1,4 +1,4 @@
-"""Ranges that training has learned, as they stand in a checkpoint's history."""
+"""Activation ranges learned by quantization-aware training, read from a checkpoint's history."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,14 @@ from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Range
 
 RANGES = "ranges"
-"""Under which they stand in a record's structure: [low, high] of each layer's input, by the layer's path."""
+"""The key in a record's structure: [low, high] of each layer's input, by the layer's path."""
 
 
-def learned_ranges(history: Sequence[Record], layers: Sequence[Layer]) -> dict[str, Range]:
-    """The ranges by tensor that the last training has learned, of what these layers read. Where several layers read a
-    tensor, the range that holds all of theirs."""
+def read_learned_ranges(history: Sequence[Record], layers: Sequence[Layer]) -> dict[str, Range]:
+    """The learned ranges of the layers' inputs, by tensor, from the last training in the history.
+
+    Where several layers read a tensor, the union of their ranges.
+    """
     records = [record.structure[RANGES] for record in history if RANGES in record.structure]
     learned: dict[str, tuple[float, float]] = records[-1] if records else {}
     found: dict[str, Range] = {}

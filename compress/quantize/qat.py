@@ -1,7 +1,7 @@
-"""Quantization-aware training: the original teaches a model whose layers compute as they will in INT8.
+"""Quantization-aware training (QAT): distill the original into a model with fake-quantized layers.
 
-What it leaves is a float model whose weights survive rounding, and the ranges that were learned: `quantize.static`
-takes them in the place of calibrated ones, so that every target gets them.
+The result is a float model that is robust to rounding, and learned activation ranges: `quantize.static` uses these in
+place of calibrated ones, so that every target gets them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from compress.distill.distill_stage import Distil
 from compress.distill.distillation import Distillation
 from compress.distill.distillation_loss import Imitation
 from compress.distill.heal import Heal
-from compress.quantize.calibrate import drawn, singles
-from compress.quantize.fake_quantize import LearnedRange, attach, multiplies
+from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
+from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, find_operation
 from compress.quantize.histogram import Histogram
 from compress.quantize.learned_ranges import RANGES
-from compress.quantize.ranges import METHODS
+from compress.quantize.ranges import RANGE_METHODS
 from compress.statistics.gram import watched
 from laconic.config import Named
 from laconic.errors import RecipeError, UsageError
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class Qat(Distil):
-    """Train on the samples for learning, without labels, each layer's input and weight on the grids of INT8, and learn
-    the inputs' ranges. `quantize.static` behind it takes those.
+    """Train on the training samples, without labels, with fake-quantized inputs and weights, and learn their ranges.
 
-    method: how the range is found that learning starts from. samples: how many for that. keep: layers, by path or
-    pattern, that stay in float; name them to `quantize.static`, too.
+    A `quantize.static` after it uses the learned ranges. method: calibration method for the initial ranges. samples:
+    number of calibration samples for these. keep: layers, by path or pattern, that stay in float; give
+    `quantize.static` the same.
     """
 
     name: ClassVar[str] = "quantize.qat"
@@ -57,18 +57,21 @@ class Qat(Distil):
     def imitations(self, task: Task, layers: int) -> list[Imitation]:
         return Heal().imitations(task, layers)
 
-    def objective(self, student: "Checkpoint", context: TorchContext, device: torch.device) -> "OnGrid":
+    def objective(
+        self, student: "Checkpoint", context: TorchContext, device: torch.device
+    ) -> "QuantizationAwareDistillation":
         base = super().objective(student, context, device)
         learned: dict[str, LearnedRange] = {}
-        for readers, histogram in seen(student.module, quantized(student.module, self.keep), self.samples, context):
-            learned |= dict.fromkeys(readers, LearnedRange(METHODS[self.method](histogram)))
-        return OnGrid(base, learned)
+        paths = find_quantizable(student.module, self.keep)
+        for readers, histogram in observe_inputs(student.module, paths, self.samples, context):
+            learned |= dict.fromkeys(readers, LearnedRange(RANGE_METHODS[self.method](histogram)))
+        return QuantizationAwareDistillation(base, learned)
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         learned: dict[str, LearnedRange] = {}
 
         def note(kit: Kit) -> Event:
-            assert isinstance(kit.objective, OnGrid)
+            assert isinstance(kit.objective, QuantizationAwareDistillation)
             learned.update(kit.objective.learned)
             return lambda done: None
 
@@ -78,9 +81,11 @@ class Qat(Distil):
         return checkpoint.after(record, taught.module)
 
 
-class OnGrid(Distillation):
-    """A distillation whose student computes on the grids of INT8. learned: the range of each layer's input, by path;
-    layers that read the same tensor share one."""
+class QuantizationAwareDistillation(Distillation):
+    """A distillation whose student is fake-quantized to INT8.
+
+    learned: the range of each layer's input, by path; layers that read the same tensor share one.
+    """
 
     def __init__(self, base: Distillation, learned: Mapping[str, LearnedRange]) -> None:
         super().__init__(base.task, base.teacher, base.imitations, own=base.own, share=base.share)
@@ -93,15 +98,15 @@ class OnGrid(Distillation):
         super().join(kit)
         for part in kit.module.modules():
             if getattr(part, "running_mean", None) is not None:
-                part.eval()  # folded into its convolution later: with other statistics the grid would be another
+                part.eval()  # folded into its convolution later: other statistics would lead to other scales
         layers = dict(kit.module.named_modules())
         for path, learned in self.learned.items():
-            if path not in layers or multiplies(layers[path]) is None:
+            if path not in layers or find_operation(layers[path]) is None:
                 raise RecipeError(
                     f"quantize.qat trains {path} as it is, and a technique has put something else in its place. Remove "
                     f"lora, qlora and layerwise from its techniques"
                 )
-            kit.undo.append(attach(layers[path], learned))
+            kit.undo.append(attach_fake_quantization(layers[path], learned))
         own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(kit.device)
         groups, state = kit.groups, kit.weights or kit.module.state_dict
 
@@ -114,10 +119,12 @@ class OnGrid(Distillation):
         kit.groups, kit.weights = both, weights
 
 
-def quantized(module: nn.Module, keep: Sequence[str]) -> list[str]:
-    """The paths of the layers that are trained on their grids. Raises UsageError where there are none, RecipeError for
-    a pattern that names none."""
-    paths = [path for path, layer in module.named_modules() if multiplies(layer) is not None]
+def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
+    """The paths of the layers to fake-quantize.
+
+    Raises UsageError where there are none, RecipeError for a pattern that matches none.
+    """
+    paths = [path for path, layer in module.named_modules() if find_operation(layer) is not None]
     for pattern in keep:
         if not any(fnmatch(path, pattern) for path in paths):
             raise RecipeError(f"keep: no layer is named {pattern!r}. {did_you_mean(pattern, paths)}")
@@ -127,23 +134,26 @@ def quantized(module: nn.Module, keep: Sequence[str]) -> list[str]:
     return paths
 
 
-def seen(
+def observe_inputs(
     module: nn.Module, paths: Sequence[str], count: int, context: TorchContext
 ) -> Iterator[tuple[list[str], Histogram]]:
-    """What the layers at these paths read, over so many samples: those that read the same tensor together."""
+    """Histograms of the inputs of the layers at these paths, over `count` samples.
+
+    Yields the paths of the layers that read the same tensor, and its histogram.
+    """
     leader: dict[str, str] = {}
     first: dict[tuple[int, torch.Size], str] = {}
     alive: list[Tensor] = []
     histograms: dict[str, Histogram] = {}
 
-    def look(path: str, layer: nn.Module, values: Tensor) -> None:
+    def record(path: str, layer: nn.Module, values: Tensor) -> None:
         alive.append(values)  # so that its memory is not another tensor's
         leader.setdefault(path, first.setdefault((values.data_ptr(), values.shape), path))
         if leader[path] == path:
             histograms.setdefault(path, Histogram()).add(values.cpu().numpy())
 
-    with torch.inference_mode(), watched(module, paths, look):
-        for batch in singles(drawn(context, count), context.task):
+    with torch.inference_mode(), watched(module, paths, record):
+        for batch in single_sample_batches(draw_calibration_samples(context, count), context.task):
             call(module, tensors(batch))
             alive.clear()
             first.clear()

@@ -1,4 +1,4 @@
-"""From the histogram of a tensor to the range that is worth representing in 8 bits. One method, one function."""
+"""Calibration methods: from the histogram of a tensor to its range in 8 bits. One function per method."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,21 +6,20 @@ import numpy as np
 
 from compress.quantize.histogram import Histogram
 from laconic.quantization.plan import Range
-from laconic.quantization.qparams import rounded_activation
+from laconic.quantization.qparams import fake_quantize_activation
 from laconic.tensor import Array
 
 LEVELS = 256
-SHRINK = np.linspace(1.0, 0.3, 71)
-"""The shares of the full range that the searching methods try."""
-
+SHRINK_FACTORS = np.linspace(1.0, 0.3, 71)
+"""Shares of the full range that are tried by the methods that search."""
 
 HEADROOM = 1.1
-"""How much farther than what was seen a range reaches: samples that were not seen go farther. The worst of 60 texts of
-a word or two went from 0.946 to 0.954 by it, and the mean of MiniLM's texts from 0.9976 to 0.9975."""
+"""The factor by which a range exceeds the observed one, as unseen samples do. It took the worst of 60 texts of one or
+two words from 0.946 to 0.954, and the mean of MiniLM's texts from 0.9976 to 0.9975."""
 
 
 def minmax(histogram: Histogram) -> Range:
-    """Everything that was seen, and some headroom."""
+    """The observed range with some headroom."""
     return Range(histogram.low * HEADROOM, histogram.high * HEADROOM)
 
 
@@ -30,16 +29,16 @@ def percentile(histogram: Histogram, *, tail: float = 1e-5) -> Range:
 
 
 def mse(histogram: Histogram) -> Range:
-    """The range whose 8-bit grid has the least squared error, clipping counted in; each end is searched in turn."""
+    """The range with the least squared quantization error, clipping included; the ends are searched one by one."""
 
     def error(values: Array, counts: Array, low: float, high: float) -> float:
-        return float((counts * (values - rounded_activation(values, Range(low, high))) ** 2).sum())
+        return float((counts * (values - fake_quantize_activation(values, Range(low, high))) ** 2).sum())
 
-    return search(histogram, error)
+    return search_range(histogram, error)
 
 
 def entropy(histogram: Histogram) -> Range:
-    """The range that loses the least information: KL divergence of the 8-bit histogram from the full one.
+    """The range with the least KL divergence between the 8-bit histogram and the full one.
 
     Migacz, 8-bit Inference with TensorRT (2017), for ranges that need not be symmetric.
     """
@@ -52,7 +51,7 @@ def entropy(histogram: Histogram) -> Range:
             return np.inf
         kept = np.bincount(level[inside], weights=p[inside], minlength=LEVELS)
         bins = np.bincount(level[inside], minlength=LEVELS)
-        # What is clipped piles up in the outermost bins of P, as it does in the quantized tensor.
+        # Clipped values are counted in the outermost bins of P, as in the quantized tensor.
         clipped = np.where(inside, p, 0.0)
         ends = np.flatnonzero(inside)[[0, -1]]
         clipped[ends[0]] += p[values < low].sum()
@@ -62,11 +61,11 @@ def entropy(histogram: Histogram) -> Range:
         used = clipped > 0
         return float((clipped[used] * np.log(clipped[used] / q[used])).sum())
 
-    return search(histogram, divergence)
+    return search_range(histogram, divergence)
 
 
-def search(histogram: Histogram, loss: Callable[[Array, Array, float, float], float]) -> Range:
-    """The range with the least loss, moving the end farther from zero first, then the other."""
+def search_range(histogram: Histogram, loss: Callable[[Array, Array, float, float], float]) -> Range:
+    """The range with the least loss; the end farther from zero is searched first, then the other."""
     used = histogram.counts > 0
     values, counts = histogram.centres[used], histogram.counts[used]
     low, high = histogram.low, histogram.high
@@ -74,10 +73,10 @@ def search(histogram: Histogram, loss: Callable[[Array, Array, float, float], fl
         return Range(low, high)
 
     def lows() -> Iterator[tuple[float, float]]:
-        return ((float(low * share), high) for share in SHRINK)
+        return ((float(low * share), high) for share in SHRINK_FACTORS)
 
     def highs() -> Iterator[tuple[float, float]]:
-        return ((low, float(high * share)) for share in SHRINK)
+        return ((low, float(high * share)) for share in SHRINK_FACTORS)
 
     for candidates in (highs, lows) if high > -low else (lows, highs):
         fitting = [(a, b) for a, b in candidates() if a < b and ((values >= a) & (values <= b)).sum() > 1]
@@ -85,7 +84,7 @@ def search(histogram: Histogram, loss: Callable[[Array, Array, float, float], fl
     return Range(low, high)
 
 
-METHODS: dict[str, Callable[[Histogram], Range]] = {
+RANGE_METHODS: dict[str, Callable[[Histogram], Range]] = {
     "minmax": minmax,
     "percentile": percentile,
     "entropy": entropy,

@@ -1,4 +1,4 @@
-"""Round weights to integers: which way each goes decides how far the layer's answers move."""
+"""Rounding methods for weights: nearest, AdaRound and GPTQ."""
 
 from typing import Literal
 
@@ -10,30 +10,37 @@ from laconic.tensor import Array
 
 Rounding = Literal["nearest", "adaround", "gptq"]
 
-Levels = tuple[int, int]
-"""The lowest and the highest integer of a grid."""
+IntegerRange = tuple[int, int]
+"""Lowest and highest integer."""
 
 
-def rounded(
-    weight: Array, steps: Array, gram: Array, levels: Levels, rounding: Rounding = "nearest", *, order: bool = True
+def round_weight(
+    weight: Array,
+    scales: Array,
+    gram: Array,
+    levels: IntegerRange,
+    rounding: Rounding = "nearest",
+    *,
+    act_order: bool = True,
 ) -> Array:
-    """Integers [in, out] int8 on the grid of these steps; no output is farther off than by rounding to the nearest.
+    """Round a weight to integers; no output has a larger error than with rounding to nearest.
 
-    weight, steps: [in, out] float32. gram: the mean of x xT over what the layer reads, [in, in] float64. order: of
-    GPTQ, whether it takes the inputs that matter most first.
+    weight, scales: [in, out] float32. gram: the mean of x xT over the layer's inputs x, [in, in] float64. levels:
+    lowest and highest integer. act_order: of GPTQ, round the inputs with the largest activations first. Returns
+    [in, out] int8.
     """
-    nearest = np.clip(np.rint(weight / steps), *levels)
+    nearest = np.clip(np.rint(weight / scales), *levels)
     if rounding == "nearest":
         return nearest.astype(np.int8)
     if rounding == "gptq":
-        found = gptq(weight, steps, gram, levels, order=order)
+        found = gptq(weight, scales, gram, levels, order=act_order)
     else:
-        found = adaround(weight, steps, gram, levels)
-    better = errors(weight, found * steps, gram) <= errors(weight, nearest * steps, gram)
+        found = adaround(weight, scales, gram, levels)
+    better = output_errors(weight, found * scales, gram) <= output_errors(weight, nearest * scales, gram)
     return np.where(better, found, nearest).astype(np.int8)
 
 
-def errors(weight: Array, changed: Array, gram: Array) -> Array:
-    """The mean squared error of each output, [out]: the diagonal of dWT G dW."""
+def output_errors(weight: Array, changed: Array, gram: Array) -> Array:
+    """The mean squared error of each output, [out]: the diagonal of dWT G dW. gram: G, [in, in]."""
     difference = np.asarray(changed, np.float64) - weight
     return np.asarray((difference * (gram @ difference)).sum(axis=0))

@@ -1,4 +1,4 @@
-"""How much each layer suffers from quantization, and in which order to give it bits back."""
+"""Sensitivity analysis: how much quantizing each layer costs, and the precision ladder that follows from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,46 +8,47 @@ from laconic.quantization.plan import Plan, Precision
 from laconic.recipes.stage import PlanContext
 
 
-def harms(graph: Graph, lowest: Plan, context: PlanContext) -> dict[str, float]:
-    """The mean infidelity that each layer causes when it alone is at its lowest precision, by node.
+def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dict[str, float]:
+    """The sensitivity of each layer: the mean infidelity when it alone is quantized, by node.
 
-    Cost: one trial a layer.
+    lowest: each layer's lowest precision. The cost is one trial per layer.
     """
     candidates = [layer for layer in graph.layers if lowest.precision[layer.node] != "float32"]
     floats: dict[str, Precision] = {layer.node: "float32" for layer in graph.layers}
-    harm: dict[str, float] = {}
-    with context.steps.step("measure each layer's harm", len(candidates)) as step:
+    sensitivity: dict[str, float] = {}
+    with context.steps.step("measure each layer's sensitivity", len(candidates)) as step:
         for layer in candidates:
             alone = replace(lowest, precision=floats | {layer.node: lowest.precision[layer.node]})
-            harm[layer.node] = float(1 - context.trial(alone).mean())
+            sensitivity[layer.node] = float(1 - context.trial(alone).mean())
             step.advance()
-        if harm:
-            worst = max(candidates, key=lambda layer: harm[layer.node])
-            step.note = f"worst: {worst.module}, {harm[worst.node]:.2g}"
-    return harm
+        if sensitivity:
+            worst = max(candidates, key=lambda layer: sensitivity[layer.node])
+            step.note = f"worst: {worst.module}, {sensitivity[worst.node]:.2g}"
+    return sensitivity
 
 
-def flights(layers: Sequence[Layer], lowest: Plan, harm: Mapping[str, float]) -> tuple[tuple[Plan, ...], ...]:
-    """Three flights of plans, for a goal that is low, high, and the highest.
+def make_rungs(layers: Sequence[Layer], lowest: Plan, sensitivity: Mapping[str, float]) -> tuple[tuple[Plan, ...], ...]:
+    """The three rungs of the precision ladder.
 
-    In the first the layers leave INT8 arithmetic one after the other, most harm per multiplication first, while all
-    weights stay in INT8. In the second their weights go to 16 bits as they leave, and those of the embeddings, which
-    cost no time, are there from the start. The third is the graph as it was.
+    On the first, layers leave INT8 arithmetic one after the other, the most sensitive per multiplication first, while
+    all weights stay in INT8. On the second, their weights go to 16 bits as they leave; those of the embeddings, which
+    cost no time, have 16 bits from the start. The third is the float graph.
     """
-    counted = {layer.node: layer.parameters for layer in layers}
-    tables = [layer.node for layer in layers if layer.kind == "Gather" and layer.node in harm]
-    order = sorted((node for node in harm if node not in tables), key=lambda node: -harm[node] / counted[node])
+    parameters = {layer.node: layer.parameters for layer in layers}
+    tables = [layer.node for layer in layers if layer.kind == "Gather" and layer.node in sensitivity]
+    others = (node for node in sensitivity if node not in tables)
+    order = sorted(others, key=lambda node: -sensitivity[node] / parameters[node])
     wide: dict[str, Precision] = dict.fromkeys(tables, "float16-weight")
     floats: dict[str, Precision] = {layer.node: "float32" for layer in layers}
     return (
-        flight(lowest, order, "int8-weight"),
-        flight(replace(lowest, precision={**lowest.precision, **wide}), order, "float16-weight"),
+        make_rung(lowest, order, "int8-weight"),
+        make_rung(replace(lowest, precision={**lowest.precision, **wide}), order, "float16-weight"),
         (replace(lowest, precision=floats),),
     )
 
 
-def flight(lowest: Plan, order: Sequence[str], precision: Precision) -> tuple[Plan, ...]:
-    """The layers lifted to `precision` one after the other."""
+def make_rung(lowest: Plan, order: Sequence[str], precision: Precision) -> tuple[Plan, ...]:
+    """A rung of plans that raise the layers to `precision` one after the other, in this order."""
     plans = [lowest]
     for node in order:
         plans.append(replace(lowest, precision={**plans[-1].precision, node: precision}))

@@ -1,43 +1,44 @@
-"""Make activations easier to quantize: move the spread of their channels into the weights.
+"""SmoothQuant: make activations easier to quantize by scaling their channels, and the weights inversely.
 
 Xiao et al., SmoothQuant (2023): x W = (x / s) (s W), where s = max|x|^alpha / max|w|^(1 - alpha) by channel. The paper
-takes one alpha for the model; here each tensor takes the one with the least error of the layers that read it, or none.
+uses one alpha for the model; here each tensor has the one with the least error in the layers that read it, or none.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compress.quantize.channel_statistics import Channels
+from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.ranges import HEADROOM
 from laconic.quantization.plan import Range, Smoothing
-from laconic.quantization.qparams import rounded_activation, rounded_weight
+from laconic.quantization.qparams import fake_quantize_activation, fake_quantize_weight
 from laconic.tensor import Array
 
 ALPHAS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
-GAIN = 0.9
-"""The share of the error that must be left at most, for the extra work to be worth while."""
+MAX_ERROR_SHARE = 0.9
+"""The share of the error that may remain for smoothing to be worth the extra work."""
 
 
-def smoothed(channels: Channels, weights: Sequence[Array]) -> Smoothing | None:
-    """The best factors for a tensor and the weights [in, out] that it is multiplied with; None where none pays."""
-    candidates = [smoothing(channels, weights, alpha) for alpha in ALPHAS]
-    best = min(candidates, key=lambda each: error(channels.rows, weights, each))
-    plain = Smoothing(np.ones(channels.rows.shape[-1], np.float32), limits(channels, None))
-    return best if error(channels.rows, weights, best) < GAIN * error(channels.rows, weights, plain) else None
+def find_smoothing(channels: ChannelStatistics, weights: Sequence[Array]) -> Smoothing | None:
+    """The best smoothing for a tensor and the weights [in, out] that it is multiplied with; None where none pays."""
+    candidates = [make_smoothing(channels, weights, alpha) for alpha in ALPHAS]
+    best = min(candidates, key=lambda each: quantization_error(channels.rows, weights, each))
+    plain = Smoothing(np.ones(channels.rows.shape[-1], np.float32), smoothed_range(channels, None))
+    unsmoothed_error = quantization_error(channels.rows, weights, plain)
+    return best if quantization_error(channels.rows, weights, best) < MAX_ERROR_SHARE * unsmoothed_error else None
 
 
-def smoothing(channels: Channels, weights: Sequence[Array], alpha: float) -> Smoothing:
-    """The factors for one alpha, their geometric mean 1, and the range of what they leave."""
-    largest = np.maximum(channels.largest, 1e-5)
+def make_smoothing(channels: ChannelStatistics, weights: Sequence[Array], alpha: float) -> Smoothing:
+    """The smoothing for one alpha: factors with a geometric mean of 1, and the range of the smoothed tensor."""
+    largest = np.maximum(channels.absolute_max, 1e-5)
     weight = np.maximum(np.max([np.abs(each).max(axis=1) for each in weights], axis=0), 1e-5)
     factors = largest**alpha / weight ** (1 - alpha)
     factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
-    return Smoothing(factors, limits(channels, factors))
+    return Smoothing(factors, smoothed_range(channels, factors))
 
 
-def limits(channels: Channels, factors: Array | None) -> Range:
-    """Everything that was seen, after division by the factors, and some headroom."""
+def smoothed_range(channels: ChannelStatistics, factors: Array | None) -> Range:
+    """The observed range after division by the factors (None: 1), with some headroom."""
     assert channels.low is not None
     assert channels.high is not None
     divisor = 1.0 if factors is None else factors
@@ -45,18 +46,20 @@ def limits(channels: Channels, factors: Array | None) -> Range:
     return Range(low * HEADROOM, high * HEADROOM)
 
 
-def error(rows: Array, weights: Sequence[Array], each: Smoothing) -> float:
-    """The squared error of the products, relative to their size, with both sides on their grids."""
-    activations = rounded_activation(rows / each.factors, each.limits)
+def quantization_error(rows: Array, weights: Sequence[Array], each: Smoothing) -> float:
+    """The squared error of the products x W with both sides quantized, relative to their squared size."""
+    activations = fake_quantize_activation(rows / each.factors, each.limits)
     total = 0.0
     for weight in weights:
         exact = rows @ weight
-        found = activations @ rounded_weight(weight * each.factors[:, None], 1)
+        found = activations @ fake_quantize_weight(weight * each.factors[:, None], 1)
         total += float(((found - exact) ** 2).sum() / max(float((exact**2).sum()), 1e-30))
     return total
 
 
-def smooth_all(channels: Mapping[str, Channels], readers: Mapping[str, Sequence[Array]]) -> dict[str, Smoothing]:
-    """The smoothing of each tensor for which it pays. readers: the weights that a tensor is multiplied with."""
-    found = {name: smoothed(channels[name], readers[name]) for name in readers}
+def smooth_tensors(
+    channels: Mapping[str, ChannelStatistics], readers: Mapping[str, Sequence[Array]]
+) -> dict[str, Smoothing]:
+    """The smoothing of each tensor for which it pays. readers: the weights that each tensor is multiplied with."""
+    found = {name: find_smoothing(channels[name], readers[name]) for name in readers}
     return {name: each for name, each in found.items() if each is not None}

@@ -1,4 +1,4 @@
-"""The time that a search may take; what an earlier run was charged for a piece of work counts as it did then."""
+"""The time budget of a search, shared by all of its interrupted and resumed runs."""
 
 import time
 from collections.abc import Callable
@@ -7,55 +7,58 @@ from laconic.cache import Cache
 
 
 class Budget:
-    """Seconds, of which each piece of work is charged what it took when it was done.
+    """A budget in seconds. Each piece of work is charged the time that it took when it was first done.
 
-    A run that goes on after a kill is charged for what it finds done as the killed one was; so both decide alike, and
-    the kill buys no time. spent: so far. live: whether the last piece was done in this run.
+    A resumed search is charged for cached work what the interrupted run was charged for it. Both therefore make the
+    same decisions, and an interruption buys no time. spent: seconds so far. is_fresh: whether the last piece of work
+    was done in this run, and not found in the cache.
     """
 
     def __init__(self, seconds: float, cache: Cache, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
         self.spent = 0.0
-        self.live = False
+        self.is_fresh = False
         self._cache = cache
         self._clock = clock
         self._mark = clock()
-        self._paces: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
 
-    def lap(self, key: str, kind: str = "", units: float = 1) -> float:
-        """Charge the seconds since the last lap, or what an earlier run was charged for the piece of work `key`.
+    def charge(self, key: str, kind: str = "", units: float = 1) -> float:
+        """Charge the seconds since the last call, or those that an earlier run was charged for the work `key`.
 
-        kind, units: what it was and how much of it, for `expected`.
+        kind, units: the kind of work and its amount, for `estimate`. Returns the seconds.
         """
         now = self._clock()
-        self.live = False
+        self.is_fresh = False
 
-        def passed() -> float:
-            self.live = True
+        def measure() -> float:
+            self.is_fresh = True
             return now - self._mark
 
-        seconds = float(self._cache.json(f"lap-{key}", passed))
+        seconds = float(self._cache.json(f"lap-{key}", measure))
         self._mark = now
         self.spent += seconds
         if kind:
-            self._paces[kind] = seconds / units
+            self._rates[kind] = seconds / units
         return seconds
 
     @property
-    def left(self) -> float:
-        """Seconds."""
+    def remaining(self) -> float:
+        """Seconds that are left; negative beyond the budget."""
         return self.seconds - self.spent
 
     @property
     def overrun(self) -> float:
         """Seconds beyond the budget."""
-        return max(-self.left, 0.0)
+        return max(-self.remaining, 0.0)
 
-    def expected(self, kind: str, units: float = 1) -> float | None:
-        """Seconds that so much of a kind of work will take, by the last of it; None where there was none."""
-        return self._paces[kind] * units if kind in self._paces else None
+    def estimate(self, kind: str, units: float = 1) -> float | None:
+        """Expected seconds for an amount of a kind of work, from the last of its kind; None before the first."""
+        return self._rates[kind] * units if kind in self._rates else None
 
     def allows(self, kind: str, units: float = 1, *, keep: float = 0.0) -> bool:
-        """Whether there is time for so much of a kind of work, and `keep` seconds beyond. What was never done before
-        takes any time that is left."""
-        return self.left > keep + (self.expected(kind, units) or 0.0)
+        """Whether the budget has time for an amount of a kind of work and `keep` seconds beyond it.
+
+        Work of a kind that was never done before is allowed as long as any time is left.
+        """
+        return self.remaining > keep + (self.estimate(kind, units) or 0.0)

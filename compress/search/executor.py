@@ -1,4 +1,4 @@
-"""Where candidates are worked on: in this process, or on the machines of a Ray cluster. The work is the same."""
+"""Executors for trials: this process, or a Ray cluster. Both give the same results."""
 
 import os
 import sys
@@ -13,25 +13,25 @@ from laconic.errors import RuntimeFailure, UsageError
 J = TypeVar("J")
 R = TypeVar("R")
 
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Ray reports its use to its makers unless it is told not to."""
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Environment variables for Ray. By default it sends usage statistics to its makers."""
 
 
 class Executor(ABC):
-    """Does pieces of work that do not depend on one another."""
+    """Runs jobs that are independent of one another."""
 
     @abstractmethod
     def map(self, function: Callable[[J], R], jobs: Sequence[J]) -> Iterator[R]:
-        """What the function makes of each, in their order."""
+        """The function's result for each job, in the order of the jobs."""
 
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many pieces are under way at the same time."""
+        """The number of jobs that run at the same time."""
 
 
-class Local(Executor):
-    """One after the other, in this process."""
+class LocalExecutor(Executor):
+    """Runs the jobs one after the other, in this process."""
 
     workers = 1
 
@@ -39,9 +39,11 @@ class Local(Executor):
         return map(function, jobs)
 
 
-class Cluster(Executor):
-    """The machines of a Ray cluster; a piece of work takes `threads` cores. They need the same files at the same
-    places, the cache among them: each piece is found there by whoever needs it next."""
+class RayExecutor(Executor):
+    """Runs the jobs on a Ray cluster, each on `threads` cores.
+
+    All machines need the same files at the same paths. The cache is one of them: a job leaves its result there.
+    """
 
     def __init__(self, ray: Any, threads: int) -> None:
         self._ray = ray
@@ -62,25 +64,25 @@ class Cluster(Executor):
 
 
 @contextmanager
-def local(threads: int) -> Iterator[Executor]:
-    """This process."""
-    yield Local()
+def open_local(threads: int) -> Iterator[Executor]:
+    """An executor in this process."""
+    yield LocalExecutor()
 
 
 @contextmanager
-def ray(threads: int) -> Iterator[Executor]:
-    """The cluster that RAY_ADDRESS names; without it, one on this machine that ends with the work."""
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+def open_ray(threads: int) -> Iterator[Executor]:
+    """An executor on the cluster at RAY_ADDRESS; without it, on a cluster on this machine that is stopped on exit."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
     try:
-        import ray as engine
+        import ray
     except ModuleNotFoundError as error:
         raise registry.missing("ray") from error
     address = os.environ.get("RAY_ADDRESS") or "local"
     paths = os.pathsep.join(path for path in sys.path if path)
-    own = not engine.is_initialized()
+    own = not ray.is_initialized()
     if own:
         try:
-            engine.init(
+            ray.init(
                 address,
                 runtime_env={"env_vars": {"PYTHONPATH": paths}},
                 include_dashboard=None if address != "local" else False,
@@ -92,22 +94,22 @@ def ray(threads: int) -> Iterator[Executor]:
                 f"there is no Ray cluster at {address}: {error}. Start one, or unset RAY_ADDRESS"
             ) from error
     try:
-        yield Cluster(engine, threads)
+        yield RayExecutor(ray, threads)
     finally:
         if own:
-            engine.shutdown()
+            ray.shutdown()
 
 
-ENGINES = {"local": local, "ray": ray}
+EXECUTORS = {"local": open_local, "ray": open_ray}
 
 
 @contextmanager
-def executor(engine: str, threads: int) -> Iterator[Executor]:
-    """The executor of this name, closed behind the body. threads: cores that a piece of work takes.
+def open_executor(engine: str, threads: int) -> Iterator[Executor]:
+    """The executor called `engine`, closed on exit. threads: cores that a job takes.
 
-    Raises UsageError for one that is not known, MissingPackage where Ray is not installed.
+    Raises UsageError for an unknown name, MissingPackage where Ray is not installed.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r}. {registry.did_you_mean(engine, ENGINES)}")
-    with ENGINES[engine](threads) as made:
+    if engine not in EXECUTORS:
+        raise UsageError(f"unknown engine {engine!r}. {registry.did_you_mean(engine, EXECUTORS)}")
+    with EXECUTORS[engine](threads) as made:
         yield made

@@ -1,11 +1,11 @@
-"""How long a layer takes on this machine, by its shape and its precision: measured once for each, and kept."""
+"""Latency table: the time of a layer on this machine by shape and precision, each measured once and cached."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compress.search.layer_spec import Cell
-from compress.search.reference_timer import Yardstick
-from compress.search.single_layer import alone
+from compress.search.layer_spec import LayerSpec
+from compress.search.reference_timer import ReferenceTimer
+from compress.search.single_layer import open_layer
 from export.build import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
@@ -14,41 +14,41 @@ from laconic.quantization.plan import Precision
 from laconic.runtimes.runtime import make_runtime
 from laconic.timing.race import TRIAL_BATCHES
 
-NOTHING = Cell("linear", (1, 8), (8, 8))
+EMPTY_LAYER = LayerSpec("linear", (1, 8), (8, 8))
 """A layer that costs no more than the run that it is in: 45 us in OpenVINO."""
 
-LEAST = 0.02
+MIN_SHARE = 0.02
 """The share of its own run that a layer costs at least."""
 
 
 @dataclass
-class Table:
-    """Seconds of a layer by itself, with one engine. The entries are measured when they are asked for first.
+class LatencyTable:
+    """Seconds of single layers in one engine. An entry is measured when it is first asked for.
 
-    precision: of the layers.
+    option: engine and compute precision. precision: of the layers.
     """
 
     option: EngineOption
     cache: Cache
     precision: Precision = "int8"
     measured: int = field(default=0)
-    """How many were measured in this run, and not found."""
+    """Entries that were measured in this run, and not found in the cache."""
 
-    def seconds(self, cell: Cell, batch: int) -> float:
-        """Of one layer like this, for so many samples, one of TRIAL_BATCHES, on one core; less what a run of the engine
-        costs whatever is in it, which ten small layers of a model pay once."""
-        found, nothing = (
-            self._run(cell, self.precision)[str(batch)],
-            self._run(NOTHING, "float32")[str(TRIAL_BATCHES[0])],
-        )
-        return max(found - nothing, LEAST * found)
+    def seconds(self, spec: LayerSpec, batch: int) -> float:
+        """Seconds of one layer on one core, for a batch size among TRIAL_BATCHES.
 
-    def _run(self, cell: Cell, precision: Precision) -> dict[str, float]:
-        """Seconds of a graph of this layer alone, by batch."""
+        The fixed cost of a run is subtracted: a model pays it once, and not once per layer.
+        """
+        found = self._run(spec, self.precision)[str(batch)]
+        fixed = self._run(EMPTY_LAYER, "float32")[str(TRIAL_BATCHES[0])]
+        return max(found - fixed, MIN_SHARE * found)
+
+    def _run(self, spec: LayerSpec, precision: Precision) -> dict[str, float]:
+        """Seconds of a graph of this layer alone, by batch size."""
         engine = make_runtime(self.option.runtime)
         key = hash_of(
-            "cell",
-            cell.signature,
+            "layer",
+            spec.signature,
             TRIAL_BATCHES,
             precision,
             self.option.name,
@@ -59,12 +59,12 @@ class Table:
 
         def measure() -> dict[str, float]:
             self.measured += 1
-            yardstick = Yardstick(self.option, self.cache)
-            with alone(cell, self.option, precision) as (session, drawn):
-                return {str(size): yardstick.timed(session, drawn(size)) for size in TRIAL_BATCHES}
+            timer = ReferenceTimer(self.option, self.cache)
+            with open_layer(spec, self.option, precision) as (session, draw_inputs):
+                return {str(size): timer.measure(session, draw_inputs(size)) for size in TRIAL_BATCHES}
 
-        return dict(self.cache.json(f"cell-{key}", measure))
+        return dict(self.cache.json(f"layer-{key}", measure))
 
-    def total(self, cells: Sequence[Cell]) -> dict[int, float]:
-        """Seconds of all of them, by batch."""
-        return {batch: sum(each.count * self.seconds(each, batch) for each in cells) for batch in TRIAL_BATCHES}
+    def total(self, specs: Sequence[LayerSpec]) -> dict[int, float]:
+        """Seconds of all layers, by batch size."""
+        return {batch: sum(each.count * self.seconds(each, batch) for each in specs) for batch in TRIAL_BATCHES}

@@ -1,24 +1,27 @@
-"""What was tried, and which of it nothing else beats in every respect."""
+"""The Pareto front of the trials."""
 
 from collections.abc import Sequence
 
 from laconic.timing.measurements import Trial
 
 
-def costs(trial: Trial) -> tuple[float, ...]:
-    """What should be small: infidelity, or the drop where there are labels; latency; size."""
+def objectives(trial: Trial) -> tuple[float, ...]:
+    """The minimized objectives: the drop (the infidelity without labels), latency and size."""
     loss = trial.drop if trial.drop is not None else 1 - (trial.fidelity or 0.0)
     return loss, trial.latency, trial.size
 
 
 def dominates(one: Trial, other: Trial) -> bool:
-    """Whether one is nowhere worse, and somewhere better."""
-    pairs = list(zip(costs(one), costs(other), strict=True))
+    """Whether one trial is worse in no objective and better in at least one."""
+    pairs = list(zip(objectives(one), objectives(other), strict=True))
     return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
 
 
-def with_front(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """The trials, the fastest first, those on the Pareto front marked. What was only foretold stands on no front."""
+def mark_front(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The trials with those on the Pareto front marked, measured ones first, then by latency.
+
+    Trials that were only predicted are never on the front.
+    """
     measured = [trial for trial in trials if trial.measured]
     marked = [
         trial.model_copy(update={"front": trial.measured and not any(dominates(other, trial) for other in measured)})

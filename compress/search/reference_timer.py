@@ -1,12 +1,12 @@
-"""How fast the machine is at this moment: a layer that is always the same, timed beside whatever is timed."""
+"""Reference timer: times a session in turns with a fixed reference layer, so that other load on the machine cancels."""
 
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compress.search.layer_spec import Cell
-from compress.search.single_layer import alone
+from compress.search.layer_spec import LayerSpec
+from compress.search.single_layer import open_layer
 from export.build import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
@@ -14,55 +14,58 @@ from laconic.hashing import code_version, hash_of
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tensor import Array
 
-LAYER, ROWS = Cell("linear", (1, 128, 384), (384, 384)), 8
+REFERENCE_LAYER, REFERENCE_BATCH = LayerSpec("linear", (1, 128, 384), (384, 384)), 8
 """A millisecond or two of one core."""
 
 WARMUP = 2
 RUNS = 30
-PATIENCE = 0.05
-"""Seconds for the runs of whatever is timed, where RUNS of them would take longer."""
+MAX_SECONDS = 0.05
+"""Seconds for the timed runs, where RUNS of them would take longer."""
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """Of one engine. What else runs on the machine slows a layer and the yardstick alike. Without it, a search beside
-    which tests were running foretold that every mild cut was too slow."""
+class ReferenceTimer:
+    """Times sessions of one engine relative to a reference layer.
+
+    Load on the machine slows the timed session and the reference layer alike. Without the reference, a search that ran
+    beside tests predicted every mild pruning to be too slow.
+    """
 
     option: EngineOption
     cache: Cache
 
-    def timed(self, session: Session, inputs: Mapping[str, Array]) -> float:
-        """Seconds of the processor for one run: as many yardsticks as it took, each as long as the first time."""
-        with alone(LAYER, self.option, "float32") as (own, drawn):
-            given = drawn(ROWS)
-            found: list[float] = []
-            beside: list[float] = []
+    def measure(self, session: Session, inputs: Mapping[str, Array]) -> float:
+        """Processor seconds of one run, as if the machine were as fast as when the reference layer was first timed."""
+        with open_layer(REFERENCE_LAYER, self.option, "float32") as (reference, draw_inputs):
+            reference_inputs = draw_inputs(REFERENCE_BATCH)
+            times: list[float] = []
+            reference_times: list[float] = []
             for _ in range(WARMUP):
                 session.run(inputs)
-                own.run(given)
-            while len(found) < RUNS and sum(found) < PATIENCE:
-                found.append(once(session, inputs))
-                beside.append(once(own, given))
-        return statistics.median(found) / statistics.median(beside) * self.length
+                reference.run(reference_inputs)
+            while len(times) < RUNS and sum(times) < MAX_SECONDS:
+                times.append(time_run(session, inputs))
+                reference_times.append(time_run(reference, reference_inputs))
+        return statistics.median(times) / statistics.median(reference_times) * self.reference_seconds
 
     @property
-    def length(self) -> float:
-        """Seconds of the yardstick, when it was timed first."""
+    def reference_seconds(self) -> float:
+        """Processor seconds of the reference layer when it was first timed on this machine, from the cache."""
 
         def measure() -> float:
-            with alone(LAYER, self.option, "float32") as (own, drawn):
-                given = drawn(ROWS)
+            with open_layer(REFERENCE_LAYER, self.option, "float32") as (reference, draw_inputs):
+                inputs = draw_inputs(REFERENCE_BATCH)
                 for _ in range(WARMUP):
-                    own.run(given)
-                return min(once(own, given) for _ in range(RUNS))
+                    reference.run(inputs)
+                return min(time_run(reference, inputs) for _ in range(RUNS))
 
         version = make_runtime(self.option.runtime).version()
-        key = hash_of("yardstick", self.option.name, version, this_machine().model_dump(), code_version())
-        return float(self.cache.json(f"yardstick-{key}", measure))
+        key = hash_of("reference-layer", self.option.name, version, this_machine().model_dump(), code_version())
+        return float(self.cache.json(f"reference-layer-{key}", measure))
 
 
-def once(session: Session, inputs: Mapping[str, Array]) -> float:
-    """Seconds of the processor for a run."""
+def time_run(session: Session, inputs: Mapping[str, Array]) -> float:
+    """Processor seconds of one run."""
     start = time.process_time()
     session.run(inputs)
     return time.process_time() - start

@@ -1,4 +1,4 @@
-"""Search for what meets a goal: how much to cut, how long to heal, which precision; within a budget of time."""
+"""Search for the best artifact that meets a goal, within a time budget: pruning, healing and precision are varied."""
 
 import shutil
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.search.budget import Budget
-from compress.search.constraints import Aim
-from compress.search.executor import executor
-from compress.search.search_candidate import Candidate
-from compress.search.strategy import search
-from compress.search.trial import ground, origin
-from compress.search.trial_runner import Workshop
+from compress.search.constraints import Constraints
+from compress.search.executor import open_executor
+from compress.search.search_candidate import SearchCandidate
+from compress.search.strategy import run_search
+from compress.search.trial import make_base_recipe, open_context
+from compress.search.trial_runner import TrialRunner
 from export.pipeline import Result
 from export.report.report import add_search
 from laconic.artifacts.artifact import Artifact, check_destination, publish
@@ -24,15 +24,17 @@ from laconic.timing.measurements import Trial
 
 
 @dataclass(frozen=True)
-class Solution(Result):
-    """The artifact's measured.search is what was tried, the Pareto front marked. spent, overrun: seconds, of the budget
-    and beyond."""
+class SearchResult(Result):
+    """The result of a search. Its artifact's `measured.search` lists the trials, those on the Pareto front marked.
+
+    spent: seconds of the budget that were used. overrun: seconds beyond it.
+    """
 
     spent: float = 0.0
     overrun: float = 0.0
 
 
-def solve(
+def search(
     recipe: Recipe,
     destination: Path,
     *,
@@ -42,26 +44,28 @@ def solve(
     trust: bool = False,
     steps: Steps | None = None,
     cache: Cache | None = None,
-) -> Solution:
+) -> SearchResult:
     """Write to `destination` the best artifact for the recipe's goal that is found in `budget` seconds.
 
-    Once the goal is met, faster is better where a drop or a fidelity bounds it; where only latency or size do, more
-    faithful is. The best so far lies at the destination at any time, and is replaced whole. A search that was killed
-    goes on, and nothing is done twice; the budget is of all its runs together. engine: "local", or "ray" for a cluster.
-    trials: at most so many settings are tried; with the same number of them the same seed gives the same artifact, but
-    for what the clock of the machine says of it. Without it, time decides how many.
-    Where the goal is missed the best artifact is written all the same, and the result says what it misses.
-    Raises a LaconicError for a source, data or a recipe that is wrong.
+    Of the artifacts that meet the goal the fastest is best where the goal limits the drop or the fidelity; where it
+    limits only latency or size, the one with the highest fidelity is. The best artifact so far is at the destination at
+    any time, and is replaced atomically. An interrupted search resumes from the cache and repeats nothing; the budget
+    covers all its runs together. Where the goal is missed the best artifact is written all the same, and the result
+    lists what it misses.
+
+    engine: "local", or "ray" for a cluster. trials: the most settings that are tried; with the same number the same
+    seed gives the same artifact, except for what depends on measured times. None: as many as the budget allows.
+    Raises a LaconicError for an invalid source, data or recipe.
     """
     steps, cache = steps or Steps(), cache or Cache()
     check_destination(destination)
     with steps.step("load the source and the samples") as step:
-        ground.cache_clear()  # another search of this process may have read other files
-        base = ground(origin(recipe), trust, str(cache.folder))
-        aim = Aim.of(recipe.goal, base.source.task, base.samples.choose)
-        step.note = f"{base.source.task.name}, {len(base.samples.choose)} samples to choose by"
+        open_context.cache_clear()  # another search of this process may have read other files
+        context = open_context(make_base_recipe(recipe), trust, str(cache.folder))
+        constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
+        step.note = f"{context.source.task.name}, {len(context.samples.choose)} samples to choose by"
 
-    def publish_best(best: Candidate, trials: Sequence[Trial]) -> None:
+    def publish_best(best: SearchCandidate, trials: Sequence[Trial]) -> None:
         assert best.built is not None
         with scratch(destination) as folder:
             shutil.copytree(best.built.folder, folder / "artifact")
@@ -69,10 +73,10 @@ def solve(
             publish(folder / "artifact", destination)
 
     clock = Budget(budget, cache)
-    with executor(engine, cores()) as workers:
-        shop = Workshop(recipe, base, aim, clock, workers, trust, steps, cache)
-        count = len(search(shop, publish_best, trials).candidates)
+    with open_executor(engine, cores()) as workers:
+        runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache)
+        count = len(run_search(runner, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
     steps.say("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
-    return Solution(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)
+    return SearchResult(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)

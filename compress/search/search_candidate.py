@@ -1,99 +1,104 @@
-"""A candidate on its way: foreseen, cut, healed, built, or lost on the way, with the reason."""
+"""A candidate of a search: its settings, predictions and measurements, and the reason for its rejection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compress.search.constraints import Aim, Figures
-from compress.search.finish import Built
-from compress.search.forecast import Prediction
-from compress.search.study import described
-from compress.search.trial import Outcome
-from laconic.artifacts.gain import amount, milliseconds
+from compress.search.candidate_build import BuiltArtifact
+from compress.search.constraints import Constraints, Quality
+from compress.search.latency_model import CostPrediction
+from compress.search.study import describe_settings
+from compress.search.trial import TrialOutcome
 from laconic.timing.measurements import Trial
+from laconic.units import format_bytes, format_seconds
 
 
 @dataclass(eq=False)
-class Candidate:
-    """settings: of the cut. heals: steps of each healing that it went through. outcome: of cut and healing so far. cut:
-    the figures before any healing.
-    shortfall: how far off its answers are, in times what is allowed. left: the share that the last healing has left of
-    that, or of its infidelity, whichever is less: right answers are counted, and come and go by ones. failed: its
-    infidelity when an artifact of it failed. reason: why it lost; empty while it did not."""
+class SearchCandidate:
+    """A candidate that is predicted, pruned, healed, built, or rejected on the way.
+
+    settings: of the pruning stages. heals: training steps of each healing so far. outcome: of pruning and healing so
+    far. unhealed: the quality before any healing. shortfall: the ratio of the lost quality to the allowed loss.
+    remaining_share: the share that the last healing left of the shortfall or of the infidelity, whichever is less
+    (correct answers come and go by ones). built: its artifact. failed_infidelity: the infidelity when an artifact of it
+    failed. reason: why it was rejected; empty otherwise.
+    """
 
     settings: Mapping[str, float]
-    prediction: Prediction
+    prediction: CostPrediction
     heals: tuple[int, ...] = ()
-    outcome: Outcome | None = None
-    cut: Figures | None = None
+    outcome: TrialOutcome | None = None
+    unhealed: Quality | None = None
     shortfall: float = float("inf")
-    left: float = 0.0
-    built: Built | None = None
-    failed: float = float("inf")
+    remaining_share: float = 0.0
+    built: BuiltArtifact | None = None
+    failed_infidelity: float = float("inf")
     reason: str = ""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The settings and the healing, for people."""
         healed = f", healed {sum(self.heals)} steps" if self.heals else ""
-        return described(self.settings) + healed
+        return describe_settings(self.settings) + healed
 
     @property
-    def figures(self) -> Figures | None:
-        """The newest that there are: of the artifact, or of the module."""
-        return self.built.figures if self.built else self.outcome.figures if self.outcome else None
+    def quality(self) -> Quality | None:
+        """The latest quality: of the artifact, or of the model before quantization."""
+        return self.built.quality if self.built else self.outcome.quality if self.outcome else None
 
     @property
     def infidelity(self) -> float:
-        """Of the module; infinite before it was cut."""
-        return 1 - self.outcome.figures.fidelity if self.outcome and self.outcome.figures else float("inf")
+        """1 minus the fidelity before quantization; infinite before the first trial."""
+        return 1 - self.outcome.quality.fidelity if self.outcome and self.outcome.quality else float("inf")
 
-    def ahead(self, other: "Candidate") -> bool:
-        """Whether it is foreseen to be as fast as another, was as faithful when it was cut, and one of them more so."""
-        if self.cut is None or other.cut is None:
+    def dominates(self, other: "SearchCandidate") -> bool:
+        """Whether it is predicted to be at least as fast, had at least the fidelity before healing, and one is more."""
+        if self.unhealed is None or other.unhealed is None:
             return False
-        mine = (self.prediction.speedup, self.cut.fidelity)
-        theirs = (other.prediction.speedup, other.cut.fidelity)
+        mine = (self.prediction.speedup, self.unhealed.fidelity)
+        theirs = (other.prediction.speedup, other.unhealed.fidelity)
         return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
 
-    def beyond(self, other: "Candidate") -> bool:
-        """Whether it takes more than another: no slower, and no more faithful when it was cut."""
-        if self.cut is None or other.cut is None:
+    def is_more_aggressive(self, other: "SearchCandidate") -> bool:
+        """Whether it is predicted to be no slower, and had no higher fidelity before healing."""
+        if self.unhealed is None or other.unhealed is None:
             return False
-        return self.prediction.speedup >= other.prediction.speedup and self.cut.fidelity <= other.cut.fidelity
+        return self.prediction.speedup >= other.prediction.speedup and self.unhealed.fidelity <= other.unhealed.fidelity
 
-    def take(self, outcome: Outcome, aim: Aim) -> None:
-        """What came of the cut, or of one more healing."""
-        before, self.outcome = self.figures, outcome
-        if outcome.figures is None:
+    def update(self, outcome: TrialOutcome, constraints: Constraints) -> None:
+        """Take in the outcome of pruning, or of one more healing."""
+        before, self.outcome = self.quality, outcome
+        if outcome.quality is None:
             self.reason = self.reason or outcome.error
             return
-        shortfall = aim.shortfall(outcome.figures)
+        shortfall = constraints.shortfall(outcome.quality)
         if before is not None:
-            missing = share(1 - outcome.figures.fidelity, 1 - before.fidelity)
-            self.left = min(share(shortfall, self.shortfall), missing)
+            infidelity = share_of(1 - outcome.quality.fidelity, 1 - before.fidelity)
+            self.remaining_share = min(share_of(shortfall, self.shortfall), infidelity)
         self.shortfall = shortfall
-        self.cut = self.cut or outcome.figures
+        self.unhealed = self.unhealed or outcome.quality
 
     @property
-    def told(self) -> tuple[float, float] | None:
-        """What a study is told: how unfaithful it was when it was cut, and how slow; None where that is not known."""
-        return None if self.cut is None else (1 - self.cut.fidelity, 1 / self.prediction.speedup)
+    def objectives(self) -> tuple[float, float] | None:
+        """What the study minimizes: infidelity before healing and relative time; None before the first trial."""
+        return None if self.unhealed is None else (1 - self.unhealed.fidelity, 1 / self.prediction.speedup)
 
-    def lost(self, best: "Candidate", front: Sequence["Candidate"], aim: Aim) -> str:
-        """What it lost by, where nothing was held against it by itself. front: of those that were cut."""
-        rank = "faster" if aim.speed else "better"
+    def explain_loss(
+        self, best: "SearchCandidate", front: Sequence["SearchCandidate"], constraints: Constraints
+    ) -> str:
+        """Why a candidate that was not rejected was not taken. front: of the unhealed candidates."""
+        rank = "faster" if constraints.prefers_speed else "better"
         if self.built:
-            return wrong(aim, self.built) or f"{best.name} is {rank}"
-        ahead = next((each for each in front if each.ahead(self)), None)
-        if ahead is not None:
-            return f"{described(ahead.settings)} is as fast, and was more faithful when it was cut"
-        assert self.figures is not None
-        said = unfaithful(aim, self.figures)
-        return f"{said}; not healed further" if said else f"{best.name} is {rank}"
+            return describe_misses(constraints, self.built) or f"{best.name} is {rank}"
+        dominating = next((each for each in front if each.dominates(self)), None)
+        if dominating is not None:
+            return f"{describe_settings(dominating.settings)} is as fast, and was more faithful when it was cut"
+        assert self.quality is not None
+        missed = describe_infidelity(constraints, self.quality)
+        return f"{missed}; not healed further" if missed else f"{best.name} is {rank}"
 
-    def trial(self, reason: str) -> Trial:
-        """As shown. reason: why it was taken, or lost."""
-        made, found = self.built or self.prediction, self.figures
+    def make_record(self, reason: str) -> Trial:
+        """The record for the report. reason: why it was taken, or not."""
+        made, found = self.built or self.prediction, self.quality
         return Trial(
             name=self.name,
             settings=dict(self.settings),
@@ -109,59 +114,67 @@ class Candidate:
         )
 
 
-def share(now: float, before: float) -> float:
-    """What is left of a number."""
+def share_of(now: float, before: float) -> float:
+    """The share that is left of a number; 1 where there was none."""
     return now / before if before > 0 else 1.0
 
 
-def excess(aim: Aim, made: Built | Prediction) -> str:
-    """What is too slow or too large for the goal, in words; empty where nothing is."""
-    word = "" if isinstance(made, Built) else "predicted "
+def describe_excess(constraints: Constraints, made: BuiltArtifact | CostPrediction) -> str:
+    """The limits on latency and size that are exceeded, in words; empty where none is."""
+    word = "" if isinstance(made, BuiltArtifact) else "predicted "
     found = []
-    if aim.max_latency is not None and made.latency > aim.max_latency:
-        found.append(f"{word}{milliseconds(made.latency)}, the goal is {milliseconds(aim.max_latency)}")
-    if aim.max_size is not None and made.size > aim.max_size:
-        found.append(f"{word}{amount(made.size)}, the goal is {amount(aim.max_size)}")
+    if constraints.max_latency is not None and made.latency > constraints.max_latency:
+        found.append(f"{word}{format_seconds(made.latency)}, the goal is {format_seconds(constraints.max_latency)}")
+    if constraints.max_size is not None and made.size > constraints.max_size:
+        found.append(f"{word}{format_bytes(made.size)}, the goal is {format_bytes(constraints.max_size)}")
     return "; ".join(found)
 
 
-def unfaithful(aim: Aim, found: Figures) -> str:
-    """What of the answers is too far off, in words; empty where nothing is."""
-    if aim.shortfall(found) <= 1:
+def describe_infidelity(constraints: Constraints, found: Quality) -> str:
+    """The quality that is missing, in words; empty where the constraints are met."""
+    if constraints.shortfall(found) <= 1:
         return ""
-    if aim.max_drop is not None and found.doubtful is not None and found.doubtful > aim.max_drop:
+    limit, drop = constraints.max_drop, found.cautious_drop
+    if limit is not None and drop is not None and drop > limit:
         assert found.drop is not None
-        return f"drop {found.drop:.2%}, {found.doubtful:.2%} with its doubt, the goal is {aim.max_drop:.2%}"
-    assert aim.tolerance is not None
-    return f"fidelity {found.fidelity:.4f}, worst {found.worst:.4f}, asked for {aim.tolerance.describe()}"
+        return f"drop {found.drop:.2%}, {drop:.2%} with its doubt, the goal is {limit:.2%}"
+    assert constraints.tolerance is not None
+    asked = constraints.tolerance.describe()
+    return f"fidelity {found.fidelity:.4f}, worst {found.worst:.4f}, asked for {asked}"
 
 
-def wrong(aim: Aim, made: Built) -> str:
-    """What an artifact misses, in words; empty where it misses nothing."""
-    missing = [excess(aim, made), unfaithful(aim, made.figures), *made.failures]
-    if not any(missing) and aim.certain and aim.uncertain(made.highest):
-        missing.append(f"drop up to {made.highest:.2%} (95 %), the goal is {aim.max_drop:.2%}")
+def describe_misses(constraints: Constraints, made: BuiltArtifact) -> str:
+    """Everything that an artifact misses, in words; empty where it meets the goal."""
+    missing = [describe_excess(constraints, made), describe_infidelity(constraints, made.quality), *made.failures]
+    if not any(missing) and constraints.strict and constraints.may_exceed_drop(made.highest_drop):
+        missing.append(f"drop up to {made.highest_drop:.2%} (95 %), the goal is {constraints.max_drop:.2%}")
     return "; ".join(dict.fromkeys(each for each in missing if each))
 
 
-def better(aim: Aim, made: Built, other: Built | None) -> bool:
-    """Whether an artifact is to be taken in place of another: one that misses nothing before one that does, the faster
-    or the more faithful as the aim prefers; of two that miss the goal, the one nearer to it."""
+def is_better(constraints: Constraints, made: BuiltArtifact, other: BuiltArtifact | None) -> bool:
+    """Whether an artifact replaces another one.
+
+    One that meets the goal is better than one that does not. Of two that meet it the faster, or the more faithful, is
+    better, as the constraints prefer; of two that miss it, the nearer.
+    """
     if other is None:
         return True
-    misses = [bool(wrong(aim, each)) for each in (made, other)]
+    misses = [bool(describe_misses(constraints, each)) for each in (made, other)]
     if misses[0] != misses[1]:
         return misses[1]
     if misses[0]:
-        far, further = (max(aim.shortfall(e.figures), aim.excess(e.latency, e.size)) for e in (made, other))
+        far, further = (
+            max(constraints.shortfall(each.quality), constraints.excess(each.latency, each.size))
+            for each in (made, other)
+        )
         return far < further
-    if aim.speed:
+    if constraints.prefers_speed:
         # Each was timed in turns with the original. Seconds of two moments do not compare: where the machine had become
         # slower in between, a network of 6.2 x lost to one of 5.3 x.
         return made.speedup > other.speedup
-    return made.figures.fidelity > other.figures.fidelity
+    return made.quality.fidelity > other.quality.fidelity
 
 
-def cheap_front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other was ahead of when they were cut."""
-    return [each for each in candidates if not any(other.ahead(each) for other in candidates)]
+def unhealed_front(candidates: Sequence[SearchCandidate]) -> list[SearchCandidate]:
+    """The Pareto front over predicted speed and fidelity before healing."""
+    return [each for each in candidates if not any(other.dominates(each) for other in candidates)]

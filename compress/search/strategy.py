@@ -1,70 +1,75 @@
-"""The order of a search: quantize what is there, try cuts, heal the promising ones a little, and of those the better
-half more (successive halving), and build what is good enough."""
+"""The order of a search: build the quantized baseline, then alternate exploration and successive halving."""
 
 from dataclasses import replace
 
-from compress.search.constraints import Figures
-from compress.search.explore import Exploration
-from compress.search.forecast import Forecast, Prediction
-from compress.search.latency_table import Table
-from compress.search.refine import Refinement
-from compress.search.search_candidate import Candidate
-from compress.search.space import axes
-from compress.search.state import Board, Publish
-from compress.search.study import Study, described
-from compress.search.trial import Outcome
-from compress.search.trial_runner import Workshop
+from compress.search.constraints import Quality
+from compress.search.exploration import Exploration
+from compress.search.latency_model import CostPrediction, LatencyModel
+from compress.search.latency_table import LatencyTable
+from compress.search.search_candidate import SearchCandidate
+from compress.search.search_space import find_axes
+from compress.search.search_state import Publish, SearchState
+from compress.search.study import Study, describe_settings
+from compress.search.successive_halving import SuccessiveHalving
+from compress.search.trial import TrialOutcome
+from compress.search.trial_runner import TrialRunner
 from laconic.errors import RecipeError
 from laconic.models.source import GraphSource
 
 ROUNDS = 10
-"""How often the search goes from cuts to artifacts, at most."""
+"""The most rounds of exploration and successive halving."""
 
 
-def search(shop: Workshop, publish: Publish, trials: int | None = None) -> Board:
-    """What stands at the end; the best one's artifact is at the destination. publish: puts an artifact there. trials:
-    settings that may be tried at most. Raises RecipeError where the source cannot be worked on at all."""
-    board = Board(shop, publish)
-    plain = begin(board)
-    assert plain.built is not None
-    assert plain.outcome is not None
-    found = axes(plain.outcome.cells)
-    if found and (board.aim.speed or not board.met):
-        table = Table(plain.built.option, shop.cache, plain.built.precision)
-        board.forecast = Forecast(table, plain.outcome.cells, plain.outcome.size, plain.built)
-        study = Study(found, shop.recipe.seed)
-        exploration = Exploration(board, study, float("inf") if trials is None else float(trials))
-        refinement = Refinement(board)
+def run_search(runner: TrialRunner, publish: Publish, trials: int | None = None) -> SearchState:
+    """Search within the runner's budget; returns the final state, the best artifact being published.
+
+    publish: writes an artifact to the destination. trials: the most settings that are tried; None: as the budget
+    allows. Raises RecipeError where the source cannot be compressed at all.
+    """
+    state = SearchState(runner, publish)
+    baseline = build_baseline(state)
+    assert baseline.built is not None
+    assert baseline.outcome is not None
+    axes = find_axes(baseline.outcome.specs)
+    if axes and (state.constraints.prefers_speed or not state.is_goal_met):
+        table = LatencyTable(baseline.built.option, runner.cache, baseline.built.precision)
+        outcome = baseline.outcome
+        state.latency_model = LatencyModel(table, outcome.specs, outcome.size, baseline.built)
+        study = Study(axes, runner.recipe.seed)
+        exploration = Exploration(state, study, float("inf") if trials is None else float(trials))
+        halving = SuccessiveHalving(state)
         for _ in range(ROUNDS):
-            before = board.work
+            before = state.work
             exploration.run()
-            refinement.run()
-            if board.work == before or shop.budget.left <= 0:
+            halving.run()
+            if state.work == before or runner.budget.remaining <= 0:
                 break
-    conclude(board)
-    return board
+    build_nearest(state)
+    return state
 
 
-def begin(board: Board) -> Candidate:
-    """Quantize what is there: the first artifact, from which is learned how fast anything else will be."""
-    shop = board.shop
-    plain = Candidate({}, Prediction(0.0, 1.0, 0.0))
-    graph = isinstance(shop.base.source, GraphSource)
-    outcome = Outcome(Figures(1.0, 1.0, 0.0, 0.0)) if graph else shop.tried([plain], "load")[0]
-    if outcome.figures is None:
+def build_baseline(state: SearchState) -> SearchCandidate:
+    """Quantize and build the model with nothing pruned: the first artifact, to which the latency model is fitted."""
+    runner = state.runner
+    baseline = SearchCandidate({}, CostPrediction(0.0, 1.0, 0.0))
+    is_graph = isinstance(runner.context.source, GraphSource)
+    outcome = TrialOutcome(Quality(1.0, 1.0, 0.0, 0.0)) if is_graph else runner.run_trials([baseline], "load")[0]
+    if outcome.quality is None:
         raise RecipeError(outcome.error)
-    plain.take(outcome, board.aim)
-    board.candidates[described({})] = plain
-    board.build(plain)
-    assert plain.built is not None
+    baseline.update(outcome, state.constraints)
+    state.candidates[describe_settings({})] = baseline
+    state.build(baseline)
+    assert baseline.built is not None
     # Few samples have a wide interval, whatever is done: it is asked for where quantization alone keeps to it.
-    shop.aim = replace(board.aim, certain=not board.aim.uncertain(plain.built.highest))
-    return plain
+    strict = not state.constraints.may_exceed_drop(baseline.built.highest_drop)
+    runner.constraints = replace(state.constraints, strict=strict)
+    return baseline
 
 
-def conclude(board: Board) -> None:
-    """The nearest to the goal is built, if nothing met it."""
-    nearest = min((each for each in board.open if not each.built), key=lambda each: each.shortfall, default=None)
-    if nearest is not None and not board.met and board.shop.time_for("build"):
-        board.build(nearest)
-    board.publish()
+def build_nearest(state: SearchState) -> None:
+    """Build the candidate nearest to the goal if no artifact met it, and publish the best."""
+    unbuilt = (each for each in state.open_candidates if not each.built)
+    nearest = min(unbuilt, key=lambda each: each.shortfall, default=None)
+    if nearest is not None and not state.is_goal_met and state.runner.has_time_for("build"):
+        state.build(nearest)
+    state.publish()

@@ -1,4 +1,4 @@
-"""Cut and heal a model as some settings say, and see how faithful it still is: a pure function, kept in the cache."""
+"""Trial: prune and heal a model with some settings, and measure its quality. A pure function, cached."""
 
 import tempfile
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from compress.search.constraints import Figures, figures
-from compress.search.layer_spec import Cell, cells
+from compress.search.constraints import Quality, measure_quality
+from compress.search.layer_spec import LayerSpec, read_layer_specs
 from compress.transform import apply_stages
-from export.lineage import Job as SharedJob
-from export.lineage import Lineage
+from export.lineage import Job, Lineage
 from export.sources import as_checkpoint_source, open_source
 from laconic.cache import Cache
 from laconic.errors import LaconicError
@@ -29,14 +28,13 @@ from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import TorchStage, describe
 from laconic.runtimes.predict import answers
 
-CELLS = TypeAdapter(tuple[Cell, ...])
-BYTES = {True: 1, False: 4}
-"""Of a number of a quantized artifact: in a matrix, and in a vector."""
+MATRIX_BYTES, VECTOR_BYTES = 1, 4
+"""Bytes of a number in a matrix (INT8) and in a vector (FP32) of a quantized artifact."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """recipe: of the candidate, as JSON. cache: folder. threads: of torch."""
+class TrialJob:
+    """A trial to run in a worker. recipe: of the candidate, as JSON. cache: the cache's folder. threads: of torch."""
 
     recipe: str
     trust: bool
@@ -45,91 +43,98 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """figures: of the answers to the samples that are chosen by. cells: the layers now. size: bytes that the weights
-    will take in INT8. error: why there is no result, in a sentence."""
+class TrialOutcome:
+    """The outcome of a trial.
 
-    figures: Figures | None = None
-    cells: tuple[Cell, ...] = ()
+    quality: on the samples used for selection. specs: the layers that are left. size: bytes of their weights in INT8.
+    error: why there is no result, in a sentence.
+    """
+
+    quality: Quality | None = None
+    specs: tuple[LayerSpec, ...] = ()
     size: float = 0.0
     error: str = ""
 
 
-OUTCOME = TypeAdapter(Outcome)
+OUTCOME = TypeAdapter(TrialOutcome)
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What all candidates of a recipe share."""
+class SearchContext:
+    """The source and the samples, which all candidates of a search share."""
 
     source: Source
     samples: SampleSplits
 
     @property
     def key(self) -> str:
-        """Digest of all of it."""
+        """A digest of the source, the task and all samples."""
         parts = (self.samples.train, self.samples.calibrate, self.samples.choose, self.samples.judge)
         return hash_of(self.source.key, self.source.task.name, [part.fingerprint for part in parts])
 
 
 @lru_cache(maxsize=1)
-def ground(origin: str, trust: bool, cache: str) -> Ground:
-    """Open the source and the samples of a recipe, given as JSON; once in a process."""
-    recipe = Recipe.model_validate_json(origin)
+def open_context(base_recipe: str, trust: bool, cache: str) -> SearchContext:
+    """Open the source and the samples of a recipe (JSON), once in a process."""
+    recipe = Recipe.model_validate_json(base_recipe)
     source = open_source(recipe, Cache(Path(cache)), trust=trust)
-    return Ground(source, split_samples(recipe, source.task))
+    return SearchContext(source, split_samples(recipe, source.task))
 
 
-def origin(recipe: Recipe) -> str:
-    """What of a recipe decides upon the source and the samples, the same for all candidates, as JSON."""
+def make_base_recipe(recipe: Recipe) -> str:
+    """The part of a recipe that the source and the samples depend on, the same for all candidates, as JSON."""
     plain = {"stages": (Step(name="quantize.static"),), "goal": Goal(max_drop=recipe.goal.max_drop)}
     return recipe.model_copy(update=plain).model_dump_json()
 
 
-def attempt(job: Job) -> dict[str, Any]:
-    """An Outcome, JSON-ready. Settings that lead nowhere are an outcome too: its error says why."""
+def run_trial(job: TrialJob) -> dict[str, Any]:
+    """Run a trial; returns a TrialOutcome, JSON-ready. Where a stage fails, the outcome has its error."""
     recipe = Recipe.model_validate_json(job.recipe)
     cache = Cache(Path(job.cache))
-    base = ground(origin(recipe), job.trust, job.cache)
+    context = open_context(make_base_recipe(recipe), job.trust, job.cache)
     stages = [
         (step.name, stage)
         for step, stage in zip(recipe.stages, recipe.build(), strict=True)
         if isinstance(stage, TorchStage)
     ]
     described = [(name, describe(stage)) for name, stage in stages]
-    key = hash_of("attempt", base.key, described, recipe.seed, code_version())
+    key = hash_of("attempt", context.key, described, recipe.seed, code_version())
 
     def compute() -> dict[str, Any]:
         try:
-            found = tried(recipe, stages, base, cache, job.threads)
+            found = compress_and_evaluate(recipe, stages, context, cache, job.threads)
         except LaconicError as error:
-            found = Outcome(error=str(error))
+            found = TrialOutcome(error=str(error))
         return dict(OUTCOME.dump_python(found, mode="json"))
 
     return dict(cache.json(f"attempt-{key}", compute))
 
 
-def tried(
-    recipe: Recipe, stages: Sequence[tuple[str, TorchStage]], base: Ground, cache: Cache, threads: int
-) -> Outcome:
-    """What the stages make of the source."""
-    task, choose = base.source.task, base.samples.choose
+def compress_and_evaluate(
+    recipe: Recipe, stages: Sequence[tuple[str, TorchStage]], context: SearchContext, cache: Cache, threads: int
+) -> TrialOutcome:
+    """Apply the stages to the source, and measure the result before quantization."""
+    task, choose = context.source.task, context.samples.choose
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with tempfile.TemporaryDirectory(prefix="laconic-") as folder:
-            lineage = Lineage(base.source, SharedJob(recipe, base.samples, Path(folder), Steps(quiet=True), cache))
+            job = Job(recipe, context.samples, Path(folder), Steps(quiet=True), cache)
+            lineage = Lineage(context.source, job)
             apply_stages(lineage, stages)
     finally:
         torch.set_num_threads(before)
     checkpoint = as_checkpoint_source(lineage.model).checkpoint
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
         found = answers(session, task, choose)
-    return Outcome(
-        figures(task, lineage.reference(choose), found, choose, recipe.seed), cells(checkpoint), size(checkpoint)
+    return TrialOutcome(
+        quality=measure_quality(task, lineage.reference(choose), found, choose, recipe.seed),
+        specs=read_layer_specs(checkpoint),
+        size=estimate_size(checkpoint),
     )
 
 
-def size(checkpoint: Checkpoint) -> float:
-    """Bytes that its weights take in INT8, about."""
-    return float(sum(BYTES[each.ndim > 1] * each.numel() for each in checkpoint.module.parameters()))
+def estimate_size(checkpoint: Checkpoint) -> float:
+    """Estimated bytes of a checkpoint's weights in INT8."""
+    parameters = checkpoint.module.parameters()
+    return float(sum((MATRIX_BYTES if each.ndim > 1 else VECTOR_BYTES) * each.numel() for each in parameters))

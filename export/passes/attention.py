@@ -1,4 +1,4 @@
-"""Attention as engines like it: two products and a softmax between them, and a mask that is added.
+"""Attention in the form that engines fuse: two matrix products with a softmax between, and an additive mask.
 
 The exporter's own form of `scaled_dot_product_attention` guards against rows that attend to nothing, and scales queries
 and keys apart; OpenVINO then does not merge it into one kernel. Captured in this form, MiniLM in BF16 went from 2.14 to
@@ -16,7 +16,7 @@ from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
 NAME = "laconic"
 MASKED = -1e4
-"""Added to what must not be attended to: its exponential is 0 in FP32, and it is finite in every float type."""
+"""The mask value: its exponential is 0 in FP32, and it is finite in every float type."""
 
 
 def attention(
@@ -28,7 +28,11 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """query, key, value: [batch, heads, seq, width]; the mask is added. Returns [batch, seq, heads, width], weights."""
+    """Scaled dot-product attention with an additive mask, in the interface of transformers.
+
+    query, key, value: [batch, heads, seq, width]. Returns the output [batch, seq, heads, width] and the attention
+    weights [batch, heads, seq, seq].
+    """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
@@ -39,14 +43,14 @@ def attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-def mask(
+def additive_mask(
     *args: Any, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **kwargs: Any
 ) -> Tensor | None:
-    """What is added to the scores: [batch, 1, 1, seq] where all may attend to all, else [batch, 1, seq, seq]."""
+    """The additive mask: [batch, 1, 1, seq] for bidirectional attention, else [batch, 1, seq, seq]."""
     hidden: Any = 0.0
     if mask_function is not bidirectional_mask_function:
-        # The padding is added below, and not looked up by transformers: so no step has a mask of all rows, and no value
-        # is beyond what FP16 can hold.
+        # The padding is added below instead of being merged by transformers: so no step has a mask of all rows, and no
+        # value exceeds the range of FP16.
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         hidden = 1 - sdpa_mask(*args, mask_function=mask_function, **{**kwargs, **skips}).to(torch.float32)
     elif attention_mask is None:
@@ -58,9 +62,9 @@ def mask(
 
 @contextmanager
 def plain_attention(module: nn.Module) -> Iterator[None]:
-    """While it lasts, the models of transformers inside the module compute attention so."""
+    """Within the context, transformers models inside the module compute attention in this form."""
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, mask)
+    AttentionMaskInterface.register(NAME, additive_mask)
     models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
     before = [each.config._attn_implementation for each in models]
     for each in models:

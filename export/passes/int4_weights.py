@@ -1,28 +1,28 @@
-"""Weights in 4 bits, the way each engine reads them."""
+"""Weights in 4 bits, in the form that each engine reads."""
 
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from export.passes.rewrite import Rewrite
+from export.passes.rewrite import GraphRewriter
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Layer
-from laconic.quantization.plan import Rounded
-from laconic.quantization.qparams import FOUR_BITS, GROUP
+from laconic.quantization.plan import QuantizedWeight
+from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, INT4_RANGE
 from laconic.tensor import Array
 
 OPSET = 21
-"""From this version on a Cast takes INT4. Of all that captured graphs hold, it changed the meaning of one operator."""
+"""The first opset in which Cast takes INT4. Of the operators in captured graphs it changed the meaning of one."""
 CHANGED = "GroupNormalization"
 
 
-def write(rewrite: Rewrite, layer: Layer, rounded: Rounded, form: str | None) -> None:
-    """Keep the weight of a linear layer in 4 bits.
+def write_int4_weight(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight, form: str | None) -> None:
+    """Write the weight of a linear layer in 4 bits.
 
-    form: `blocks`: MatMulNBits, an operator of ONNX Runtime's own, which multiplies with weights that stay in 4 bits.
-    `cast`: by casts and a product that the engine computes once, when it loads. Raises UnsupportedPrecision where the
-    engine has no form, or the layer is of another kind.
+    form: "blocks": MatMulNBits, an operator of ONNX Runtime that multiplies with weights in 4 bits. "cast": casts and a
+    product, which the engine computes once when it loads. Raises UnsupportedPrecision where the engine has neither, or
+    the layer is of another kind.
     """
     if form is None or layer.kind != "MatMul":
         raise UnsupportedPrecision(
@@ -30,22 +30,22 @@ def write(rewrite: Rewrite, layer: Layer, rounded: Rounded, form: str | None) ->
             f"Try 8 bits (bits: 8), or another engine (runtimes)"
         )
     if form == "blocks":
-        blocks(rewrite, layer, rounded)
+        write_blocks(rewrite, layer, rounded)
     else:
-        cast(rewrite, layer, rounded)
+        write_cast(rewrite, layer, rounded)
 
 
-def blocks(rewrite: Rewrite, layer: Layer, rounded: Rounded) -> None:
-    """Per output, blocks of inputs with a scale each; in a byte two neighbours, the first in the low half."""
+def write_blocks(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
+    """Write MatMulNBits: per output, blocks of inputs with a scale each, two to a byte, the first in the low half."""
     rows, width = layer.shape
-    step = rounded.group or GROUP
-    integers = padded(rounded.integers, step).T.reshape(width, -1, step)
+    step = rounded.group_size or DEFAULT_GROUP_SIZE
+    integers = pad_inputs(rounded.integers, step).T.reshape(width, -1, step)
     scales = np.broadcast_to(rounded.scales, (integers.shape[1], width))
     stem, node = f"{layer.node}/weight", rewrite.nodes[layer.node]
-    packed = rewrite.set_initializer(f"{stem}/int4", bytes_of(integers[..., 0::2], integers[..., 1::2]))
+    packed = rewrite.set_initializer(f"{stem}/int4", pack_nibbles(integers[..., 0::2], integers[..., 1::2]))
     steps = rewrite.set_initializer(f"{stem}/scale", scales.T.reshape(-1))
-    rewrite.require("com.microsoft", 1)
-    # accuracy_level 0: in the engine's float. From 4 on it would quantize the activations, too, unasked.
+    rewrite.require_opset("com.microsoft", 1)
+    # accuracy_level 0: arithmetic in the engine's float. From 4 on it would quantize the activations, too.
     settings: dict[str, Any] = {"K": rows, "N": width, "bits": 4, "block_size": step, "accuracy_level": 0}
     node.CopyFrom(
         helper.make_node(
@@ -54,16 +54,16 @@ def blocks(rewrite: Rewrite, layer: Layer, rounded: Rounded) -> None:
     )
 
 
-def cast(rewrite: Rewrite, layer: Layer, rounded: Rounded) -> None:
-    """INT4, widened by way of INT32: OpenVINO computes this once; from INT4 straight it would quantize activations."""
-    if rewrite.require("", OPSET) < OPSET and any(node.op_type == CHANGED for node in rewrite.nodes.values()):
+def write_cast(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
+    """Write INT4 with a cast by way of INT32, which OpenVINO folds; cast directly, it would quantize activations."""
+    if rewrite.require_opset("", OPSET) < OPSET and any(node.op_type == CHANGED for node in rewrite.nodes.values()):
         raise UnsupportedPrecision(
             f"weights in 4 bits need ONNX opset {OPSET}, in which {CHANGED}, which this graph holds, means something "
             f"else. Try 8 bits (bits: 8), or onnxruntime (runtimes)"
         )
     rows, width = layer.shape
-    step = rounded.group or rows
-    integers = padded(rounded.integers, step)
+    step = rounded.group_size or rows
+    integers = pad_inputs(rounded.integers, step)
     stem = f"{layer.node}/weight"
     packed = rewrite.set_int4(f"{stem}/int4", integers.reshape(-1, step, width))
     scales = rewrite.set_initializer(f"{stem}/scale", rounded.scales[:, None])
@@ -78,15 +78,15 @@ def cast(rewrite: Rewrite, layer: Layer, rounded: Rounded) -> None:
         places = {"from": 0, "to": rows, "axis": 0}
         ends = [rewrite.set_initializer(f"{stem}/{name}", np.array([at], np.int64)) for name, at in places.items()]
         nodes.append(helper.make_node("Slice", [f"{stem}/whole", *ends], [f"{stem}/cut"], f"{stem}/slice"))
-    rewrite.put(layer, nodes, nodes[-1].output[0])
+    rewrite.replace_weight(layer, nodes, nodes[-1].output[0])
 
 
-def bytes_of(low: Array, high: Array) -> Array:
-    """Two numbers within FOUR_BITS in a byte each, counted from the lowest."""
-    first, second = ((half.astype(np.int16) - FOUR_BITS[0]).astype(np.uint8) for half in (low, high))
+def pack_nibbles(low: Array, high: Array) -> Array:
+    """Pack two numbers within INT4_RANGE into each byte, as offsets from the lowest."""
+    first, second = ((half.astype(np.int16) - INT4_RANGE[0]).astype(np.uint8) for half in (low, high))
     return np.asarray(first | second << 4, np.uint8)
 
 
-def padded(integers: Array, step: int) -> Array:
-    """[in, out], with zeros up to a multiple of `step` inputs."""
+def pad_inputs(integers: Array, step: int) -> Array:
+    """Pad integers [in, out] with zeros to a multiple of `step` inputs."""
     return np.pad(integers, ((0, -len(integers) % step), (0, 0)))

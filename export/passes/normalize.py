@@ -1,8 +1,8 @@
-"""One form for every captured graph: weights as initializers in one layout, names that people can read, nothing else.
+"""Normalization of captured graphs: weights as initializers in one layout, and readable names.
 
-After it, a linear layer is a MatMul whose second input is an initializer [in, out], a convolution holds its weight as
-an initializer, an embedding is a Gather from one; each node has a name of its own. What the exporter wrote for
-debugging (stack traces with paths of somebody's disk, a third of a small file) is gone.
+After it, a linear layer is a MatMul whose second input is an initializer [in, out], a convolution has its weight as an
+initializer, an embedding is a Gather from one, and node names are unique. The exporter's debugging information (stack
+traces with local paths, a third of a small file) is removed.
 """
 
 import ast
@@ -18,23 +18,23 @@ from laconic.tensor import Array, TensorSpec
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 MODULE = "laconic.module"
-"""Where a node's module is noted while the passes run; not written to the file."""
+"""The metadata key of a node's module while the passes run; not written to the file."""
 
 
 def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> tuple[Layer, ...]:
-    """Bring the model into the one form, in place, with the names and the free axes of these specs.
+    """Normalize a model in place, with the names and dynamic axes of these specs.
 
-    Returns its layers, in the order in which they run.
+    Returns its layers in the order in which they run.
     """
-    _note_modules(model.graph)
+    _record_modules(model.graph)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.IdentityEliminationPass()(model)
-    _part_outputs(model.graph)
+    _separate_outputs(model.graph)
     for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
         value.name, value.shape = spec.name, ir.Shape(spec.shape)
     for value in model.graph.initializers.values():
-        _own(value)
+        _copy_initializer(value)
     for node in list(model.graph):
         if node.op_type == "Gemm" and node.domain == "":
             _split_gemm(model.graph, node)
@@ -51,32 +51,32 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
     _name_values(model.graph)
     layers = tuple(find_layers(model.graph))
     layers = _name_weights(model.graph, layers)
-    _strip(model)
+    _strip_metadata(model)
     return layers
 
 
-def constant(value: ir.Value | None) -> Array | None:
+def read_constant(value: ir.Value | None) -> Array | None:
     """The array of an initializer; None for any other value."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return None
     return value.const_value.numpy()
 
 
-def _note_modules(graph: ir.Graph) -> None:
+def _record_modules(graph: ir.Graph) -> None:
     for node in graph.all_nodes():
         scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
         node.metadata_props.clear()
         # The last scope is the operation itself, the one before it the module that called it.
         if len(scopes) > 1 and scopes[-2] and not scopes[-2].startswith("_"):
             node.metadata_props[MODULE] = scopes[-2]
-        # A convolution that a normalisation was folded into is noted under the normalisation.
+        # A convolution with a folded normalization has the scope of the normalization.
         weight = node.inputs[1] if scopes and node.op_type == "Conv" else None
         if weight is not None and str(weight.name).endswith(".weight"):
             node.metadata_props[MODULE] = str(weight.name).removesuffix(".weight")
 
 
-def _part_outputs(graph: ir.Graph) -> None:
-    """A node of its own for each output that is a constant, an input, or another output: ONNX has no other way."""
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Insert an Identity for each output that is a constant, an input, or another output, as ONNX requires."""
     seen: set[int] = set()
     for place, value in enumerate(graph.outputs):
         if value.is_initializer() or value.is_graph_input() or id(value) in seen:
@@ -87,9 +87,9 @@ def _part_outputs(graph: ir.Graph) -> None:
         seen.add(id(value))
 
 
-def _own(value: ir.Value) -> None:
+def _copy_initializer(value: ir.Value) -> None:
     """Copy an initializer out of the exporter's storage, which may be a view that is transposed."""
-    array = constant(value)
+    array = read_constant(value)
     if array is not None:
         value.const_value = ir.tensor(np.asarray(array, order="C"), name=value.name)
 
@@ -104,45 +104,45 @@ def _initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
 
 
 def _split_gemm(graph: ir.Graph, gemm: ir.Node) -> None:
-    """Gemm with a constant weight to MatMul and Add: engines quantize a MatMul whatever its bias."""
-    source, weight = gemm.inputs[1], constant(gemm.inputs[1])
+    """Replace Gemm with a constant weight by MatMul and Add: engines quantize a MatMul whatever its bias."""
+    source, weight = gemm.inputs[1], read_constant(gemm.inputs[1])
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     alpha, beta = gemm.attributes.get_float("alpha", 1.0), gemm.attributes.get_float("beta", 1.0)
     if (
         source is None
         or weight is None
         or gemm.attributes.get_int("transA", 0) != 0
-        or (bias is not None and beta != 1 and constant(bias) is None)
+        or (bias is not None and beta != 1 and read_constant(bias) is None)
     ):
         return
     turned = gemm.attributes.get_int("transB", 0) == 1
     array = weight.T if turned else weight
     array = array if alpha == 1 else array * np.asarray(alpha, array.dtype)
     matrix = source if array is weight else _initializer(graph, f"{source.name}.T", array)
-    answer = gemm.outputs[0]
+    output = gemm.outputs[0]
     product = ir.node("MatMul", [gemm.inputs[0], matrix], metadata_props=dict(gemm.metadata_props), name=gemm.name)
     made = [product]
     if bias is not None:
-        values = constant(bias)
+        values = read_constant(bias)
         if values is not None and beta != 1:
             bias = _initializer(graph, f"{bias.name}.scaled", values * np.asarray(beta, values.dtype))
         made.append(ir.node("Add", [product.outputs[0], bias], metadata_props=dict(gemm.metadata_props)))
-        product.outputs[0].name = f"{answer.name}.product"
-    ir.convenience.replace_nodes_and_values(graph, gemm, [gemm], made, [answer], [made[-1].outputs[0]])
+        product.outputs[0].name = f"{output.name}.product"
+    ir.convenience.replace_nodes_and_values(graph, gemm, [gemm], made, [output], [made[-1].outputs[0]])
 
 
 def _fold_transpose(graph: ir.Graph, node: ir.Node) -> None:
-    source, answer = node.inputs[0], node.outputs[0]
-    array = constant(source)
-    if source is None or array is None or answer.is_graph_output():
+    source, output = node.inputs[0], node.outputs[0]
+    array = read_constant(source)
+    if source is None or array is None or output.is_graph_output():
         return
     axes = node.attributes.get_ints("perm", tuple(reversed(range(array.ndim))))
     folded = _initializer(graph, f"{source.name}.T", array.transpose(axes))
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [], [answer], [folded])
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [], [output], [folded])
 
 
 def _name_nodes(graph: ir.Graph) -> None:
-    """By the module that a node comes from, or by the name it has; a number tells those of the same name apart."""
+    """Name nodes after their module, or keep the name; a number makes names unique."""
     taken: set[str] = set()
     counts: dict[str, int] = {}
     for node in graph.all_nodes():
@@ -157,24 +157,24 @@ def _name_nodes(graph: ir.Graph) -> None:
 
 
 def _name_values(graph: ir.Graph) -> None:
-    """After the node that computes each, in place of the exporter's numbers.
+    """Name values after the nodes that compute them, in place of the exporter's numbers.
 
-    What goes in and out keeps its name, and takes it from any value inside: torch's exporter gives the same name twice
+    Inputs and outputs keep their names, also where another value has the same one: torch's exporter gives a name twice
     where an output is called like an operation.
     """
     taken = {str(value.name) for value in (*graph.inputs, *graph.outputs)}
     for value in list(graph.initializers.values()):
         if value.name in taken:
-            value.name = _free(f"{value.name}.constant", taken)
+            value.name = _unused_name(f"{value.name}.constant", taken)
         taken.add(str(value.name))
     for node in graph.all_nodes():
         for index, value in enumerate(node.outputs):
             if value.name and not value.is_graph_output():
-                value.name = _free(f"{node.name}:{index}" if index else str(node.name), taken)
+                value.name = _unused_name(f"{node.name}:{index}" if index else str(node.name), taken)
                 taken.add(value.name)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name
@@ -187,7 +187,7 @@ def find_layers(graph: ir.Graph) -> Iterator[Layer]:
             continue
         place = 0 if node.op_type == "Gather" else 1
         value, moving = node.inputs[place], node.inputs[1 - place]
-        weight = constant(value)
+        weight = read_constant(value)
         if value is None or moving is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2:
             continue
         if node.op_type == "MatMul":
@@ -226,7 +226,7 @@ def _name_weights(graph: ir.Graph, layers: tuple[Layer, ...]) -> tuple[Layer, ..
     return tuple(Layer(**{**vars(layer), "weight": renamed.get(layer.weight, layer.weight)}) for layer in named)
 
 
-def _strip(model: ir.Model) -> None:
+def _strip_metadata(model: ir.Model) -> None:
     common.ClearMetadataAndDocStringPass()(model)
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
@@ -235,7 +235,7 @@ def _strip(model: ir.Model) -> None:
                 value.shape = value.type = None
             value.metadata_props.clear()
     for value in model.graph.initializers.values():
-        value.shape = value.type = None  # said by the tensor itself
+        value.shape = value.type = None  # the tensor has them
     for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
         value.doc_string = None

@@ -1,17 +1,17 @@
-"""A graph under change: nodes put in front of others, initializers exchanged."""
+"""Rewrites of an ONNX graph: Q/DQ nodes inserted before others, and initializers replaced."""
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from laconic.quantization.graph import Layer
-from laconic.quantization.plan import Precision, Range, Rounded
-from laconic.quantization.qparams import activation_grid, quantize_weight
+from laconic.quantization.plan import Precision, QuantizedWeight, Range
+from laconic.quantization.qparams import activation_qparams, quantize_weight
 from laconic.tensor import Array
 
 
-class Rewrite:
-    """Changes a model in place; `finish` gives it back in order, without what nothing reads any more."""
+class GraphRewriter:
+    """Rewrites a model in place; `finish` returns it with its nodes in order and without unused initializers."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
@@ -22,19 +22,19 @@ class Rewrite:
         self.nodes: dict[str, NodeProto] = {node.name: node for node in model.graph.node}
         self.outputs = {value.name for value in model.graph.output}
         self._readers: dict[str, list[str]] = {}
-        self._makers = {tensor: node for node in self.nodes.values() for tensor in node.output}
+        self._producers = {tensor: node for node in self.nodes.values() for tensor in node.output}
         self._place = {name: place for place, name in enumerate(self.nodes)}
         for name, node in self.nodes.items():
             for tensor in node.input:
                 self._readers.setdefault(tensor, []).append(name)
 
     def readers(self, tensor: str) -> list[str]:
-        """The nodes of the graph, as it was, that read a tensor."""
+        """The nodes of the original graph that read a tensor."""
         return self._readers.get(tensor, [])
 
-    def maker(self, tensor: str) -> NodeProto | None:
-        """The node that makes a tensor; None for inputs and initializers."""
-        return self._makers.get(tensor)
+    def producer(self, tensor: str) -> NodeProto | None:
+        """The node that computes a tensor; None for inputs and initializers."""
+        return self._producers.get(tensor)
 
     def is_initializer(self, tensor: str) -> bool:
         """Whether the tensor is a constant of the graph."""
@@ -45,30 +45,30 @@ class Rewrite:
         return numpy_helper.to_array(self._initializers[name])
 
     def set_initializer(self, name: str, array: Array) -> str:
-        """Add an initializer, or exchange its values; gives its name."""
+        """Add an initializer, or replace its values; returns its name."""
         self._added[name] = self._initializers[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
         return name
 
     def set_int4(self, name: str, array: Array) -> str:
-        """Add an initializer of INT4; gives its name. array: int8, from -8 to 7."""
+        """Add an INT4 initializer; returns its name. array: int8, from -8 to 7."""
         flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
         nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
         tensor = helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
         self._added[name] = self._initializers[name] = tensor
         return name
 
-    def smooth(self, tensor: str, factors: Array, readers: list[str], *, normalization: bool) -> str:
-        """Let the readers see `tensor` divided by factors [channels]; gives the name of the quotient.
+    def insert_smoothing(self, tensor: str, factors: Array, readers: list[str], *, normalization: bool) -> str:
+        """Divide `tensor` by factors [channels] for these readers; returns the name of the quotient.
 
-        normalization: where a LayerNormalization makes the tensor, make the quotient by a second one.
+        normalization: where a LayerNormalization computes the tensor, compute the quotient by a second one.
         """
         result = f"{tensor}/smooth"
-        maker = self.maker(tensor)
-        if normalization and maker is not None and maker.op_type == "LayerNormalization":
+        producer = self.producer(tensor)
+        if normalization and producer is not None and producer.op_type == "LayerNormalization":
             node = NodeProto()
-            node.CopyFrom(maker)
+            node.CopyFrom(producer)
             node.name, node.output[0] = f"{result}/normalize", result
-            for slot, name in enumerate(maker.input[1:], 1):
+            for slot, name in enumerate(producer.input[1:], 1):
                 node.input[slot] = self.set_initializer(f"{result}/{slot}", self.array(name) / factors)
         else:
             inverse = self.set_initializer(f"{result}/factors", (1 / factors).astype(np.float32))
@@ -79,8 +79,8 @@ class Rewrite:
         return result
 
     def quantize_activation(self, tensor: str, limits: Range, readers: list[str], *, symmetric: bool = False) -> None:
-        """Let the readers see `tensor` through a Q/DQ pair; they share one."""
-        scale, zero = activation_grid(limits, symmetric=symmetric)
+        """Insert a Q/DQ pair between `tensor` and these readers, which share it."""
+        scale, zero = activation_qparams(limits, symmetric=symmetric)
         stem = f"{tensor}/int8" if symmetric else f"{tensor}/uint8"
         scale_name = self.set_initializer(f"{stem}/scale", np.array(scale, np.float32))
         zero_name = self.set_initializer(f"{stem}/zero", np.array(zero, np.int8 if symmetric else np.uint8))
@@ -100,37 +100,37 @@ class Rewrite:
         *,
         form: str = "dequantize",
         factors: Array | None = None,
-        rounded: Rounded | None = None,
+        rounded: QuantizedWeight | None = None,
     ) -> None:
-        """Keep a layer's weight in 8 bits or more, as `precision` says.
+        """Write a layer's weight in a precision of 8 bits or more.
 
-        form: how 8 bits are widened for float arithmetic. factors [in]: what its smoothed input was divided by.
-        rounded: the integers to write; without them the weight is rounded to the nearest.
+        form: how 8 bits are dequantized for float arithmetic, "dequantize" or "cast". factors: [in], by which the
+        layer's input is divided (SmoothQuant). rounded: the integers to write; None: round to nearest.
         """
         if precision == "float32":
             return
         if precision == "float16-weight":
-            self._half(layer)
+            self._write_float16(layer)
         elif precision == "int8-dynamic":
-            self._dynamic(layer)
+            self._write_dynamic(layer)
         elif layer.kind == "Gather":
-            self._embedding(layer)
+            self._write_embedding(layer)
         elif precision == "int8-weight" and form == "cast" and layer.kind == "MatMul":
-            self._cast(layer, rounded)
+            self._write_cast(layer, rounded)
         else:
-            self._dequantized(layer, factors, rounded)
+            self._write_dequantized(layer, factors, rounded)
 
-    def put(self, layer: Layer, nodes: list[NodeProto], result: str) -> None:
-        """Make `result` by these nodes, in front of a layer, and let the layer read it in place of its weight."""
+    def replace_weight(self, layer: Layer, nodes: list[NodeProto], result: str) -> None:
+        """Insert nodes before a layer that compute `result`, which the layer reads in place of its weight."""
         self._before.setdefault(layer.node, []).extend(nodes)
         self._redirect(self.nodes[layer.node], layer.weight, result)
 
-    def follow(self, layer: Layer, nodes: list[NodeProto]) -> None:
-        """Put nodes behind a layer."""
+    def append_nodes(self, layer: Layer, nodes: list[NodeProto]) -> None:
+        """Insert nodes after a layer."""
         self._after.setdefault(layer.node, []).extend(nodes)
 
-    def require(self, domain: str, version: int) -> int:
-        """Let the model use operators of at least this version; gives the version that it used before, 0 for none."""
+    def require_opset(self, domain: str, version: int) -> int:
+        """Raise the opset of a domain to at least this version; returns the version before, 0 for none."""
         for opset in self._model.opset_import:
             if opset.domain == domain:
                 before, opset.version = opset.version, max(opset.version, version)
@@ -138,8 +138,8 @@ class Rewrite:
         self._model.opset_import.append(helper.make_opsetid(domain, version))
         return 0
 
-    def shift(self, layer: Layer, values: Array) -> None:
-        """Add values [out] to what a layer adds anyway; a linear layer without a sum behind it is left as it is."""
+    def add_to_bias(self, layer: Layer, values: Array) -> None:
+        """Add values [out] to a layer's bias; a linear layer without a bias is left as it is."""
         node = self.nodes[layer.node]
         if layer.kind == "Conv":
             old = self.array(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros_like(values)
@@ -155,37 +155,39 @@ class Rewrite:
                     self._redirect(readers[0], name, bias)
                     return
 
-    def _half(self, layer: Layer) -> None:
+    def _write_float16(self, layer: Layer) -> None:
         half = self.set_initializer(f"{layer.weight}/half", self.array(layer.weight).astype(np.float16))
-        if layer.kind == "Gather":  # widen the few rows that were looked up, not the table
+        if layer.kind == "Gather":  # cast the few rows that were looked up, not the table
             node = self.nodes[layer.node]
             looked_up, node.output[0] = node.output[0], f"{layer.output}/half"
             self._redirect(node, layer.weight, half)
             cast = helper.make_node("Cast", [node.output[0]], [looked_up], f"{layer.node}/widen", to=TensorProto.FLOAT)
-            self.follow(layer, [cast])
+            self.append_nodes(layer, [cast])
             return
         wide = f"{layer.node}/weight"
-        self.put(layer, [helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT)], wide)
+        self.replace_weight(
+            layer, [helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT)], wide
+        )
 
-    def _cast(self, layer: Layer, rounded: Rounded | None) -> None:
-        """By way of INT32: OpenVINO computes this once, and multiplies in BF16; from INT8 straight it would not."""
-        weight, scale = self._int8(layer, rounded=rounded)
+    def _write_cast(self, layer: Layer, rounded: QuantizedWeight | None) -> None:
+        """Cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from INT8."""
+        weight, scale = self._write_int8(layer, rounded=rounded)
         stem = f"{layer.node}/weight"
         nodes = [
             helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
             helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
             helper.make_node("Mul", [f"{stem}/floats", scale], [stem], f"{stem}/multiply"),
         ]
-        self.put(layer, nodes, stem)
+        self.replace_weight(layer, nodes, stem)
 
-    def _dequantized(self, layer: Layer, factors: Array | None, rounded: Rounded | None) -> None:
-        weight, scale = self._int8(layer, factors=factors, rounded=rounded)
+    def _write_dequantized(self, layer: Layer, factors: Array | None, rounded: QuantizedWeight | None) -> None:
+        weight, scale = self._write_int8(layer, factors=factors, rounded=rounded)
         result = f"{layer.node}/weight"
         node = helper.make_node("DequantizeLinear", [weight, scale], [result], f"{result}/DQ", axis=layer.axis)
-        self.put(layer, [node], result)
+        self.replace_weight(layer, [node], result)
 
-    def _embedding(self, layer: Layer) -> None:
-        weight, scale = self._int8(layer, column=True)
+    def _write_embedding(self, layer: Layer) -> None:
+        weight, scale = self._write_int8(layer, column=True)
         node = self.nodes[layer.node]
         name, rows = layer.node, node.output[0]
         self._redirect(node, layer.weight, weight)
@@ -195,11 +197,11 @@ class Rewrite:
             helper.make_node("Gather", [scale, node.input[1]], [f"{name}/scales"], f"{name}/scale", axis=0),
             helper.make_node("Mul", [f"{name}/floats", f"{name}/scales"], [rows], f"{name}/dequantize"),
         ]
-        self.follow(layer, nodes)
+        self.append_nodes(layer, nodes)
 
-    def _dynamic(self, layer: Layer) -> None:
-        """DynamicQuantizeLinear, MatMulInteger, and the scales multiplied back in."""
-        weight, scale = self._int8(layer)
+    def _write_dynamic(self, layer: Layer) -> None:
+        """DynamicQuantizeLinear, MatMulInteger, and a multiplication with the scales."""
+        weight, scale = self._write_int8(layer)
         name, source, node = layer.node, layer.input, self.nodes[layer.node]
         integers, step, zero = (f"{source}/dynamic/{part}" for part in ("integers", "scale", "zero"))
         steps = (
@@ -215,8 +217,13 @@ class Rewrite:
         self._before.setdefault(name, []).extend(steps)
         node.CopyFrom(helper.make_node("Mul", [f"{name}/floats", f"{name}/scales"], [layer.output], name))
 
-    def _int8(
-        self, layer: Layer, *, column: bool = False, factors: Array | None = None, rounded: Rounded | None = None
+    def _write_int8(
+        self,
+        layer: Layer,
+        *,
+        column: bool = False,
+        factors: Array | None = None,
+        rounded: QuantizedWeight | None = None,
     ) -> tuple[str, str]:
         if rounded is not None:
             stem = f"{layer.node}/weight"
@@ -239,7 +246,7 @@ class Rewrite:
                 node.input[slot] = new
 
     def finish(self) -> onnx.ModelProto:
-        """The model, its nodes in order, and no initializer that nothing reads."""
+        """The model with its nodes in order, and without unused initializers."""
         graph = self._model.graph
         nodes = []
         for name, node in self.nodes.items():

@@ -1,1 +1,1 @@
-"""Where Q/DQ goes, per engine: rules as data. One engine a file."""
+"""Placement rules per engine, one file each."""

@@ -1,20 +1,20 @@
-"""ONNX Runtime's CPU kernels: unsigned activations, signed weights; an INT8 convolution needs an INT8 result as well.
+"""ONNX Runtime's CPU kernels: unsigned activations, signed weights; an INT8 convolution needs an INT8 output as well.
 
 With signed activations only a third of the kernels of a ResNet were INT8, and half of MiniLM's.
 """
 
-from export.rules import Rules
+from export.rules import PlacementRules
 from laconic.runtimes.runtime import Compute
 
-RULES: dict[Compute, Rules] = {
-    "float32": Rules(
+RULES: dict[Compute, PlacementRules] = {
+    "float32": PlacementRules(
         inputs=frozenset({"MatMul", "Gemm", "Conv"}),
         outputs=frozenset({"Conv"}),
         between=frozenset({"Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat"}),
-        merged=frozenset({"Relu", "Clip"}),
+        fused=frozenset({"Relu", "Clip"}),
         attention=False,
         normalization=False,
         weight="dequantize",
-        four_bits="blocks",
+        int4="blocks",
     )
 }

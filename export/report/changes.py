@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from export.report.charts import faithful, front, left
-from laconic.artifacts.gain import duration, nines
-from laconic.artifacts.ledger import Entry, brief, cells
+from laconic.artifacts.ledger import StageEntry, format_config, format_entry
 from laconic.timing.measurements import Trial
+from laconic.units import format_duration, format_fidelity
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Changes:
     pictures: Sequence[tuple[str, Markup]]
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> "Changes":
+    def of(cls, entries: Sequence[StageEntry]) -> "Changes":
         """From a ledger."""
         rows = [
             (
                 entry.stage,
-                brief(entry.config),
-                cells(entry),
-                "" if entry.seconds is None else duration(entry.seconds),
+                format_config(entry.config),
+                format_entry(entry),
+                "" if entry.seconds is None else format_duration(entry.seconds),
             )
             for entry in entries
         ]
@@ -53,6 +53,6 @@ def searched(trials: Sequence[Trial], metric: str) -> Searched:
     rows = []
     for trial in sorted(trials, key=lambda trial: (not trial.front, not trial.measured, -trial.speedup)):
         value = trial.drop if drops else trial.fidelity
-        rows.append((trial, "" if value is None else f"{100 * value:+.2f}" if drops else nines(value)))
+        rows.append((trial, "" if value is None else f"{100 * value:+.2f}" if drops else format_fidelity(value)))
     harm = f"drop of the {metric}, points" if drops else "fidelity"
     return Searched(rows, harm, Markup(front(trials, drops=drops)))  # noqa: S704

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from laconic.artifacts.ledger import SIZES, Entry
+from laconic.artifacts.ledger import SIZES, StageEntry
 from laconic.timing.measurements import ORIGINAL, Timing, Trial
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def throughput(timings: Sequence[Timing], knee: int) -> str:
         return svg(figure, "throughput")
 
 
-def left(entries: Sequence[Entry]) -> str:
+def left(entries: Sequence[StageEntry]) -> str:
     """What is left of each size after each stage, in percent of the model as it came."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = staircase(entries)
@@ -123,7 +123,7 @@ def left(entries: Sequence[Entry]) -> str:
         return svg(figure, "left")
 
 
-def faithful(entries: Sequence[Entry]) -> str:
+def faithful(entries: Sequence[StageEntry]) -> str:
     """Fidelity after each stage: the mean as a line, the worst sample as points."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = staircase(entries)
@@ -167,7 +167,7 @@ def harm_of(trial: Trial, drops: bool) -> float | None:
     return None if trial.fidelity is None else 1 - trial.fidelity
 
 
-def staircase(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
+def staircase(entries: Sequence[StageEntry]) -> tuple[Figure, Axes]:
     """Axes over the stages, with room on the right for the names of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.13, 0.3, 0.64, 0.67))

@@ -15,15 +15,16 @@ from export.report.changes import Changes, searched
 from export.report.charts import latency, throughput
 from laconic import registry
 from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest
-from laconic.artifacts.gain import amount, at_batch, duration, gains, milliseconds, nines, shipped
-from laconic.artifacts.ledger import Entry, brief, ledger
+from laconic.artifacts.gain import find_timings, list_gains, served_size
+from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.config import PATHS
 from laconic.hashing import digest, seal
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import BITS, Ladder
+from laconic.quantization.plan import BITS, PrecisionLadder
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import Measured, Trial
+from laconic.units import format_bytes, format_duration, format_fidelity, format_seconds
 
 TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
 MARK = "<!--search-->"
@@ -91,14 +92,14 @@ def render(
     measured: Measured,
     *,
     recipe: Recipe,
-    ladder: Ladder,
+    ladder: PrecisionLadder,
     graph: Graph,
     candidates: Sequence[EngineCandidate] = (),
 ) -> str:
     """The page. The same arguments give the same bytes. candidates: what the artifact was chosen from."""
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
-    alone = at_batch(measured.timings, 1)
+    alone = find_timings(measured.timings, 1)
     verdict = manifest.verdict
     return (
         environment()
@@ -111,14 +112,14 @@ def render(
             passed=verdict is not None and verdict.passed,
             failures=verdict.failures if verdict else ["nothing was compared"],
             made_up=not manifest.data,
-            smaller=f"{measured.original_size / shipped(manifest):.1f}",
+            smaller=f"{measured.original_size / served_size(manifest):.1f}",
             faster=f"{alone[1].speedup:.1f}" if alone else None,
-            alone=[milliseconds(time.seconds) for time in alone] if alone else None,
-            sizes=[amount(measured.original_size), amount(shipped(manifest))],
+            alone=[format_seconds(time.seconds) for time in alone] if alone else None,
+            sizes=[format_bytes(measured.original_size), format_bytes(served_size(manifest))],
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
-            gains=list(gains(manifest, measured, metric)),
+            gains=list(list_gains(manifest, measured, metric)),
             pictures=pictures(measured),
-            changes=Changes.of(ledger(manifest.source, manifest.history, measured.seconds)),
+            changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
                 (kind, comparison, list(comparison_lines(comparison, metric)))
                 for kind in ("parity", "drift")
@@ -127,7 +128,7 @@ def render(
             shares=precision_shares(manifest, graph),
             tried=[tried(candidate, manifest) for candidate in candidates],
             layers=list(layer_lines(manifest, ladder, graph)),
-            has_harm=bool(ladder.harm),
+            has_harm=bool(ladder.sensitivity),
             precisions=PRECISIONS,
             stages=stage_lines(measured.stages),
             recipe=portable(recipe, source).to_yaml(),
@@ -138,7 +139,7 @@ def render(
 
 def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
     """The page of a checkpoint. report: what is said in JSON."""
-    entries = [Entry(**stage) for stage in report["stages"]]
+    entries = [StageEntry(**stage) for stage in report["stages"]]
     drift = Comparison.model_validate(report["drift"])
     metric = str(registry.resolve("task", report["task"]).metric)
     return (
@@ -183,11 +184,11 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["amount"] = amount
-    made.filters["nines"] = nines
-    made.filters["brief"] = brief
-    made.filters["milliseconds"] = milliseconds
-    made.filters["duration"] = duration
+    made.filters["amount"] = format_bytes
+    made.filters["nines"] = format_fidelity
+    made.filters["brief"] = format_config
+    made.filters["milliseconds"] = format_seconds
+    made.filters["duration"] = format_duration
     made.filters["breakable"] = breakable
     made.filters["words"] = lambda name: name.replace("_", " ")
     return made
@@ -241,10 +242,10 @@ def tried(candidate: EngineCandidate, manifest: Manifest) -> Tried:
     files = candidate.model.parent.glob(f"{candidate.model.name}*")
     return Tried(
         engine=candidate.name,
-        size=amount(sum(file.stat().st_size for file in files)),
+        size=format_bytes(sum(file.stat().st_size for file in files)),
         layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
-        mean=nines(float(candidate.fidelity.mean())),
-        worst=nines(float(candidate.fidelity.min())),
+        mean=format_fidelity(float(candidate.fidelity.mean())),
+        worst=format_fidelity(float(candidate.fidelity.min())),
         speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
         taken=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))
@@ -252,13 +253,13 @@ def tried(candidate: EngineCandidate, manifest: Manifest) -> Tried:
     )
 
 
-def layer_lines(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[LayerLine]:
+def layer_lines(manifest: Manifest, ladder: PrecisionLadder, graph: Graph) -> Iterator[LayerLine]:
     """In the order in which they run; the bars are logarithmic, over the range of what was found."""
-    logs = {node: math.log10(harm) for node, harm in ladder.harm.items() if harm > 0}
+    logs = {node: math.log10(harm) for node, harm in ladder.sensitivity.items() if harm > 0}
     high = max(logs.values(), default=0.0)
     low = min(min(logs.values(), default=0.0), high - 1)
     for layer in graph.layers:
-        harm = ladder.harm.get(layer.node)
+        harm = ladder.sensitivity.get(layer.node)
         length = 8 + 92 * (logs[layer.node] - low) / (high - low) if layer.node in logs else 0.0
         yield LayerLine(
             name=layer.module,

@@ -1,4 +1,4 @@
-"""Two artifacts side by side."""
+"""Comparison of two artifacts: figures, settings and, on samples, their outputs."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -8,35 +8,35 @@ from typing import Any
 import numpy as np
 
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.gain import amount, milliseconds, nines
 from laconic.artifacts.record import Record
 from laconic.data.dataset import read
 from laconic.errors import UsageError
 from laconic.hardware import cores
 from laconic.runtimes.predict import answers
 from laconic.timing.measurements import ORIGINAL, Timing
+from laconic.units import format_bytes, format_fidelity, format_seconds
 
-Step = tuple[str, int]
-"""A stage of a history: its name, and how often that was there before."""
+HistoryKey = tuple[str, int]
+"""A stage of a history: its name, and the number of earlier stages of that name."""
 
 
 def compare(first: Path, second: Path, data: Path | None = None, runtime: str | None = None) -> dict[str, Any]:
-    """What two artifacts are and where they differ, JSON-ready.
+    """Compare two artifacts: figures of both and the settings that differ, JSON-ready.
 
-    data: samples that both answer; their answers are compared with each other, and with the labels, where there are
-    any. runtime: the engine for that; by default each one's own.
-    Raises ArtifactError, UsageError for two that do not do the same, DataError.
+    data: samples to run both on; the outputs are compared with each other and with labels, if there are any. runtime:
+    the engine for that; by default each artifact's own. Raises ArtifactError, UsageError for different tasks,
+    DataError.
     """
     pair = (Artifact.load(first), Artifact.load(second))
-    check_same_job(*pair)
-    sides = [side(artifact) for artifact in pair]
-    found: dict[str, Any] = {"a": sides[0], "b": sides[1], "differ": list(differences(*pair))}
+    check_same_task(*pair)
+    sides = [summarize(artifact) for artifact in pair]
+    found: dict[str, Any] = {"a": sides[0], "b": sides[1], "differ": list(list_differences(*pair))}
     if data is not None:
-        found["agreement"] = agreement(*pair, data, runtime)
+        found["agreement"] = measure_agreement(*pair, data, runtime)
     return found
 
 
-def check_same_job(first: Artifact, second: Artifact) -> None:
+def check_same_task(first: Artifact, second: Artifact) -> None:
     """Raise UsageError unless both are for one task."""
     if first.manifest.task != second.manifest.task:
         raise UsageError(
@@ -45,11 +45,14 @@ def check_same_job(first: Artifact, second: Artifact) -> None:
         )
 
 
-def side(artifact: Artifact) -> dict[str, Any]:
-    """One artifact in figures, JSON-ready. latency: seconds for one sample; throughput: rows per second at the knee;
-    speedup: of one sample, over the original; all as they were timed when it was made."""
+def summarize(artifact: Artifact) -> dict[str, Any]:
+    """Figures of one artifact, JSON-ready.
+
+    latency: seconds for one sample; throughput: rows per second at the knee; speedup: of one sample, over the original;
+    all as measured when the artifact was made.
+    """
     manifest, measured, verdict = artifact.manifest, artifact.measured, artifact.manifest.verdict
-    lone, full = (own(measured.timings, batch) for batch in (1, measured.knee))
+    lone, full = (find_own_timing(measured.timings, batch) for batch in (1, measured.knee))
     drift = verdict.drift[0] if verdict and verdict.drift else None
     return {
         "name": artifact.name,
@@ -72,23 +75,25 @@ def side(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def own(timings: tuple[Timing, ...], batch: int) -> Timing | None:
+def find_own_timing(timings: tuple[Timing, ...], batch: int) -> Timing | None:
     """The artifact's own timing at a batch size."""
     return next((time for time in timings if time.engine != ORIGINAL and time.batch == batch), None)
 
 
-def differences(first: Artifact, second: Artifact) -> Iterator[dict[str, Any]]:
-    """Settings that are not the same: what it is, the one's value, the other's. A stage that only one of them went
-    through is one row, with what its recipe says of it."""
-    shared = steps(first).keys() & steps(second).keys()
-    one, two = flat(first, shared), flat(second, shared)
+def list_differences(first: Artifact, second: Artifact) -> Iterator[dict[str, Any]]:
+    """The settings that differ: name, and the value of each artifact.
+
+    A stage that only one of them went through is one row, with its settings in the recipe.
+    """
+    shared = index_history(first).keys() & index_history(second).keys()
+    one, two = flatten_settings(first, shared), flatten_settings(second, shared)
     for name in dict.fromkeys((*one, *two)):
         if one.get(name) != two.get(name):
             yield {"setting": name, "a": one.get(name), "b": two.get(name)}
 
 
-def steps(artifact: Artifact) -> dict[Step, Record]:
-    """The history by its steps."""
+def index_history(artifact: Artifact) -> dict[HistoryKey, Record]:
+    """The records of the history by stage."""
     seen: Counter[str] = Counter()
     found = {}
     for record in artifact.manifest.history:
@@ -97,8 +102,8 @@ def steps(artifact: Artifact) -> dict[Step, Record]:
     return found
 
 
-def flat(artifact: Artifact, shared: Collection[Step]) -> dict[str, Any]:
-    """Everything that was set, by name. shared: the stages that are looked into."""
+def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict[str, Any]:
+    """All settings of an artifact by name. shared: the stages whose settings are listed one by one."""
     manifest = artifact.manifest
     found: dict[str, Any] = {
         "source": manifest.source.get("kind"),
@@ -108,27 +113,29 @@ def flat(artifact: Artifact, shared: Collection[Step]) -> dict[str, Any]:
         "inputs": [spec.describe() for spec in manifest.inputs],
         "outputs": [spec.describe() for spec in manifest.outputs],
     }
-    for step, record in steps(artifact).items():
+    for step, record in index_history(artifact).items():
         name = f"{step[0]} ({step[1] + 1})" if step[1] else step[0]
         if step in shared:
             found |= {f"{name}, {setting}": value for setting, value in record.config.items()}
         else:
-            found[name] = given(manifest.recipe, step) or "as it is by default"
+            found[name] = find_recipe_config(manifest.recipe, step) or "as it is by default"
     found |= {f"goal.{name}": value for name, value in manifest.recipe.get("goal", {}).items()}
     found |= {"seed": manifest.recipe.get("seed")}
     found |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
     return found | {f"version of {name}": version for name, version in manifest.versions.items()}
 
 
-def given(recipe: Mapping[str, Any], step: Step) -> dict[str, Any]:
-    """What a recipe says of a stage; nothing where it leaves it as it is, or where the stage is of an earlier run."""
+def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str, Any]:
+    """The settings of a stage in a recipe; empty for defaults, or for a stage of an earlier run."""
     named = [each["config"] for each in recipe.get("stages", []) if each["name"] == step[0]]
     return dict(named[step[1]]) if step[1] < len(named) else {}
 
 
-def agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None) -> dict[str, Any]:
-    """How alike the answers to the same samples are: fidelity of the second's to the first's, and each one's metric
-    where the samples have labels. Raises UsageError for answers of different shapes."""
+def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None) -> dict[str, Any]:
+    """Fidelity of the second artifact's outputs to the first's, and each one's metric where the samples have labels.
+
+    Raises UsageError for outputs of different shapes.
+    """
     shapes = [[(spec.name, spec.shape) for spec in artifact.manifest.outputs] for artifact in (first, second)]
     if shapes[0] != shapes[1]:
         raise UsageError(
@@ -155,8 +162,8 @@ def agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None
     return figures
 
 
-def table(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What was found, for people: what it is, the one, the other."""
+def make_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Rows of the comparison for people: name, and a formatted value of each artifact."""
     sides = (found["a"], found["b"])
 
     def row(name: str, key: str, write: Callable[[Any], str]) -> tuple[str, str, str]:
@@ -164,12 +171,12 @@ def table(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         return name, one, two
 
     yield row("engine", "engine", str)
-    yield row("size", "size", amount)
-    yield row("latency, one sample", "latency", milliseconds)
+    yield row("size", "size", format_bytes)
+    yield row("latency, one sample", "latency", format_seconds)
     yield row("speed-up, one sample", "speedup", "{:.2f} x".format)
     yield row("throughput", "throughput", "{:.0f} rows/s".format)
-    yield row("fidelity, mean", "fidelity", nines)
-    yield row("fidelity, worst", "fidelity_worst", nines)
+    yield row("fidelity, mean", "fidelity", format_fidelity)
+    yield row("fidelity, worst", "fidelity_worst", format_fidelity)
     if any(each["metric"] is not None for each in sides):
         yield row("metric", "metric", "{:.4f}".format)
     yield row("compared with", "against", str)

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measured
-from laconic.artifacts.ledger import JSON, Entry, ledger
+from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.errors import ArtifactError, LaconicError
 from laconic.hashing import check_digest, digest
@@ -30,7 +30,7 @@ class CheckpointReport(BaseModel):
     """What is shown of the report beside a checkpoint."""
 
     task: str
-    stages: tuple[Entry, ...]
+    stages: tuple[StageEntry, ...]
     drift: Comparison
 
 
@@ -44,7 +44,7 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
         "path": str(artifact.path),
         "size": artifact.size,
         "layers": dict(Counter(manifest.precision.values()).most_common()),
-        "stages": [entry.plain() for entry in ledger(manifest.source, manifest.history, measured.seconds)],
+        "stages": [entry.plain() for entry in make_ledger(manifest.source, manifest.history, measured.seconds)],
         "verdict": verdict
         and {"passed": verdict.passed, "failures": verdict.failures, **verdict.model_dump(mode="json")},
         "measured": measured.model_dump(mode="json", exclude={"report"}),

@@ -1,24 +1,27 @@
-"""What each stage gained and cost, from the history: the figures after it, beside those of the model as it came."""
+"""Stage ledger: figures of the model after each stage of the history, beside those of the source model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from laconic.artifacts.gain import amount, count, nines
 from laconic.artifacts.record import Record
+from laconic.units import format_bytes, format_count, format_fidelity
 
 JSON = "report.json"
-"""The same beside a checkpoint, for programs."""
+"""The file beside a checkpoint that holds the ledger, for programs."""
 
 START = "as it came"
 SIZES = ("parameters", "bytes", "multiply-adds")
-"""What a stage makes smaller."""
+"""Figures that a stage reduces."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A stage, or the model as it came. figures: counted after it. left: the share that is left of each size, where it
-    is known; 1 is as it came. seconds: that it took when it was done."""
+class StageEntry:
+    """A row of the ledger: a stage, or the source model.
+
+    figures: measured after the stage. left: the remaining share of each size where it is known, relative to the source
+    model. seconds: the time that the stage took when it was run.
+    """
 
     stage: str
     config: Mapping[str, Any]
@@ -37,47 +40,45 @@ class Entry:
         }
 
 
-def ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: Mapping[str, float]) -> list[Entry]:
-    """The model as it came, and each stage of the run; none where nothing was counted.
+def make_ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: Mapping[str, float]) -> list[StageEntry]:
+    """The source model and each stage of the run; empty where no figures were recorded.
 
-    source: as in the manifest, with its figures, and how many of the records it came with. seconds: by the key of the
+    source: as in the manifest, with its figures and the number of records that it came with. seconds: by the key of the
     record.
     """
     start: dict[str, float] = source.get("figures", {})
     done = history[source.get("earlier", 0) :]
     if not start or not any(record.figures for record in done):
         return []
-    return [Entry(START, {}, start, shares(start, start)), *entries(start, done, seconds)]
-
-
-def entries(start: Mapping[str, float], done: Sequence[Record], seconds: Mapping[str, float]) -> Iterator[Entry]:
-    """The stages."""
+    entries = [StageEntry(START, {}, start, remaining_shares(start, start))]
     for record in done:
-        yield Entry(record.stage, record.config, record.figures, shares(start, record.figures), seconds.get(record.key))
+        left = remaining_shares(start, record.figures)
+        entries.append(StageEntry(record.stage, record.config, record.figures, left, seconds.get(record.key)))
+    return entries
 
 
-def shares(start: Mapping[str, float], figures: Mapping[str, float]) -> dict[str, float]:
-    """What is left of each size."""
+def remaining_shares(start: Mapping[str, float], figures: Mapping[str, float]) -> dict[str, float]:
+    """The remaining share of each size."""
     return {name: figures[name] / start[name] for name in SIZES if name in figures and start.get(name)}
 
 
-def brief(config: Mapping[str, Any]) -> str:
-    """A stage's settings on a line, without those that say nothing: what is off, empty, not given, or a group."""
+def format_config(config: Mapping[str, Any]) -> str:
+    """Format a stage's settings on one line, without those that are off or empty."""
     shown = {name: value.get("name") if isinstance(value, Mapping) else value for name, value in config.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items() if value not in (None, False, (), [], ""))
 
 
-def cells(entry: Entry) -> dict[str, str]:
-    """Its figures for people, by name; empty where one is not known."""
+def format_entry(entry: StageEntry) -> dict[str, str]:
+    """Format an entry's figures, by column; empty where one is not known."""
     figures, left = entry.figures, entry.left
-    written = {
-        "parameters": (count, "parameters"),
-        "size": (amount, "bytes"),
-        "multiply-adds": (count, "multiply-adds"),
-        "fidelity": (nines, "fidelity"),
-        "worst": (nines, "fidelity worst"),
+    columns: dict[str, tuple[Callable[[float], str], str]] = {
+        "parameters": (format_count, "parameters"),
+        "size": (format_bytes, "bytes"),
+        "multiply-adds": (format_count, "multiply-adds"),
+        "fidelity": (format_fidelity, "fidelity"),
+        "worst": (format_fidelity, "fidelity worst"),
     }
-    found = {name: write(figures[key]) if key in figures else "" for name, (write, key) in written.items()}
+    found = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
     for name, key in (("parameters", "parameters"), ("size", "bytes"), ("multiply-adds", "multiply-adds")):
         if entry.stage != START and left.get(key, 1) != 1:
             found[name] += f" ({100 * left[key]:.0f} %)"

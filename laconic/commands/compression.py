@@ -63,9 +63,9 @@ def compress(
     if seconds is not None:
         if chosen.to == "checkpoint":
             raise UsageError("a search is for artifacts, whose speed can be measured. Leave out --budget or --to")
-        from compress.search.search import solve
+        from compress.search.search import search
 
-        finish(solve(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
+        finish(search(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
     elif chosen.to == "checkpoint":
         from compress.pipeline import compress_checkpoint
 

@@ -16,6 +16,7 @@ from laconic.cache import Cache
 from laconic.errors import LaconicError
 from laconic.hardware import Machine, this_machine
 from laconic.runtimes.runtime import make_runtime
+from laconic.units import format_bytes
 
 DISTRIBUTIONS = {"PIL": "pillow"}
 """Packages that are installed under another name than they are imported by."""
@@ -43,7 +44,7 @@ def examine() -> list[Finding]:
         Finding(name="python", works=True, found=f"{platform.python_version()}, {sys.executable}"),
         processor(machine),
         Finding(name="cores", works=True, found=cores(machine)),
-        Finding(name="memory", works=True, found=f"{machine.memory / 1e9:.1f} GB"),
+        Finding(name="memory", works=True, found=format_bytes(machine.memory)),
         *(engine(name) for name in registry.RUNTIMES if name not in ("torch", "fake")),
         *conflict(),
         *(packages(extra) for extra in ("compress", "serve")),
@@ -137,6 +138,6 @@ def cache(folder: Path) -> Finding:
     except OSError as error:
         remedy = "set LACONIC_CACHE to a folder that you may write to"
         return Finding(name="cache", works=False, found=f"{folder}: {error.strerror}", remedy=remedy)
-    found = f"{folder}, {free / 1e9:.1f} GB free"
+    found = f"{folder}, {format_bytes(free)} free"
     remedy = "set LACONIC_CACHE to a folder on a larger disk" if free < ROOM else ""
     return Finding(name="cache", works=free >= ROOM, found=found, remedy=remedy)

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from laconic.commands.tables import OUT, grid
 from laconic.offload.memory_accounting import CATEGORIES
-from laconic.units import unit_of
+from laconic.units import binary_unit, format_count
 
 if TYPE_CHECKING:
     from laconic.planner.memory_plan import MemoryPlan, PlanRow
@@ -26,11 +26,11 @@ UNTIMED = (
 
 def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
     """Print the table, the choice, and the settings for a recipe. everything: all rows."""
-    from laconic.planner.plan_summary import explain_choice, format_count, format_recipe, select_rows
+    from laconic.planner.plan_summary import explain_choice, format_recipe, select_rows
 
-    training, (unit, _) = plan.plain.combination.training, unit_of(plan.plain.prediction.peak)
+    training, (unit, _) = plan.plain.combination.training, binary_unit(plan.plain.prediction.peak)
     title = (
-        f"{plan.model.name}: {format_count(plan.model.parameters)} parameters, batch {training.batch}, "
+        f"{plan.model.name}: {format_count(plan.model.parameters, billion='B')} parameters, batch {training.batch}, "
         f"length {plan.length}; {unit}{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
     )
     rows = list(plan.rows) if everything else select_rows(plan)
@@ -56,7 +56,7 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
     """The peak memory and the time of each row."""
     table = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
     plain = plan.plain.prediction
-    _, size = unit_of(plain.peak)
+    _, size = binary_unit(plain.peak)
     for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.combination.name == plan.chosen.combination.name
@@ -76,7 +76,7 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
 
 def make_phase_table(plan: "MemoryPlan", row: "PlanRow") -> Table:
     """The peak of each phase of a step, by category."""
-    unit, size = unit_of(plan.plain.prediction.peak)
+    unit, size = binary_unit(plan.plain.prediction.peak)
     table = grid(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):
         part = row.prediction.phases[phase]

@@ -12,13 +12,14 @@ from rich.text import Text
 
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, Artifact
-from laconic.artifacts.compare import table
-from laconic.artifacts.gain import amount, gains, speedup
+from laconic.artifacts.compare import make_rows
+from laconic.artifacts.gain import format_speedup, list_gains
 from laconic.artifacts.inspection import Check
-from laconic.artifacts.ledger import Entry, brief, cells, ledger
+from laconic.artifacts.ledger import StageEntry, format_config, format_entry, make_ledger
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.doctor import Finding
 from laconic.timing.measurements import Timing, Trial
+from laconic.units import format_bytes
 
 OUT = Console(highlight=False, markup=False, emoji=False)
 
@@ -44,7 +45,7 @@ def print_compressed(artifact: Artifact) -> None:
     manifest = artifact.manifest
     metric = registry.resolve("task", manifest.task).metric
     table = grid(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
-    for gain in gains(manifest, artifact.measured, metric):
+    for gain in list_gains(manifest, artifact.measured, metric):
         table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
     OUT.print(table)
     if not manifest.data:
@@ -56,17 +57,17 @@ def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
     """What `compress --to checkpoint` made."""
     drift = Comparison.model_validate(report["drift"])
     OUT.print(
-        stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
+        stage_table([StageEntry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
     )
     OUT.print(f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {figures(drift.figures)}")
     OUT.print(f"\nRead {path / REPORT}, or: laconic.load({str(path)!r}).module", soft_wrap=True)
 
 
-def stage_table(entries: Sequence[Entry], title: str) -> Table:
+def stage_table(entries: Sequence[StageEntry], title: str) -> Table:
     """What each stage gained and cost."""
     table = grid(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
     for entry in entries:
-        found = cells(entry)
+        found = format_entry(entry)
         table.add_row(entry.stage, *(found[name] for name in ("parameters", "size", "fidelity", "worst")))
     return table
 
@@ -82,7 +83,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
-    table.add_row("size", f"{amount(artifact.size)}, the source {amount(measured.original_size)}")
+    table.add_row("size", f"{format_bytes(artifact.size)}, the source {format_bytes(measured.original_size)}")
     for line in kernel_lines(kernels):
         table.add_row("layers", line)
     if measured.arithmetic:
@@ -90,7 +91,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
         table.add_row("arithmetic", f"{shares}, by weights that are multiplied with")
     table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
     for record in manifest.history:
-        config = brief(record.config)
+        config = format_config(record.config)
         table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("licence", manifest.licence or "not said by the source")
@@ -100,7 +101,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
     table.add_row("verdict", format_verdict(manifest.verdict))
     OUT.print(table)
-    entries = ledger(manifest.source, manifest.history, measured.seconds)
+    entries = make_ledger(manifest.source, manifest.history, measured.seconds)
     if len(entries) > 1:
         OUT.print()
         OUT.print(stage_table(entries, "what each stage gained and cost"))
@@ -117,7 +118,7 @@ def search_table(trials: Sequence[Trial]) -> Table:
     table = grid(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
     for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
         name = f"* {trial.name}" if trial.front else trial.name
-        table.add_row(name, f"{trial.speedup:.2f} x", amount(trial.size), trial.reason)
+        table.add_row(name, f"{trial.speedup:.2f} x", format_bytes(trial.size), trial.reason)
     return table
 
 
@@ -158,7 +159,7 @@ def timing_table(timings: Sequence[Timing], title: str) -> Table:
             str(time.batch),
             f"{1e3 * time.seconds:.2f}",
             f"{time.rows_per_second:.0f}",
-            speedup(time),
+            format_speedup(time),
         )
     return table
 
@@ -169,7 +170,7 @@ def print_comparison(found: Mapping[str, Any]) -> None:
     if names[0] == names[1]:
         names = [side["path"] for side in (found["a"], found["b"])]
     both = grid(found["a"]["task"], "", *names, right=(1, 2))
-    for line in table(found):
+    for line in make_rows(found):
         both.add_row(*line)
     OUT.print(both)
     if found["differ"]:

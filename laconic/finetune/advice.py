@@ -17,8 +17,8 @@ from laconic.planner.memory_plan import MemoryPlan, PlanRow, plan_memory
 from laconic.planner.meta_model import MetaModel
 from laconic.planner.prediction import predict
 from laconic.progress import Steps
-from laconic.training.callbacks.monitor import binary
 from laconic.training.settings import Training, TrainingRecipe
+from laconic.units import format_binary_bytes
 
 SAMPLES = 64
 """The longest samples as the task counts, of which the longest by its tensors says how long a batch becomes."""
@@ -64,9 +64,8 @@ def fitted(
         asked = PlanRow(plain(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
         if not asked.fits(recipe.memory):
             instead = f"Turn on: {compared(found.chosen, asked)}" if found.chosen else sentence(nothing(found))
-            raise GoalMissed(
-                f"these techniques are predicted to take {binary(asked.need)}, of {binary(recipe.memory)}. {instead}"
-            )
+            need, memory = format_binary_bytes(asked.need), format_binary_bytes(recipe.memory)
+            raise GoalMissed(f"these techniques are predicted to take {need}, of {memory}. {instead}")
         return recipe, ""
     if found.chosen is None:
         raise GoalMissed(nothing(found))
@@ -111,7 +110,7 @@ def adopted(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> 
 def described(row: PlanRow) -> str:
     """What a row turns on, as a recipe says it."""
     names = ", ".join(format_technique(named) for named in row.combination.training.techniques) or "no techniques"
-    return f"{names}; optimizer {row.combination.training.optimizer.name}: {binary(row.need)} predicted"
+    return f"{names}; optimizer {row.combination.training.optimizer.name}: {format_binary_bytes(row.need)} predicted"
 
 
 def compared(chosen: PlanRow, asked: PlanRow) -> str:
@@ -129,8 +128,8 @@ def nothing(found: MemoryPlan) -> str:
     """What is said where nothing fits."""
     least = min(found.rows, key=lambda row: row.need)
     return (
-        f"no combination of techniques fits into {binary(found.memory)}; the least that any takes is "
-        f"{binary(least.need)} ({least.combination.name}). Take a smaller batch or length, or more memory"
+        f"no combination of techniques fits into {format_binary_bytes(found.memory)}; the least that any takes is "
+        f"{format_binary_bytes(least.need)} ({least.combination.name}). Take a smaller batch or length, or more memory"
     )
 
 

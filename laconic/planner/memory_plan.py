@@ -13,6 +13,7 @@ from laconic.planner.meta_model import MetaModel
 from laconic.planner.prediction import MemoryPrediction, predict_per_device
 from laconic.progress import Steps
 from laconic.training.settings import Training
+from laconic.units import format_count
 
 HEADROOM = 0.05
 """Share of the memory that is left free, for fragmentation of the allocator and for libraries."""
@@ -123,7 +124,7 @@ def plan_memory(
             found = predict_per_device(model, each.training, length, rates, devices)
             rows.append(PlanRow(each, found, shared=not apart))
             step.advance()
-        step.note = f"{len(rows)} combinations of {model.parameters / 1e9:.2f} B parameters"
+        step.note = f"{len(rows)} combinations of {format_count(model.parameters, billion='B')} parameters"
     chosen = choose_row(rows, memory, copy_timed=is_copy_timed(rows[0], rates))
     largest = None
     if chosen:

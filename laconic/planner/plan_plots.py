@@ -12,6 +12,7 @@ from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.memory_plan import MemoryPlan
 from laconic.planner.plan_summary import select_rows
 from laconic.planner.timeline_plot import COLOURS, LINE, MUTED, OVER, SETTINGS, find_phases, plot_timeline
+from laconic.units import format_binary_bytes
 
 GIB = 2**30
 
@@ -47,12 +48,13 @@ def plot_bars(plan: MemoryPlan, path: Path) -> None:
         plain = plan.plain.prediction
         for place, row, end in zip(places, rows, left, strict=True):
             times = row.prediction.seconds / plain.seconds
-            axes.text(end, place, f"  {row.prediction.peak / GIB:.2f} GiB, {times:.2f}x time", va="center", color=MUTED)
+            label = f"  {format_binary_bytes(row.prediction.peak)}, {times:.2f}x time"
+            axes.text(end, place, label, va="center", color=MUTED)
         chosen = plan.chosen.combination.name if plan.chosen else None
         names = [("▸ " if row.combination.name == chosen else "") + wrap(row.combination.name) for row in rows]
         axes.set_yticks(places, names)
         axes.axvline(plan.memory / GIB, color=OVER, linewidth=1.2)
-        axes.text(plan.memory / GIB, len(rows) - 0.4, f" {plan.memory / GIB:.1f} GiB", color=OVER, va="bottom")
+        axes.text(plan.memory / GIB, len(rows) - 0.4, f" {format_binary_bytes(plan.memory)}", color=OVER, va="bottom")
         axes.set_xlim(0, 1.25 * max(float(left.max()), 1e-9))
         axes.set_ylim(-0.6, len(rows) - 0.1)
         axes.set_xlabel("GiB on the device, at the peak of a step")

@@ -6,7 +6,7 @@ import yaml
 
 from laconic.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow
 from laconic.training.parallel.mesh import Mesh
-from laconic.units import unit_of
+from laconic.units import format_binary_bytes
 
 
 def select_rows(plan: MemoryPlan) -> list[PlanRow]:
@@ -20,11 +20,11 @@ def select_rows(plan: MemoryPlan) -> list[PlanRow]:
 
 def explain_choice(plan: MemoryPlan) -> str:
     """The choice in a sentence, or that nothing fits."""
-    budget = f"{format_size(plan.memory)}, of which {100 * HEADROOM:.0f} % stay free"
+    budget = f"{format_binary_bytes(plan.memory)}, of which {100 * HEADROOM:.0f} % stay free"
     if plan.chosen is None:
         least = min(plan.rows, key=lambda row: row.need)
         return (
-            f"Nothing fits into {budget}: the least is {format_size(least.need)}, with "
+            f"Nothing fits into {budget}: the least is {format_binary_bytes(least.need)}, with "
             f"{least.combination.name}. Take a smaller batch or length, or more memory."
         )
     size = (
@@ -32,23 +32,9 @@ def explain_choice(plan: MemoryPlan) -> str:
         if plan.largest is None
         else f"the largest batch that fits has {plan.largest} rows"
     )
-    instead = f"{format_size(plan.chosen.need)} instead of {format_size(plan.plain.need)}"
+    instead = f"{format_binary_bytes(plan.chosen.need)} instead of {format_binary_bytes(plan.plain.need)}"
     host = ", what is kept on the host included" if plan.chosen.shared and plan.chosen.prediction.host else ""
     return f"The fastest that fits into {budget}: {plan.chosen.combination.name}, {instead}{host}; {size}."
-
-
-def format_size(size: int) -> str:
-    """Bytes with the binary unit that suits them."""
-    unit, scale = unit_of(size)
-    return f"{size / scale:.2f} {unit}"
-
-
-def format_count(parameters: int) -> str:
-    """A number of parameters, as 1.11 B, 22.7 M or 340."""
-    return next(
-        (f"{parameters / each:.3g} {name}" for name, each in (("B", 1e9), ("M", 1e6)) if parameters >= 0.5 * each),
-        str(parameters),
-    )
 
 
 def format_recipe(row: PlanRow) -> str:

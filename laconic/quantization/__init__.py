@@ -1,1 +1,1 @@
-"""The types that pass between quantization and export: the captured graph, the plan, the quantization grid."""
+"""The types that pass between quantization and export: the captured graph, the plan, scales and zero points."""

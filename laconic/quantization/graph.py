@@ -1,4 +1,4 @@
-"""The captured float model."""
+"""The captured float graph and its layers."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from laconic.tensor import TensorSpec
 
 @dataclass(frozen=True)
 class Layer:
-    """A node of the graph that has weights.
+    """A node of the graph that has a weight.
 
-    node: its name in the ONNX graph, unique. module: where it came from in the source, by dotted path; the node's name
-    where that is not known. kind: its operator. input, weight, output: names of the tensors; the weight is a float32
-    initializer. shape: of the weight. axis: the weight's axis of output channels (for Gather, the rows).
+    node: its unique name in the ONNX graph. module: dotted path of the source module; the node's name where that is not
+    known. kind: the operator. input, weight, output: names of the tensors; the weight is a float32 initializer. shape:
+    of the weight. axis: the weight's axis of output channels (for Gather, the rows).
     """
 
     node: str
@@ -36,7 +36,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Graph:
-    """A float32 ONNX file, what goes in and out, and its layers in the order in which they run.
+    """A float32 ONNX file, its inputs and outputs, and its layers in the order in which they run.
 
     key: digest of the file.
     """

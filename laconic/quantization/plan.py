@@ -1,4 +1,4 @@
-"""What quantization decided. It says nothing about how an engine wants it written."""
+"""The result of quantization: the precision of each layer and its parameters, independent of the engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from typing import Literal
 from laconic.tensor import Array
 
 Precision = Literal["int4-weight", "int8", "int8-dynamic", "int8-weight", "float16-weight", "float32"]
-"""How a layer is kept and computed.
+"""How a layer is stored and computed.
 
-int8: weights and activations in INT8, the activations' ranges calibrated. int8-dynamic: the same, with ranges taken
-from each input as it comes. int4-weight, int8-weight, float16-weight: weights kept in fewer bits, arithmetic in the
-engine's float. float32: as it was.
+int8: weights and activations in INT8, with calibrated activation ranges. int8-dynamic: the same, with ranges from each
+input at run time. int4-weight, int8-weight, float16-weight: weight-only quantization, arithmetic in the engine's float.
+float32: not quantized.
 """
 
 BITS: dict[Precision, int] = {
@@ -25,12 +25,12 @@ BITS: dict[Precision, int] = {
 """Bits per weight."""
 
 INTEGER: frozenset[Precision] = frozenset({"int8", "int8-dynamic"})
-"""What is computed in integers."""
+"""Precisions with integer arithmetic."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The interval of a tensor's values that is worth representing."""
+    """The interval of a tensor's values that is represented; values outside are clipped."""
 
     low: float
     high: float
@@ -38,57 +38,64 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class Smoothing:
-    """Factors [channels] float32 that a tensor is divided by before it is quantized, and the weights behind it
-    multiplied with; and the range of what they leave."""
+    """SmoothQuant of a tensor.
+
+    factors: [channels] float32; the tensor is divided by them before it is quantized, and the weights that read it are
+    multiplied with them. limits: the range of the quotient.
+    """
 
     factors: Array
     limits: Range
 
 
 @dataclass(frozen=True, eq=False)
-class Rounded:
-    """A layer's weight as quantization rounded it, for one precision: what is written is exactly this.
+class QuantizedWeight:
+    """A layer's quantized weight for one precision, written exactly as it is here.
 
-    integers: int8, of the weight's shape. scales: float32, [groups of inputs, output channels]. shift: what is added to
-    the layer's result, [output channels] float32, so that its mean stays; only where the layer adds something anyway.
-    group: inputs that share a scale, a power of two; None: all of them.
+    integers: int8, of the weight's shape. scales: float32, [groups of inputs, output channels]. bias_correction: added
+    to the layer's output so that its mean stays, [output channels] float32; only where the layer has a bias.
+    group_size: inputs that share a scale, a power of two; None: all of them.
     """
 
     integers: Array
     scales: Array
-    shift: Array | None = None
-    group: int | None = None
+    bias_correction: Array | None = None
+    group_size: int | None = None
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """Its arrays, by name."""
+        """The arrays by name."""
         found = {"integers": self.integers, "scales": self.scales}
-        return found if self.shift is None else {**found, "shift": self.shift}
+        return found if self.bias_correction is None else {**found, "bias_correction": self.bias_correction}
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """precision: by layer (node name). ranges: by tensor. smoothing: by tensor, for the INT8 layers that read it.
-    weights: by layer and the precision that they are for; a weight that is not there is rounded to the nearest."""
+    """The quantization of a graph.
+
+    precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the INT8 layers that
+    read it. weights: by layer and the precision that they are for; weights without an entry are rounded to nearest.
+    """
 
     precision: Mapping[str, Precision]
     ranges: Mapping[str, Range] = field(default_factory=dict)
     smoothing: Mapping[str, Smoothing] = field(default_factory=dict)
-    weights: Mapping[tuple[str, Precision], Rounded] = field(default_factory=dict)
+    weights: Mapping[tuple[str, Precision], QuantizedWeight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Ladder:
-    """Flights of plans, the smallest first; the plans of a flight go from the fastest to the most faithful.
+class PrecisionLadder:
+    """Plans in order of precision, for the search for the fastest one that meets the goal.
 
-    The goal decides how far up to go: the first flight whose last plan meets it, and in that the first plan that does.
-    harm: by layer, the infidelity (1 - fidelity, mean over samples) that quantizing this layer alone causes.
+    rungs: groups of plans, from the smallest to the largest model; within a rung from the fastest plan to the one with
+    the highest fidelity. The first rung whose last plan meets the goal is taken, and of it the first plan that does.
+    sensitivity: by layer, the infidelity (1 - fidelity, mean over samples) when this layer alone is quantized.
     """
 
-    flights: tuple[tuple[Plan, ...], ...]
-    harm: Mapping[str, float] = field(default_factory=dict)
+    rungs: tuple[tuple[Plan, ...], ...]
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: Plan) -> "Ladder":
-        """One plan, and no choice."""
+    def of(cls, plan: Plan) -> "PrecisionLadder":
+        """A ladder of a single plan."""
         return cls(((plan,),))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from laconic.artifacts.artifact import Artifact
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
+from laconic.units import format_bytes, format_seconds
 
 MARGIN = 0.6
 """The share of the allowed infidelity that may be used up on the samples that choices are made with. Other samples are
@@ -36,7 +37,7 @@ def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
     if artifact.manifest.verdict:
         yield from artifact.manifest.verdict.failures
     if goal.max_size is not None and artifact.size > goal.max_size:
-        yield f"size is {artifact.size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"
+        yield f"size is {format_bytes(artifact.size)}, the goal is {format_bytes(goal.max_size)}"
     lone = artifact.measured.lone_latency
     if goal.max_latency is not None and lone > goal.max_latency:
-        yield f"latency is {1e3 * lone:.2f} ms, the goal is {1e3 * goal.max_latency:.2f} ms"
+        yield f"latency is {format_seconds(lone)}, the goal is {format_seconds(goal.max_latency)}"

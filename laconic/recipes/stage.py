@@ -14,7 +14,7 @@ from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import Ladder, Plan
+from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.tasks.task import Task
 from laconic.tensor import Array
 
@@ -112,7 +112,7 @@ class PlanStage(Stage):
     kind = "plan"
 
     @abstractmethod
-    def plan(self, graph: Graph, context: PlanContext) -> Ladder:
+    def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
         """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
 
 

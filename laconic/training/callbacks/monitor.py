@@ -13,6 +13,7 @@ from rich.table import Column
 from rich.text import Text
 
 from laconic.training.callbacks.flops import Flops
+from laconic.units import format_binary_bytes, format_clock, format_percent, format_rate
 
 if sys.platform != "win32":
     import resource
@@ -185,46 +186,16 @@ class Progress:
     def _line(self, report: StepReport, reading: Reading) -> str:
         seconds = max(self._seconds.value, 1e-9)
         loss = self._loss.value if math.isfinite(report.loss) else report.loss
-        figures = [f"loss {loss:.4f}", f"{short(self._count.value / seconds)} {reading.unit}/s"]
+        figures = [f"loss {loss:.4f}", f"{format_rate(self._count.value / seconds)} {reading.unit}/s"]
         if not math.isnan(self._used.value):
-            figures.append(f"MFU {percent(self._used.value / seconds)}")
-        figures += [f"peak {binary(reading.memory)}", f"waited {percent(self._waited.value / seconds)}"]
+            figures.append(f"MFU {format_percent(self._used.value / seconds)}")
+        figures += [
+            f"peak {format_binary_bytes(reading.memory)}",
+            f"waited {format_percent(self._waited.value / seconds)}",
+        ]
         left = self._total - report.step
-        return "  ".join([*figures, *([f"{clock(left * seconds)} left"] if left > 0 else [])])
+        return "  ".join([*figures, *([f"{format_clock(left * seconds)} left"] if left > 0 else [])])
 
     def close(self) -> None:
         if self._bar:
             self._bar.stop()
-
-
-def short(value: float) -> str:
-    """A rate in three digits or so: 8.25, 412, 12.3k, 1.20M."""
-    for scale, unit in ((1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * scale:
-            return f"{digits(value / scale)}{unit}"
-    return digits(value)
-
-
-def digits(value: float) -> str:
-    """Three digits, without an exponent."""
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-
-
-def percent(share: float) -> str:
-    """A share, for people."""
-    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
-
-
-def binary(size: float) -> str:
-    """Bytes, in the unit that memory is bought in."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}" if unit == "GiB" else f"{size / scale:.0f} {unit}"
-    return f"{size:.0f} B"
-
-
-def clock(seconds: float) -> str:
-    """A time to wait: 0:42, 1:05:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

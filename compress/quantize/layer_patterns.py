@@ -1,4 +1,4 @@
-"""Which layers a recipe speaks of."""
+"""Layers that are selected by name or pattern in a recipe."""
 
 from fnmatch import fnmatch
 
@@ -7,8 +7,8 @@ from laconic.quantization.graph import Layer
 from laconic.registry import did_you_mean
 
 
-def chosen(layers: tuple[Layer, ...], patterns: tuple[str, ...]) -> set[str]:
-    """The nodes of the layers that a pattern names. Raises RecipeError for a pattern that names none."""
+def match_layers(layers: tuple[Layer, ...], patterns: tuple[str, ...]) -> set[str]:
+    """The nodes of the layers that match a pattern. Raises RecipeError for a pattern that matches none."""
     found = set()
     for pattern in patterns:
         hits = {layer.node for layer in layers if fnmatch(layer.node, pattern) or fnmatch(layer.module, pattern)}

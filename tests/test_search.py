@@ -14,19 +14,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compress.search import refine
-from compress.search import strategy as search
-from compress.search.executor import executor
-from compress.search.search import solve
-from compress.search.space import with_settings
-from compress.search.trial import Job, attempt
+from compress.search import strategy, successive_halving
+from compress.search.executor import open_executor
+from compress.search.search import search
+from compress.search.search_space import apply_settings
+from compress.search.trial import TrialJob, run_trial
 from laconic.artifacts.artifact import MEASURED, REPORT, Artifact
 from laconic.cache import Cache
 from laconic.errors import DataError, UsageError
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 
-STAGES = [{"quantize.static": {"mixed": False, "smooth": False}}]
+STAGES = [{"quantize.static": {"mixed_precision": False, "smoothquant": False}}]
 TRIALS = 2
 WIDTH = 32
 MOST = 36_000
@@ -37,8 +36,8 @@ MOST = 36_000
 def small(monkeypatch):
     """Little healing, on one thread."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(refine, "HEALS", (5,))
-    monkeypatch.setattr(search, "ROUNDS", 1)
+    monkeypatch.setattr(successive_halving, "HEALING_STEPS", (5,))
+    monkeypatch.setattr(strategy, "ROUNDS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ def recipe(trained, **goal):
 
 
 def run(trained, path, cache, steps=None, **goal):
-    return solve(
+    return search(
         recipe(trained, **goal), path, budget=1e6, trials=TRIALS, cache=cache, steps=steps or Steps(quiet=True)
     )
 
@@ -104,14 +103,14 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
     assert found.missed == ()
     assert found.artifact.size <= MOST
     assert "prune.channels" in [record.stage for record in found.artifact.manifest.history]
-    told = found.artifact.measured.search
-    assert any(trial.front for trial in told)
-    assert all(trial.reason for trial in told)
+    trials = found.artifact.measured.search
+    assert any(trial.front for trial in trials)
+    assert all(trial.reason for trial in trials)
     assert "What the search tried" in (path / REPORT).read_text(encoding="utf-8")
     before = {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")}
     again = run(trained, tmp_path / "again.laconic", cache)
     assert content(again.artifact.path) == content(path)
-    assert again.artifact.measured.search == told
+    assert again.artifact.measured.search == trials
     assert again.spent == found.spent
     assert {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")} == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["again.laconic", "cache", "found.laconic"]
@@ -119,7 +118,7 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
 
 def test_a_goal_that_cannot_be_met_is_missed_and_the_best_is_kept(trained, tmp_path):
     found = run(trained, tmp_path / "found.laconic", Cache(tmp_path / "cache"), max_size="1 kB")
-    assert any("the goal is 0.0 MB" in each for each in found.missed)
+    assert any("the goal is 1.0 kB" in each for each in found.missed)
     assert Artifact.load(tmp_path / "found.laconic").manifest.verdict.passed
 
 
@@ -137,21 +136,21 @@ def test_a_drop_needs_labels(trained, tmp_path):
 
 CLUSTER = """
 import json, sys
-from compress.search.trial import Job, attempt
-from compress.search.executor import executor
-with executor("ray", 1) as cluster:
+from compress.search.trial import TrialJob, run_trial
+from compress.search.executor import open_executor
+with open_executor("ray", 1) as cluster:
     assert cluster.workers >= 1
-    jobs = [Job(recipe, False, sys.argv[1], 1) for recipe in json.load(sys.stdin)]
-    print(json.dumps(list(cluster.map(attempt, jobs))))
+    jobs = [TrialJob(recipe, False, sys.argv[1], 1) for recipe in json.load(sys.stdin)]
+    print(json.dumps(list(cluster.map(run_trial, jobs))))
 """
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_a_cluster_finds_what_one_process_finds(trained, tmp_path):
     settings = ({"channels": 0.5}, {"channels": 0.5, "rank": 0.5})
-    recipes = [with_settings(recipe(trained), each, (5,)).model_dump_json() for each in settings]
-    with executor("local", 1) as here:
-        alone = list(here.map(attempt, [Job(each, False, str(tmp_path / "one"), 1) for each in recipes]))
+    recipes = [apply_settings(recipe(trained), each, (5,)).model_dump_json() for each in settings]
+    with open_executor("local", 1) as here:
+        alone = list(here.map(run_trial, [TrialJob(each, False, str(tmp_path / "one"), 1) for each in recipes]))
     # In a process of its own: Ray leaves daemons behind for a moment.
     spread = subprocess.run(
         [sys.executable, "-c", CLUSTER, str(tmp_path / "other")],

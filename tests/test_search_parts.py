@@ -1,4 +1,4 @@
-"""The parts of a search: front, budget, aim, space, forecast of layers, study, table."""
+"""The parts of a search: Pareto front, budget, constraints, search space, study, latency table, executor."""
 
 import math
 from itertools import pairwise
@@ -11,16 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.search import reference_timer as yardstick
-from compress.search import single_layer as single
+from compress.search import reference_timer, single_layer
 from compress.search.budget import Budget
-from compress.search.constraints import Aim, Figures, figures
-from compress.search.executor import executor
-from compress.search.latency_table import Table
-from compress.search.layer_spec import Cell, cells
-from compress.search.pareto import dominates, with_front
-from compress.search.single_layer import ATTENDED, write
-from compress.search.space import AXES, axes, foreseen, heals, with_settings
+from compress.search.constraints import Constraints, Quality, measure_quality
+from compress.search.executor import open_executor
+from compress.search.latency_table import LatencyTable
+from compress.search.layer_spec import LayerSpec, read_layer_specs
+from compress.search.pareto import dominates, mark_front
+from compress.search.search_space import AXES, apply_settings, can_heal, find_axes, predict_specs
+from compress.search.single_layer import ATTENTION_INPUTS, write_graph
 from compress.search.study import Study
 from export.build import EngineOption
 from laconic import registry
@@ -81,7 +80,7 @@ def trials(draw):
 
 @given(trials())
 def test_no_point_of_the_front_is_dominated_and_each_other_built_one_is(made):
-    found = with_front(made)
+    found = mark_front(made)
     built = [trial for trial in found if trial.measured]
     assert {trial.name for trial in found} == {trial.name for trial in made}
     for trial in found:
@@ -105,36 +104,36 @@ def test_a_second_run_is_charged_for_what_the_first_one_did(tmp_path):
     clock = Clock()
     first = Budget(100, Cache(tmp_path), clock)
     clock.now = 30
-    assert first.lap("a", "cut", 3) == 30
-    assert first.live
+    assert first.charge("a", "cut", 3) == 30
+    assert first.is_fresh
     clock.now = 50
-    first.lap("b")
+    first.charge("b")
     second = Budget(100, Cache(tmp_path), clock)
     clock.now = 51
-    assert second.lap("a", "cut", 3) == 30
-    assert not second.live
-    assert second.expected("cut", 2) == first.expected("cut", 2) == 20
-    second.lap("b")
+    assert second.charge("a", "cut", 3) == 30
+    assert not second.is_fresh
+    assert second.estimate("cut", 2) == first.estimate("cut", 2) == 20
+    second.charge("b")
     assert second.spent == first.spent == 50
-    assert second.left == 50
+    assert second.remaining == 50
 
 
 def test_a_budget_says_what_it_has_time_for_and_how_far_it_was_overrun(tmp_path):
     clock = Clock()
     budget = Budget(10, Cache(tmp_path), clock)
-    assert budget.expected("heal") is None
+    assert budget.estimate("heal") is None
     assert budget.allows("heal", 1000)
     clock.now = 8
-    budget.lap("a", "heal", 4)
+    budget.charge("a", "heal", 4)
     assert budget.allows("heal", 0.5)
     assert not budget.allows("heal", 1)
     assert not budget.allows("heal", 0.5, keep=1)
     clock.now = 13
-    budget.lap("b")
+    budget.charge("b")
     assert budget.overrun == 3
 
 
-# Aim
+# Constraints
 
 
 def classifier_task():
@@ -150,69 +149,69 @@ def logits(classes):
     return {"logits": 10 * np.eye(4, dtype=np.float32)[classes]}
 
 
-def test_a_drop_is_counted_with_its_doubt():
+def test_part_of_the_interval_is_added_to_a_drop():
     labels = [number % 4 for number in range(200)]
     right = logits(labels)
     wrong = logits([(label + 1) % 4 if number < 2 else label for number, label in enumerate(labels)])
-    same = figures(classifier_task(), right, right, dataset(labels), 0)
-    lost = figures(classifier_task(), right, wrong, dataset(labels), 0)
-    assert (same.drop, same.doubtful) == (0, 0)
+    same = measure_quality(classifier_task(), right, right, dataset(labels), 0)
+    lost = measure_quality(classifier_task(), right, wrong, dataset(labels), 0)
+    assert (same.drop, same.cautious_drop) == (0, 0)
     assert lost.drop == pytest.approx(0.01)
-    assert 0.01 < lost.doubtful < 0.03
-    aim = Aim.of(Goal(max_drop="1%"), classifier_task(), dataset(labels))
-    assert aim.shortfall(same) == 0
-    assert aim.shortfall(lost) > 1
+    assert 0.01 < lost.cautious_drop < 0.03
+    constraints = Constraints.from_goal(Goal(max_drop="1%"), classifier_task(), dataset(labels))
+    assert constraints.shortfall(same) == 0
+    assert constraints.shortfall(lost) > 1
 
 
 def test_a_drop_without_labels_is_refused():
     task = classifier_task()
     with pytest.raises(DataError, match="labels"):
-        Aim.of(Goal(max_drop="1%"), task, Dataset.of(task.examples(8), task))
+        Constraints.from_goal(Goal(max_drop="1%"), task, Dataset.of(task.examples(8), task))
 
 
 def test_without_any_goal_the_task_says_how_faithful_and_faster_is_better():
     task = classifier_task()
     few = Dataset.of(task.examples(8), task)
-    aim = Aim.of(Goal(), task, few)
-    assert aim.speed
-    assert aim.shortfall(Figures(1, 1)) == 0
-    assert aim.shortfall(Figures(0.5, 0.1)) > 1
-    assert not Aim.of(Goal(max_size="1 MB"), task, few).speed
-    assert Aim.of(Goal(max_size="1 MB"), task, few).excess(1.0, 2e6) == 2
+    constraints = Constraints.from_goal(Goal(), task, few)
+    assert constraints.prefers_speed
+    assert constraints.shortfall(Quality(1, 1)) == 0
+    assert constraints.shortfall(Quality(0.5, 0.1)) > 1
+    assert not Constraints.from_goal(Goal(max_size="1 MB"), task, few).prefers_speed
+    assert Constraints.from_goal(Goal(max_size="1 MB"), task, few).excess(1.0, 2e6) == 2
 
 
 def test_nothing_may_drop_where_no_drop_is_allowed():
-    aim = Aim(None, 0.0, None, None)
-    assert aim.shortfall(Figures(1, 1, 0.0, 0.0)) == 0
-    assert aim.shortfall(Figures(1, 1, 0.01, 0.02)) == math.inf
+    constraints = Constraints(None, 0.0, None, None)
+    assert constraints.shortfall(Quality(1, 1, 0.0, 0.0)) == 0
+    assert constraints.shortfall(Quality(1, 1, 0.01, 0.02)) == math.inf
 
 
-# Cells and space
+# Layer specs and search space
 
 
 def test_the_layers_of_a_transformer_are_told_apart(bert):
-    found = cells(bert)
-    roles = [cell.role for cell in found if cell.block == 0]
-    assert sorted(roles) == ["attended", "down", "other", "queries", "queries", "queries", "up"]
-    assert [(cell.role, cell.groups) for cell in found if cell.kind == "attention"] == 2 * [("other", 4)]
-    assert {cell.block for cell in found} == {0, 1, None}
-    up = next(cell for cell in found if cell.role == "up")
+    found = read_layer_specs(bert)
+    roles = [spec.role for spec in found if spec.block == 0]
+    assert sorted(roles) == ["attention-output", "down", "other", "qkv", "qkv", "qkv", "up"]
+    assert [(spec.role, spec.groups) for spec in found if spec.kind == "attention"] == 2 * [("other", 4)]
+    assert {spec.block for spec in found} == {0, 1, None}
+    up = next(spec for spec in found if spec.role == "up")
     assert (up.weight, up.shape[-1], up.width) == ((64, 32), 32, (32, 64))
 
 
 def test_an_axis_that_a_model_has_nothing_for_is_left_out(bert, monkeypatch):
     for axis in AXES:
         monkeypatch.setitem(registry.STAGES, axis.stage, "anything")
-    names = {axis.name for axis in axes(cells(bert))}
+    names = {axis.name for axis in find_axes(read_layer_specs(bert))}
     assert names == {"layers", "heads", "ffn", "rank"}
-    convolutional = {axis.name for axis in axes(cells(of_module(models.ResidualNet())))}
+    convolutional = {axis.name for axis in find_axes(read_layer_specs(of_module(models.ResidualNet())))}
     assert convolutional == {"channels", "rank"}
-    assert axes(cells(of_module(models.BiLstm(4)))) == ()
+    assert find_axes(read_layer_specs(of_module(models.BiLstm(4)))) == ()
 
 
 def test_an_axis_whose_stage_is_not_there_is_left_out(bert, monkeypatch):
     monkeypatch.delitem(registry.STAGES, "prune.heads", raising=False)
-    assert "heads" not in {axis.name for axis in axes(cells(bert))}
+    assert "heads" not in {axis.name for axis in find_axes(read_layer_specs(bert))}
 
 
 @given(st.data())
@@ -223,11 +222,11 @@ def test_whatever_is_taken_leaves_layers_that_fit_together_and_weigh_less(data):
         for axis in AXES
         if axis.applies(before) and data.draw(st.booleans())
     }
-    after = foreseen(before, settings)
-    assert sum(cell.parameters for cell in after) <= sum(cell.parameters for cell in before) * (1 + 1e-9)
-    for cell in after:
-        each = 16 if cell.kind == "attention" else cell.weight[1]
-        assert cell.width[0] == each * cell.groups
+    after = predict_specs(before, settings)
+    assert sum(spec.parameters for spec in after) <= sum(spec.parameters for spec in before) * (1 + 1e-9)
+    for spec in after:
+        each = 16 if spec.kind == "attention" else spec.weight[1]
+        assert spec.width[0] == each * spec.groups
     for a, b in pairwise(after):
         if a.kind == b.kind == "conv":
             assert a.width[1] == b.width[0]
@@ -235,15 +234,15 @@ def test_whatever_is_taken_leaves_layers_that_fit_together_and_weigh_less(data):
 
 def transformer():
     def linear(into, out, role, block):
-        return Cell("linear", (1, 16, into), (out, into), role=role, block=block)
+        return LayerSpec("linear", (1, 16, into), (out, into), role=role, block=block)
 
     return tuple(
-        cell
+        spec
         for block in range(2)
-        for cell in (
-            *(linear(64, 64, "queries", block),) * 3,
-            Cell("attention", (1, 16, 64), (), groups=4, block=block),
-            linear(64, 64, "attended", block),
+        for spec in (
+            *(linear(64, 64, "qkv", block),) * 3,
+            LayerSpec("attention", (1, 16, 64), (), groups=4, block=block),
+            linear(64, 64, "attention-output", block),
             linear(64, 256, "up", block),
             linear(256, 64, "down", block),
         )
@@ -252,7 +251,7 @@ def transformer():
 
 def convolutions():
     def conv(into, out, groups=1):
-        return Cell(
+        return LayerSpec(
             "conv", (1, into, 8, 8), (out, into // groups, 3, 3), (1, 1), (1, 1), (1, 1), groups, role="channels"
         )
 
@@ -267,7 +266,7 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
             "stages": [{"prune.ffn": {"keep": 0.9, "multiple": 4}}, {"quantize.static": {"method": "mse"}}],
         }
     )
-    made = with_settings(recipe, {"ffn": 0.5, "heads": 0.75}, (60, 180))
+    made = apply_settings(recipe, {"ffn": 0.5, "heads": 0.75}, (60, 180))
     assert [step.name for step in made.stages] == [
         "prune.heads",
         "prune.ffn",
@@ -283,9 +282,9 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
 
 def test_healing_is_refused_by_a_recipe_that_says_so_and_names_none_itself():
     bare = {"source": "model", "stages": ["quantize.static"]}
-    assert heals(Recipe.parse(bare))
-    assert not heals(Recipe.parse(bare | {"heal": False}))
-    assert heals(Recipe.parse({"source": "model", "stages": [{"distill.heal": {"length": 32}}], "heal": False}))
+    assert can_heal(Recipe.parse(bare))
+    assert not can_heal(Recipe.parse(bare | {"heal": False}))
+    assert can_heal(Recipe.parse({"source": "model", "stages": [{"distill.heal": {"length": 32}}], "heal": False}))
 
 
 # Study
@@ -319,43 +318,43 @@ def test_what_a_study_asks_lies_in_the_space():
         assert all(value in values[name] for name, value in settings.items())
 
 
-# Table
+# Latency table
 
 
 def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
-    table = Table(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
-    small, large = (Cell("linear", (1, 128, width), (width, width)) for width in (32, 512))
-    seconds = [[table.seconds(cell, batch) for cell in (small, large)] for batch in (1, 8)]
+    table = LatencyTable(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
+    small, large = (LayerSpec("linear", (1, 128, width), (width, width)) for width in (32, 512))
+    seconds = [[table.seconds(spec, batch) for spec in (small, large)] for batch in (1, 8)]
     assert seconds[0][0] < seconds[0][1] < seconds[1][1]
     assert table.measured == 3  # the two, and a layer of nearly nothing
-    again = Table(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
-    assert [[again.seconds(cell, batch) for cell in (small, large)] for batch in (1, 8)] == seconds
+    again = LatencyTable(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
+    assert [[again.seconds(spec, batch) for spec in (small, large)] for batch in (1, 8)] == seconds
     assert again.measured == 0
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("precision", ["int8", "int8-weight", "float32"])
 def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
-    table = Table(EngineOption(engine, "float32"), Cache(tmp_path), precision)
-    for cell in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
-        assert table.seconds(cell, 1) > 0
+    table = LatencyTable(EngineOption(engine, "float32"), Cache(tmp_path), precision)
+    for spec in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
+        assert table.seconds(spec, 1) > 0
 
 
-def test_what_slows_the_machine_slows_the_yardstick_too(tmp_path, monkeypatch):
+def test_load_on_the_machine_slows_the_reference_layer_too(tmp_path, monkeypatch):
     pace = {"seconds": 0.001}
-    monkeypatch.setattr(yardstick, "once", lambda session, inputs: pace["seconds"])
-    measure = yardstick.Yardstick(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
-    with single.alone(yardstick.LAYER, measure.option, "float32") as (session, drawn):
-        inputs = drawn(1)
-        quiet = measure.timed(session, inputs)
+    monkeypatch.setattr(reference_timer, "time_run", lambda session, inputs: pace["seconds"])
+    timer = reference_timer.ReferenceTimer(EngineOption("onnxruntime", "float32"), Cache(tmp_path))
+    with single_layer.open_layer(reference_timer.REFERENCE_LAYER, timer.option, "float32") as (session, draw_inputs):
+        inputs = draw_inputs(1)
+        quiet = timer.measure(session, inputs)
         pace["seconds"] = 0.003
-        assert measure.timed(session, inputs) == quiet == pytest.approx(0.001)
+        assert timer.measure(session, inputs) == quiet == pytest.approx(0.001)
 
 
 def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):
-    cell = Cell("attention", (1, 16, 64), (), groups=4, block=0).with_heads(0.5)
-    assert (cell.groups, cell.shape, cell.parameters) == (2, (1, 16, 32), 0)
-    graph = write(cell, tmp_path)
+    spec = LayerSpec("attention", (1, 16, 64), (), groups=4, block=0).keep_heads(0.5)
+    assert (spec.groups, spec.shape, spec.parameters) == (2, (1, 16, 32), 0)
+    graph = write_graph(spec, tmp_path)
     model = onnx.load(graph.path)
     model.graph.output.append(onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None))
     rng = np.random.default_rng(0)
@@ -367,7 +366,7 @@ def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):
     wanted = torch.nn.functional.scaled_dot_product_attention(*parts, scale=1.0).transpose(1, 2).flatten(2)
     np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
-    plan = Plan({layer.node: "int8" for layer in graph.layers}, dict.fromkeys(("x", *ATTENDED), Range(-1, 1)))
+    plan = Plan({layer.node: "int8" for layer in graph.layers}, dict.fromkeys(("x", *ATTENTION_INPUTS), Range(-1, 1)))
     EngineOption("openvino", "float32").build(graph, plan, tmp_path / "model.onnx")
     makers = {out: node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node for out in node.output}
     products = [node for node in onnx.load(tmp_path / "model.onnx").graph.node if node.op_type == "MatMul"]
@@ -376,5 +375,5 @@ def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):
 
 
 def test_an_engine_that_is_not_known_is_refused():
-    with pytest.raises(UsageError, match="Did you mean 'ray'"), executor("rey", 1):
+    with pytest.raises(UsageError, match="Did you mean 'ray'"), open_executor("rey", 1):
         pass

@@ -1,20 +1,20 @@
-"""The order of a search, over a world that is made up: what is healed, built, taken, and why the others lose."""
+"""The search strategy in a simulated world: which candidates are healed, built and taken, and why others are not."""
 
 from dataclasses import replace
 
 import pytest
 
 from compress.search.budget import Budget
-from compress.search.constraints import Aim, Figures
-from compress.search.finish import Built
-from compress.search.latency_table import Table
-from compress.search.layer_spec import Cell
+from compress.search.candidate_build import BuiltArtifact
+from compress.search.constraints import Constraints, Quality
+from compress.search.latency_table import LatencyTable
+from compress.search.layer_spec import LayerSpec
 from compress.search.pareto import dominates
-from compress.search.refine import HEALS
-from compress.search.search_candidate import wrong
-from compress.search.space import foreseen
-from compress.search.strategy import search
-from compress.search.trial import Outcome
+from compress.search.search_candidate import describe_misses
+from compress.search.search_space import predict_specs
+from compress.search.strategy import run_search
+from compress.search.successive_halving import HEALING_STEPS
+from compress.search.trial import TrialOutcome
 from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
@@ -29,10 +29,10 @@ COSTS = {"cut": 2.0, "heal": 0.1, "build": 20.0, "foresee": 0.0, "load": 1.0}
 
 
 def conv(into, out):
-    return Cell("conv", (1, into, 8, 8), (out, into, 3, 3), (1, 1), (1, 1), (1, 1), role="channels")
+    return LayerSpec("conv", (1, into, 8, 8), (out, into, 3, 3), (1, 1), (1, 1), (1, 1), role="channels")
 
 
-CELLS = (conv(3, 64), conv(64, 64), conv(64, 64), Cell("linear", (1, 64), (10, 64)))
+SPECS = (conv(3, 64), conv(64, 64), conv(64, 64), LayerSpec("linear", (1, 64), (10, 64)))
 
 
 class Clock:
@@ -43,20 +43,20 @@ class Clock:
 
 
 class World:
-    """A workshop whose models are formulas: healing takes an infidelity down to a floor that depends on the cut.
+    """A trial runner whose models are formulas: healing takes an infidelity down to a floor that depends on the cut.
 
     harm: how much a cut costs. done: each piece of work that was not in the cache.
     """
 
-    def __init__(self, folder, aim, seconds, *, harm=1.0, workers=1, stop=None):
+    def __init__(self, folder, constraints, seconds, *, harm=1.0, workers=1, stop=None):
         self.recipe = Recipe.parse({"source": "model", "data": "texts"})
-        self.aim = aim
+        self.constraints = constraints
         self.cache = Cache(folder)
         self.steps = Steps(quiet=True)
         self.clock = Clock()
         self.budget = Budget(seconds, self.cache, self.clock)
         self.executor = type("Workers", (), {"workers": workers})()
-        self.base = type("Ground", (), {"source": type("Source", (), {"checkpoint": "a checkpoint"})()})()
+        self.context = type("SearchContext", (), {"source": type("Source", (), {"checkpoint": "a checkpoint"})()})()
         self.harm = harm
         self.done = []
         self.stop = stop
@@ -76,128 +76,132 @@ class World:
         taken = sum((1 - value) ** 2 for value in candidate.settings.values()) * self.harm
         return 1 - taken * (0.15 + 0.85 / (1 + sum(candidate.heals) / 60))
 
-    def tried(self, group, kind="cut", units=1.0):
+    def run_trials(self, group, kind="cut", units=1.0):
         found = []
         for each in group:
             fidelity = self.work(kind, each.name, units, lambda each=each: self.fidelity(each))
-            cells = foreseen(CELLS, each.settings)
-            found.append(Outcome(Figures(fidelity, fidelity), cells, sum(cell.parameters for cell in cells)))
+            specs = predict_specs(SPECS, each.settings)
+            found.append(TrialOutcome(Quality(fidelity, fidelity), specs, sum(spec.parameters for spec in specs)))
         self.charge(kind, *(each.name for each in group), units=units)
         return found
 
     def build(self, candidate):
         fidelity = self.work("build", candidate.name, 1, lambda: self.fidelity(candidate) - 0.001)
-        cells = candidate.outcome.cells
-        costs = {batch: batch * (sum(cell.parameters for cell in cells) + 1000) * 1e-9 for batch in TRIAL_BATCHES}
+        specs = candidate.outcome.specs
+        costs = {batch: batch * (sum(spec.parameters for spec in specs) + 1000) * 1e-9 for batch in TRIAL_BATCHES}
         self.charge("build", candidate.name)
-        return Built(
+        return BuiltArtifact(
             folder=candidate.name,
             option=EngineOption("onnxruntime", "float32"),
             precision="int8",
-            figures=Figures(fidelity, fidelity),
+            quality=Quality(fidelity, fidelity),
             latency=costs[1],
-            size=sum(cell.parameters for cell in cells) + 500.0,
+            size=sum(spec.parameters for spec in specs) + 500.0,
             speedup=1e-4 / costs[1],
             costs=costs,
             failures=(),
         )
 
-    def time_for(self, kind, units=1.0, *, build=False):
-        return self.budget.allows(kind, units, keep=self.budget.expected("build") or 0.0 if build else 0.0)
+    def has_time_for(self, kind, units=1.0, *, build=False):
+        return self.budget.allows(kind, units, keep=self.budget.estimate("build") or 0.0 if build else 0.0)
 
     def charge(self, kind, *parts, units=1.0):
-        self.budget.lap(hash_of("lap", kind, parts), kind, units)
+        self.budget.charge(hash_of("lap", kind, parts), kind, units)
 
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
-    """A table by formula, and the stages of the space."""
-    seconds = property(lambda cell: cell.parameters / cell.count * 1e-9)
-    monkeypatch.setattr(Table, "seconds", lambda table, cell, batch: batch * seconds.fget(cell))
+    """A latency table by formula, and the stages of the search space."""
+    seconds = property(lambda spec: spec.parameters / spec.count * 1e-9)
+    monkeypatch.setattr(LatencyTable, "seconds", lambda table, spec, batch: batch * seconds.fget(spec))
     for name in ("prune.channels", "factorize.low-rank", "distill.heal"):
         monkeypatch.setitem(registry.STAGES, name, registry.STAGES.get(name, "anything"))
 
 
-FAITHFUL = Aim(Tolerance(mean=0.97), None, None, None)
+FAITHFUL = Constraints(Tolerance(mean=0.97), None, None, None)
 
 
-def searched(world, trials=None):
-    return search(world, lambda best, trials: world.published.append((best.name, trials)), trials)
+def run(world, trials=None):
+    return run_search(world, lambda best, trials: world.published.append((best.name, trials)), trials)
 
 
 def test_the_taken_one_meets_the_goal_and_is_faster_than_what_was_only_quantized(tmp_path):
     world = World(tmp_path, FAITHFUL, 600)
-    board = searched(world)
-    best = board.best
+    state = run(world)
+    best = state.best
     assert best.settings
-    assert best.built.figures.fidelity >= 0.97
-    assert best.built.speedup > 1.5 * board.candidates["nothing cut"].built.speedup
+    assert best.built.quality.fidelity >= 0.97
+    assert best.built.speedup > 1.5 * state.candidates["nothing cut"].built.speedup
 
 
 def test_something_is_published_from_the_first_artifact_on_and_only_better_ones_after_it(tmp_path):
     world = World(tmp_path, FAITHFUL, 600)
-    board = searched(world)
+    state = run(world)
     names = [name for name, _ in world.published]
     assert names[0] == "nothing cut"
-    assert names[-1] == board.best.name
+    assert names[-1] == state.best.name
 
 
 def test_a_budget_is_overrun_by_no_more_than_the_last_step(tmp_path):
     for seconds in (21, 30, 60, 90, 200):
         world = World(tmp_path / str(seconds), FAITHFUL, seconds)
-        searched(world)
-        assert world.budget.overrun <= max(COSTS["build"], HEALS[0] * COSTS["heal"])
+        run(world)
+        assert world.budget.overrun <= max(COSTS["build"], HEALING_STEPS[0] * COSTS["heal"])
 
 
 def test_a_cut_that_is_foreseen_to_miss_the_goal_is_never_touched(tmp_path):
-    world = World(tmp_path, Aim(Tolerance(mean=0.5), None, 3e-5, None), 600)
-    board = searched(world)
-    lost = [each for each in board.candidates.values() if "predicted" in each.reason and not each.outcome]
+    world = World(tmp_path, Constraints(Tolerance(mean=0.5), None, 3e-5, None), 600)
+    state = run(world)
+    lost = [each for each in state.candidates.values() if "predicted" in each.reason and not each.outcome]
     assert lost
     assert all("the goal is 30 us" in each.reason for each in lost)
-    assert board.best.built.latency <= 3e-5
+    assert state.best.built.latency <= 3e-5
     touched = {name for kind, name in world.done if kind != "foresee"}
     assert not touched & {each.name for each in lost}
 
 
 def test_what_meets_a_goal_of_size_alone_is_the_most_faithful(tmp_path):
-    world = World(tmp_path, Aim(Tolerance(mean=0.9), None, None, 40_000), 900)
-    board = searched(world)
-    built = [each for each in board.candidates.values() if each.built and each.built.size <= 40_000]
-    assert board.best in built
-    assert board.best.built.figures.fidelity == max(each.built.figures.fidelity for each in built)
+    world = World(tmp_path, Constraints(Tolerance(mean=0.9), None, None, 40_000), 900)
+    state = run(world)
+    built = [each for each in state.candidates.values() if each.built and each.built.size <= 40_000]
+    assert state.best in built
+    assert state.best.built.quality.fidelity == max(each.built.quality.fidelity for each in built)
 
 
 def test_where_what_is_only_quantized_meets_such_a_goal_nothing_is_cut(tmp_path):
-    world = World(tmp_path, Aim(Tolerance(mean=0.9), None, None, 1e9), 900)
-    board = searched(world)
-    assert set(board.candidates) == {"nothing cut"}
+    world = World(tmp_path, Constraints(Tolerance(mean=0.9), None, None, 1e9), 900)
+    state = run(world)
+    assert set(state.candidates) == {"nothing cut"}
     assert world.budget.spent == COSTS["load"] + COSTS["build"]
 
 
 def test_a_goal_that_nothing_meets_is_missed_with_the_nearest(tmp_path):
-    world = World(tmp_path, Aim(Tolerance(mean=0.999), None, 3e-5, None), 400, harm=3.0)
-    board = searched(world)
-    assert not board.met
-    assert {trial.reason for trial in board.told if trial.name == board.best.name} == {"taken: the nearest to the goal"}
+    world = World(tmp_path, Constraints(Tolerance(mean=0.999), None, 3e-5, None), 400, harm=3.0)
+    state = run(world)
+    assert not state.is_goal_met
+    assert {trial.reason for trial in state.trials if trial.name == state.best.name} == {
+        "taken: the nearest to the goal"
+    }
 
 
 def test_everything_that_was_tried_says_why_it_lost(tmp_path):
-    board = searched(World(tmp_path, FAITHFUL, 600))
-    told = board.told
-    assert len(told) == len(board.candidates) > 5
-    assert all(trial.reason and "\n" not in trial.reason for trial in told)
-    assert [trial.name for trial in told if trial.reason == "taken"] == [board.best.name]
-    front = [trial for trial in told if trial.front]
+    state = run(World(tmp_path, FAITHFUL, 600))
+    trials = state.trials
+    assert len(trials) == len(state.candidates) > 5
+    assert all(trial.reason and "\n" not in trial.reason for trial in trials)
+    assert [trial.name for trial in trials if trial.reason == "taken"] == [state.best.name]
+    front = [trial for trial in trials if trial.front]
     assert front
     assert not any(dominates(one, other) for one in front for other in front)
 
 
 def test_healing_is_for_fewer_and_fewer(tmp_path):
     world = World(tmp_path, FAITHFUL, 5000, harm=2.0)
-    searched(world)
+    run(world)
     healed = [name for kind, name in world.done if kind == "heal"]
-    by_length = [sum(f"healed {sum(HEALS[: number + 1])} steps" in name for name in healed) for number in range(3)]
+    by_length = [
+        sum(f"healed {sum(HEALING_STEPS[: number + 1])} steps" in name for name in healed) for number in range(3)
+    ]
     assert by_length[0] > 1
     assert by_length == sorted(by_length, reverse=True)
 
@@ -208,12 +212,12 @@ def test_what_fails_on_samples_that_it_was_not_chosen_by_is_healed_and_built_aga
             short = candidate.settings and sum(candidate.heals) < 240
             return replace(super().build(candidate), failures=("refuted",) if short else ())
 
-    board = searched(world := Strict(tmp_path, FAITHFUL, 5000))
+    state = run(world := Strict(tmp_path, FAITHFUL, 5000))
     built = [name for kind, name in world.done if kind == "build"]
     twice = [name for name in built if any(other.startswith(f"{name}, healed") for other in built)]
     assert twice
-    assert board.met
-    assert sum(board.best.heals) >= 240
+    assert state.is_goal_met
+    assert sum(state.best.heals) >= 240
 
 
 class Labelled(World):
@@ -223,32 +227,32 @@ class Labelled(World):
 
     def dropping(self, found):
         drop = (1 - found.fidelity) / 2
-        return replace(found, drop=drop, doubtful=drop)
+        return replace(found, drop=drop, cautious_drop=drop)
 
-    def tried(self, *args):
-        return [replace(each, figures=self.dropping(each.figures)) for each in super().tried(*args)]
+    def run_trials(self, *args):
+        return [replace(each, quality=self.dropping(each.quality)) for each in super().run_trials(*args)]
 
     def build(self, candidate):
         made = super().build(candidate)
-        figures = self.dropping(made.figures)
-        return replace(made, figures=figures, highest=figures.drop + self.width)
+        quality = self.dropping(made.quality)
+        return replace(made, quality=quality, highest_drop=quality.drop + self.width)
 
 
 def test_a_drop_is_within_its_limit_with_its_interval_where_quantization_alone_keeps_to_it(tmp_path):
-    aim = Aim(None, 0.02, None, None)
+    constraints = Constraints(None, 0.02, None, None)
     found = {}
     for width in (0.0, 0.01, 0.03):
-        world = Labelled(tmp_path / str(width), aim, 2000)
+        world = Labelled(tmp_path / str(width), constraints, 2000)
         world.width = width
-        found[width] = searched(world)
-    assert found[0.01].aim.certain
-    assert found[0.01].met
+        found[width] = run(world)
+    assert found[0.01].constraints.strict
+    assert found[0.01].is_goal_met
     assert found[0.01].best.settings
-    assert found[0.01].best.built.highest <= 0.02 < found[0.01].best.built.highest + 0.01
-    wide = replace(found[0.01].best.built, highest=0.03)
-    assert wrong(found[0.01].aim, wide) == "drop up to 3.00% (95 %), the goal is 2.00%"
-    assert not found[0.03].aim.certain, "nothing could be shown with so few samples"
-    assert found[0.03].best.built.highest > 0.02
+    assert found[0.01].best.built.highest_drop <= 0.02 < found[0.01].best.built.highest_drop + 0.01
+    wide = replace(found[0.01].best.built, highest_drop=0.03)
+    assert describe_misses(found[0.01].constraints, wide) == "drop up to 3.00% (95 %), the goal is 2.00%"
+    assert not found[0.03].constraints.strict, "nothing could be shown with so few samples"
+    assert found[0.03].best.built.highest_drop > 0.02
     assert found[0.03].best.settings == found[0.0].best.settings
 
 
@@ -263,13 +267,13 @@ def test_what_has_failed_is_not_built_again_before_healing_has_made_it_more_fait
         def build(self, candidate):
             return replace(super().build(candidate), failures=("refuted",) if candidate.settings else ())
 
-    board = searched(world := Stubborn(tmp_path, FAITHFUL, 5000, harm=0.2))
+    state = run(world := Stubborn(tmp_path, FAITHFUL, 5000, harm=0.2))
     built = [name for kind, name in world.done if kind == "build" and name != "nothing cut"]
     healed = [name for kind, name in world.done if kind == "heal"]
     assert built
     assert len({name.partition(", healed")[0] for name in built}) == len(built), "each once"
     assert any(name.startswith(built[0]) for name in healed), "and is healed all the same"
-    assert board.best.name == "nothing cut"
+    assert state.best.name == "nothing cut"
 
 
 @pytest.mark.parametrize("seconds", range(40, 400, 20))
@@ -277,29 +281,29 @@ def test_what_is_published_stays_while_it_is_healed_further(tmp_path, seconds):
     class Hopeless(World):
         def build(self, candidate):
             made = super().build(candidate)
-            figures = made.figures if candidate.settings else Figures(0.5, 0.5)
-            return replace(made, figures=figures, failures=("refuted",))
+            quality = made.quality if candidate.settings else Quality(0.5, 0.5)
+            return replace(made, quality=quality, failures=("refuted",))
 
-    board = searched(Hopeless(tmp_path, FAITHFUL, seconds, harm=0.3))
-    assert board.best.built is not None
-    assert [trial.reason for trial in board.told].count("taken: the nearest to the goal") == 1
+    state = run(Hopeless(tmp_path, FAITHFUL, seconds, harm=0.3))
+    assert state.best.built is not None
+    assert [trial.reason for trial in state.trials].count("taken: the nearest to the goal") == 1
 
 
 def test_a_search_that_is_killed_goes_on_and_does_nothing_twice(tmp_path):
     whole = World(tmp_path / "whole", FAITHFUL, 600)
-    expected = searched(whole, trials=10)
+    expected = run(whole, trials=10)
     for stop in range(1, len(whole.done), len(whole.done) // 3):
         first = World(tmp_path / str(stop), FAITHFUL, 600, stop=stop)
         with pytest.raises(KeyboardInterrupt):
-            searched(first, trials=10)
+            run(first, trials=10)
         second = World(tmp_path / str(stop), FAITHFUL, 600)
-        board = searched(second, trials=10)
+        state = run(second, trials=10)
         assert first.done + second.done == whole.done
-        assert board.told == expected.told
+        assert state.trials == expected.trials
         assert second.budget.spent == pytest.approx(whole.budget.spent)
 
 
 def test_more_workers_find_the_same_for_the_same_number_of_trials(tmp_path):
-    alone = searched(World(tmp_path / "one", FAITHFUL, 1e6), trials=8)
-    many = searched(World(tmp_path / "many", FAITHFUL, 1e6, workers=4), trials=8)
-    assert many.told == alone.told
+    alone = run(World(tmp_path / "one", FAITHFUL, 1e6), trials=8)
+    many = run(World(tmp_path / "many", FAITHFUL, 1e6, workers=4), trials=8)
+    assert many.trials == alone.trials

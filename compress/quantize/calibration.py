@@ -1,6 +1,6 @@
-"""Calibration: run samples through the float graph and find the range of every tensor that an engine may quantize.
+"""Calibration: run samples through the float graph and observe every tensor that an engine may quantize.
 
-The samples stream through: memory is one histogram a tensor plus one sample, whatever their number and lengths.
+The samples are streamed: memory is one histogram per tensor plus one sample, whatever their number and lengths.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from compress.quantize.channel_statistics import Channels
+from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.histogram import Histogram
 from laconic.data.dataset import Dataset, batches
 from laconic.errors import DataError
@@ -39,48 +39,52 @@ QUANTIZABLE = frozenset(
         "Softmax",
     }
 )
-"""The operators that some engine runs in INT8, or whose result such an operator takes."""
-
+"""Operators that some engine runs in INT8, or whose output such an operator reads."""
 
 FRAGMENTS = 0.5
-"""Fragments of the samples that are calibrated with as well, for each sample. 60 texts of a word or two, to MiniLM that
-was calibrated on docstrings: worst cosine 0.826, mean 0.977; with fragments 0.946 and 0.993, with twice as many no
-better; and the docstrings' own mean went from 0.9975 to 0.9976."""
+"""Fragments of samples that are added to the calibration samples, per sample. MiniLM calibrated on docstrings, on 60
+texts of one or two words: worst cosine 0.826, mean 0.977; with fragments 0.946 and 0.993, with twice as many no better.
+The mean on the docstrings themselves went from 0.9975 to 0.9976."""
 
 
 @dataclass(frozen=True)
-class Observation:
-    """histograms: of every quantizable tensor. channels: of what goes into the linear layers."""
+class ActivationStatistics:
+    """Statistics of the calibration samples.
+
+    histograms: of every quantizable tensor. channels: of the inputs of linear layers, by tensor.
+    """
 
     histograms: dict[str, Histogram]
-    channels: dict[str, Channels]
+    channels: dict[str, ChannelStatistics]
 
 
-def drawn(context: Context, count: int) -> list[Dataset]:
-    """So many of the samples to calibrate with, and fragments of them."""
+def draw_calibration_samples(context: Context, count: int) -> list[Dataset]:
+    """Draw calibration samples: `count` whole ones, and fragments as a second dataset where the task has any."""
     whole = context.calibrate.take(count, context.seed)
     pieces = context.task.fragments(whole.samples, int(len(whole) * FRAGMENTS), context.seed)
     return [whole, *([Dataset.of(pieces, context.task, name="fragments")] if pieces else [])]
 
 
-def singles(datasets: Sequence[Dataset], task: Task) -> Iterator[Arrays]:
-    """One sample a batch: no padding is counted, and lengths may vary."""
+def single_sample_batches(datasets: Sequence[Dataset], task: Task) -> Iterator[Arrays]:
+    """The samples in batches of one, so that no padding is observed and lengths may vary."""
     for dataset in datasets:
         for _, batch in batches(dataset, task, 1):
             yield batch
 
 
-def observe(graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path, seed: int = 0) -> Observation:
-    """Run the batches and look at what flows through each quantizable tensor.
+def observe_activations(
+    graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path, seed: int = 0
+) -> ActivationStatistics:
+    """Run the batches and collect statistics of each quantizable tensor.
 
-    batches: inputs by name; best one sample each, so that no padding is counted. runtime: opens the graph with more
-    outputs. folder: where that graph is written. Raises DataError where no batch comes.
+    batches: inputs by name, of one sample each, so that no padding is observed. runtime: runs the graph with additional
+    outputs, which is written to `folder`. seed: of the rows that are sampled. Raises DataError if there is no batch.
     """
-    names, model = expose(graph)
+    names, model = expose_tensors(graph)
     histograms = {name: Histogram() for name in names}
-    channels = {layer.input: Channels(seed) for layer in graph.layers if layer.kind == "MatMul"}
+    channels = {layer.input: ChannelStatistics(seed) for layer in graph.layers if layer.kind == "MatMul"}
     ran = False
-    with runtime.open(model_file(model, folder)) as session:
+    with runtime.open(write_model(model, folder)) as session:
         for batch in batches:
             outputs = session.run(batch)
             for name, histogram in histograms.items():
@@ -90,11 +94,11 @@ def observe(graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: P
             ran = True
     if not ran:
         raise DataError("there is no sample to calibrate with. Give --data a file with at least one")
-    return Observation(histograms, channels)
+    return ActivationStatistics(histograms, channels)
 
 
-def expose(graph: Graph) -> tuple[list[str], onnx.ModelProto]:
-    """The quantizable tensors, and the graph with each of them as an output."""
+def expose_tensors(graph: Graph) -> tuple[list[str], onnx.ModelProto]:
+    """The names of the quantizable tensors, and the graph with each of them as an output."""
     model = onnx.load(graph.path)
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     floats = {
@@ -114,8 +118,8 @@ def expose(graph: Graph) -> tuple[list[str], onnx.ModelProto]:
     return names, model
 
 
-def model_file(model: onnx.ModelProto, folder: Path) -> Path:
-    """Write the graph that shows its tensors."""
+def write_model(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write the graph with additional outputs; returns its path."""
     path = folder / "calibrate.onnx"
     onnx.save(model, path)
     return path

@@ -1,4 +1,4 @@
-"""A layer as products of matrices: what it multiplies its weight with, row by row."""
+"""im2col: a linear layer or a convolution as a product of matrices."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +11,16 @@ from onnx import NodeProto, helper
 from laconic.quantization.graph import Layer
 from laconic.tensor import Array
 
-PLACES = 4096
-"""Places of one input that a convolution is looked at; of more, as many are drawn."""
+MAX_PATCHES = 4096
+"""Patches of one input that a convolution is unfolded to; of more, a random sample of as many is taken."""
 
 
 @dataclass(frozen=True)
-class Product:
-    """Rows [groups, count, in] times a weight [groups, in, out]. A linear layer is one group.
+class Im2Col:
+    """A layer as a product of its unfolded input [groups, count, in] and a weight [groups, in, out].
 
-    strides, dilations, pads: of a convolution, empty for a linear layer; pads: None where they follow from the size.
+    groups: of a convolution; 1 for a linear layer. strides, dilations, pads: of a convolution, empty for a linear
+    layer; pads: None for ONNX's auto_pad SAME. upper: whether that pads more at the end (SAME_UPPER).
     """
 
     groups: int = 1
@@ -30,7 +31,7 @@ class Product:
 
     @classmethod
     def of(cls, node: NodeProto, layer: Layer) -> Self:
-        """Of a MatMul or a Conv."""
+        """The unfolding of a MatMul or a Conv."""
         if layer.kind == "MatMul":
             return cls()
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -44,22 +45,23 @@ class Product:
             auto == "SAME_UPPER",
         )
 
-    def matrix(self, weight: Array) -> Array:
-        """The layer's weight as [groups, in, out]."""
+    def unfold_weight(self, weight: Array) -> Array:
+        """Reshape the layer's weight to [groups, in, out]."""
         if not self.strides:
             return weight[None]
         return np.asarray(weight.reshape(self.groups, len(weight) // self.groups, -1).transpose(0, 2, 1))
 
-    def weight(self, matrix: Array, shape: Iterable[int]) -> Array:
-        """The layer's weight, from what `matrix` gives."""
+    def fold_weight(self, matrix: Array, shape: Iterable[int]) -> Array:
+        """Undo `unfold_weight`: reshape a matrix [groups, in, out] to the layer's weight of this shape."""
         if not self.strides:
             return np.asarray(matrix[0])
         return np.ascontiguousarray(matrix.transpose(0, 2, 1).reshape(tuple(shape)))
 
-    def rows(self, values: Array, kernel: tuple[int, ...], rng: np.random.Generator) -> Array:
-        """What the weight is multiplied with, [groups, count, in]; of a convolution with many places, some of them.
+    def unfold_input(self, values: Array, kernel: tuple[int, ...], rng: np.random.Generator) -> Array:
+        """The rows that the weight is multiplied with, [groups, count, in]; at most MAX_PATCHES for a convolution.
 
-        values: the layer's input. kernel: the convolution's, empty for a linear layer.
+        values: the layer's input. kernel: sizes of the convolution's kernel, empty for a linear layer. rng: for the
+        sample of patches.
         """
         if not self.strides:
             return np.asarray(values.reshape(1, -1, values.shape[-1]))
@@ -68,16 +70,16 @@ class Product:
         padded = np.pad(values, self.padding(values.shape[2:], reach))
         views = sliding_window_view(padded, reach, axis=tuple(range(2, 2 + axes)))
         hops = [slice(None, None, size) for size in (1, 1, *self.strides, *self.dilations)]
-        views = np.moveaxis(views[tuple(hops)], 1, 1 + axes)  # [batch, *places, channels, *kernel]
+        views = np.moveaxis(views[tuple(hops)], 1, 1 + axes)  # [batch, *positions, channels, *kernel]
         sizes = views.shape[: 1 + axes]
-        places = np.arange(np.prod(sizes))
-        if len(places) > PLACES:
-            places = np.sort(rng.choice(places, PLACES, replace=False))
-        patches = views[np.unravel_index(places, sizes)].reshape(len(places), self.groups, -1)
+        positions = np.arange(np.prod(sizes))
+        if len(positions) > MAX_PATCHES:
+            positions = np.sort(rng.choice(positions, MAX_PATCHES, replace=False))
+        patches = views[np.unravel_index(positions, sizes)].reshape(len(positions), self.groups, -1)
         return np.ascontiguousarray(patches.transpose(1, 0, 2))
 
     def padding(self, sizes: Iterable[int], reach: Iterable[int]) -> list[tuple[int, int]]:
-        """How far each axis of the input is padded, before and behind."""
+        """Padding of each axis of the input, before and after. reach: extent of the dilated kernel along each axis."""
         if self.pads is not None:
             half = len(self.pads) // 2
             return [(0, 0), (0, 0), *zip(self.pads[:half], self.pads[half:], strict=True)]

@@ -1,0 +1,161 @@
+"""Round the weights of a plan by the moments of the layers' inputs, with bias correction."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from compress.quantize.calibration import single_sample_batches
+from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
+from compress.quantize.im2col import Im2Col
+from compress.quantize.rounding import IntegerRange, Rounding, round_weight
+from laconic.data.dataset import Dataset
+from laconic.hashing import code_version, hash_of
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, Smoothing
+from laconic.quantization.qparams import (
+    INT4_RANGE,
+    INT8_MAX,
+    expand_scales,
+    fake_quantize_activation,
+    int4_scales,
+    quantize_weight,
+)
+from laconic.recipes.stage import PlanContext
+from laconic.runtimes.runtime import make_runtime
+from laconic.tensor import Array, Arrays
+
+ROUNDED_PRECISIONS: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-weight"})
+"""Precisions with integer weights that are rounded here."""
+
+Group = Literal[16, 32, 64, 128, 256]
+"""Sizes of a group of inputs that share a scale in 4 bits."""
+
+
+@dataclass(frozen=True)
+class RoundingConfig:
+    """How the weights of a plan are rounded.
+
+    rounding: the method. group_size: inputs that share a scale in 4 bits; None: all of them. act_order: of GPTQ, round
+    the inputs with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
+    al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019; the empirical form).
+    """
+
+    rounding: Rounding = "nearest"
+    group_size: int | None = None
+    act_order: bool = True
+    bias_correction: bool = False
+
+
+def round_plan(
+    graph: Graph, plan: Plan, config: RoundingConfig, datasets: Sequence[Dataset], context: PlanContext
+) -> Plan:
+    """The plan with rounded weights for all layers that it quantizes, each for its precision in the plan.
+
+    Each layer is rounded by itself, with the float graph's tensors as inputs, so its weight fits any precision of the
+    other layers. datasets: calibration samples; not used for rounding to nearest without bias correction.
+    """
+    layers = [layer for layer in graph.layers if plan.precision[layer.node] in ROUNDED_PRECISIONS]
+    key = hash_of(
+        "adjusted",
+        graph.key,
+        [dataset.fingerprint for dataset in datasets],
+        [(layer.node, plan.precision[layer.node]) for layer in layers],
+        sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
+        sorted((name, each.factors.tolist()) for name, each in plan.smoothing.items()),
+        asdict(config),
+        context.seed,
+        code_version(),
+    )
+
+    def compute() -> Arrays:
+        found: Arrays = {}
+        with context.steps.step(f"round the weights ({config.rounding})", len(layers)) as step:
+            for layer, each in round_layers(graph, layers, plan, config, datasets, context):
+                found |= {f"{name}:{layer.node}": array for name, array in each.arrays.items()}
+                step.advance()
+        return found
+
+    arrays = context.cache.arrays(f"adjusted-{key}", compute)
+    weights: dict[tuple[str, Precision], QuantizedWeight] = dict(plan.weights)
+    for layer in layers:
+        parts = {name: arrays.get(f"{name}:{layer.node}") for name in ("integers", "scales", "bias_correction")}
+        if parts["integers"] is not None and parts["scales"] is not None:
+            group_size = config.group_size if plan.precision[layer.node] == "int4-weight" else None
+            weights[layer.node, plan.precision[layer.node]] = QuantizedWeight(
+                parts["integers"], parts["scales"], parts["bias_correction"], group_size
+            )
+    return replace(plan, weights=weights)
+
+
+def round_layers(
+    graph: Graph,
+    layers: Sequence[Layer],
+    plan: Plan,
+    config: RoundingConfig,
+    datasets: Sequence[Dataset],
+    context: PlanContext,
+) -> Iterator[tuple[Layer, QuantizedWeight]]:
+    """Yield each layer that is rounded here, with its quantized weight."""
+    weights = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
+    layers = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
+    second = config.rounding != "nearest"
+    observed: Iterable[tuple[Layer, Im2Col, GraphMoments]]
+    if second or config.bias_correction:
+        int8 = [layer for layer in layers if plan.precision[layer.node] == "int8"]
+        quantize = {layer.node: make_quantizer(layer, plan) for layer in int8}
+        runtime, samples = make_runtime("onnxruntime"), partial(single_sample_batches, datasets, context.task)
+        observed = collect_moments(
+            graph, layers, quantize, samples, runtime, context.folder, second=second, seed=context.seed
+        )
+    else:
+        observed = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in layers if layer.kind == "MatMul")
+    for layer, im2col, each in observed:
+        precision = plan.precision[layer.node]
+        smoothing = plan.smoothing.get(layer.input) if precision == "int8" else None
+        weight = numpy_helper.to_array(weights[layer.weight])
+        yield layer, round_layer(layer, im2col, weight, precision, each, smoothing, config)
+
+
+def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
+    """The fake quantization of a layer's input under a plan."""
+    smoothing = plan.smoothing.get(layer.input)
+    if smoothing is None:
+        return partial(fake_quantize_activation, limits=plan.ranges.get(layer.input, Range(0, 0)))
+    return lambda rows: fake_quantize_activation(rows / smoothing.factors, smoothing.limits) * smoothing.factors
+
+
+def round_layer(
+    layer: Layer,
+    im2col: Im2Col,
+    weight: Array,
+    precision: Precision,
+    observed: GraphMoments,
+    smoothing: Smoothing | None,
+    config: RoundingConfig,
+) -> QuantizedWeight:
+    """Round a layer's weight. smoothing: of its input, if any."""
+    levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-INT8_MAX, INT8_MAX)
+    group_size = config.group_size if precision == "int4-weight" else None
+    factors = np.ones(1, np.float32) if smoothing is None else smoothing.factors
+    matrices = im2col.unfold_weight(weight) * factors[:, None]
+    integers, scales, corrections = [], [], []
+    for index, matrix in enumerate(matrices):
+        scale = int4_scales(matrix, group_size) if precision == "int4-weight" else quantize_weight(matrix, 1)[1][None]
+        steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
+        gram = observed.gram[index] / max(observed.count, 1) / np.outer(factors, factors)
+        integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))
+        scales.append(scale)
+        if config.bias_correction:
+            kept, given = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]
+            corrections.append((kept - given @ (integers[-1] * steps / factors[:, None])) / max(observed.count, 1))
+    return QuantizedWeight(
+        im2col.fold_weight(np.stack(integers), layer.shape),
+        np.concatenate(scales, axis=1),
+        np.concatenate(corrections).astype(np.float32) if corrections else None,
+        group_size,
+    )

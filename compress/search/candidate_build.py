@@ -1,0 +1,148 @@
+"""Build a candidate's artifact with the ordinary pipeline, and measure its quality, latency and size."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from compress.pipeline import compress
+from compress.search.constraints import Constraints, Quality, measure_quality
+from compress.search.reference_timer import ReferenceTimer
+from compress.search.trial import SearchContext
+from export.build import EngineOption
+from export.candidates import mean_speedup
+from laconic.artifacts.artifact import Artifact
+from laconic.cache import Cache
+from laconic.hardware import cores, this_machine
+from laconic.hashing import code_version, hash_of
+from laconic.progress import Steps
+from laconic.quantization.plan import Precision
+from laconic.recipes.goal import MARGIN, find_missed
+from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.stage import describe
+from laconic.runtimes.predict import answers
+from laconic.tensor import Arrays
+from laconic.timing.measurements import ORIGINAL
+from laconic.timing.race import LENGTH, TRIAL_BATCHES
+
+QUANTIZATION_INFIDELITY = (0.01, 0.002)
+"""Infidelity that quantization may add where only the drop is constrained. Where the first value leads to too large a
+drop, the second is tried, which keeps more layers in higher precision."""
+
+FOLDER = "artifact"
+
+
+@dataclass(frozen=True)
+class BuiltArtifact:
+    """An artifact in the cache, with its measurements.
+
+    folder: where it is. option: engine and compute precision. precision: of most layers. quality: on the samples used
+    for selection. latency: seconds for one sample. size: bytes. speedup: over the original, at the batch sizes of a
+    trial. costs: processor seconds of a run, by batch size. failures: what its verdict, on samples that no choice was
+    made by, and the goal have against it. highest_drop: the upper end of the drop's 95 % interval on those samples;
+    None without labels.
+    """
+
+    folder: str
+    option: EngineOption
+    precision: Precision
+    quality: Quality
+    latency: float
+    size: float
+    speedup: float
+    costs: Mapping[int, float]
+    failures: tuple[str, ...]
+    highest_drop: float | None = None
+
+
+BUILT = TypeAdapter(BuiltArtifact)
+
+
+def build_candidate(
+    recipe: Recipe,
+    context: SearchContext,
+    before: Quality,
+    constraints: Constraints,
+    *,
+    trust: bool,
+    steps: Steps,
+    cache: Cache,
+) -> BuiltArtifact:
+    """Build a candidate's artifact. before: its quality before quantization."""
+    for infidelity in QUANTIZATION_INFIDELITY:
+        goal = derive_goal(recipe.goal, before, infidelity)
+        made = build_recipe(recipe.model_copy(update={"goal": goal}), context, trust, steps, cache)
+        if (
+            constraints.tolerance is not None
+            or constraints.shortfall(made.quality) <= 1
+            or constraints.shortfall(before) > 1
+        ):
+            break
+    return made
+
+
+def derive_goal(goal: Goal, before: Quality, infidelity: float) -> Goal:
+    """The goal for one candidate: where only a drop is asked for, a fidelity limits what quantization may add."""
+    if goal.max_drop is None or goal.fidelity is not None:
+        return goal
+    allowed = (1 - before.fidelity + infidelity) / MARGIN
+    return goal.model_copy(update={"fidelity": round(max(1 - allowed, 0.0), 6), "worst": 0.0})
+
+
+def build_recipe(recipe: Recipe, context: SearchContext, trust: bool, steps: Steps, cache: Cache) -> BuiltArtifact:
+    """The artifact of a recipe with its measurements, from the cache where it is there."""
+    stages = [(step.name, describe(step.stage())) for step in recipe.stages]
+    goal = recipe.goal.model_dump(mode="json")
+    machine = this_machine().model_dump()
+    key = hash_of("built", context.key, stages, goal, recipe.seed, recipe.engines, machine, code_version())
+
+    def fill(folder: Path) -> None:
+        compress(recipe, folder / FOLDER, trust=trust, steps=steps, cache=cache)
+
+    def measure() -> dict[str, object]:
+        return dict(BUILT.dump_python(measure_artifact(recipe, context, folder, cache), mode="json"))
+
+    folder = cache.directory(f"built-{key}", fill) / FOLDER
+    return BUILT.validate_python(cache.json(f"figures-{key}", measure))
+
+
+def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache: Cache) -> BuiltArtifact:
+    """Measure a finished artifact."""
+    artifact = Artifact.load(folder)
+    task, choose = context.source.task, context.samples.choose
+
+    def run_original() -> Arrays:
+        with context.source.open(cores()) as session:
+            return answers(session, task, choose)
+
+    key = hash_of("original", context.source.key, choose.fingerprint, code_version())
+    reference = cache.arrays(f"answers-{key}", run_original)
+    option = EngineOption(artifact.manifest.placement, artifact.manifest.compute)
+    timer = ReferenceTimer(option, cache)
+    with artifact.open(threads=1) as session:
+        found = answers(session, task, choose)
+        costs = {batch: timer.measure(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
+    assert artifact.manifest.verdict is not None
+    drift = artifact.manifest.verdict.drift
+    changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
+    own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
+    return BuiltArtifact(
+        folder=str(folder),
+        option=option,
+        precision=most_common_precision(artifact.manifest.precision),
+        quality=measure_quality(task, reference, found, choose, recipe.seed),
+        latency=artifact.measured.lone_latency,
+        size=float(artifact.size),
+        speedup=mean_speedup(own),
+        costs=costs,
+        failures=tuple(find_missed(artifact, recipe.goal)),
+        highest_drop=max((-low for low, _ in changes), default=None),
+    )
+
+
+def most_common_precision(precision: Mapping[str, str]) -> Precision:
+    """The precision of most layers. precision: by layer."""
+    found: Precision = Counter(precision.values()).most_common(1)[0][0]  # type: ignore[assignment]
+    return found
