@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from compress.transformer.anatomy import Anatomy, anatomy
 from laconic.errors import SourceError
 from laconic.models.checkpoint import Checkpoint
+from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 from laconic.timing.race import LENGTH
 
@@ -81,25 +82,20 @@ def cells(checkpoint: Checkpoint) -> tuple[Cell, ...]:
     known = dict(named(blocks)) if blocks else {}
     widths = {site.consumer: site.sources[1].width for site in blocks.of("heads")} if blocks else {}
     found: list[Cell] = []
-    names = {layer: path for path, layer in module.named_modules()}
 
-    def look(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        role, block = known.get(names[layer], ("other", None))
+    def look(path: str, layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        role, block = known.get(path, ("other", None))
         if role == "attended":
             shape = tuple(args[0].shape)
-            each = shape[-1] // widths[names[layer]]
+            each = shape[-1] // widths[path]
             found.append(Cell("attention", shape, (), groups=each, block=block))
         found.append(cell(layer, tuple(args[0].shape), role, block))
 
-    layers = [layer for layer in names if isinstance(layer, (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
-    handles = [layer.register_forward_pre_hook(look) for layer in layers]
-    try:
-        with torch.inference_mode():
-            inputs = checkpoint.task.typical(1, LENGTH)
-            call(module, {name: torch.tensor(array) for name, array in inputs.items()})
-    finally:
-        for handle in handles:
-            handle.remove()
+    kinds = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    paths = {layer: path for path, layer in module.named_modules() if isinstance(layer, kinds)}
+    with torch.inference_mode(), forward_hooks(module, paths.values(), before=look):
+        inputs = checkpoint.task.typical(1, LENGTH)
+        call(module, {name: torch.tensor(array) for name, array in inputs.items()})
     return tuple(found)
 
 
