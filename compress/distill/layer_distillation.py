@@ -42,8 +42,8 @@ class LayerwiseLoss(DistillationLoss):
             except (RuntimeError, TypeError, ValueError) as error:
                 raise UsageError(
                     f"layer {pair.student} of the student does not take the input of {pair.first} of its teacher, or "
-                    f"has another output ({str(error).splitlines()[0]}); expected the same width. Use distill.features, "
-                    f"which trains a projection between two widths"
+                    f"has another output ({str(error).splitlines()[0]}); expected the same width. Use "
+                    f"distill.features, which trains a projection between two widths"
                 ) from error
 
     def run_layer(self, student: nn.Module, teacher: ForwardPass, pair: LayerPair) -> Tensor:

@@ -162,8 +162,8 @@ def collect_sums(
     weight, bias = weight_matrix(layer).detach().double(), get_bias(layer)
     if rows is not None:
         weight, bias = weight[rows], None if bias is None else bias[rows]
-    # The original's inputs are summed first and mapped to its outputs at the end, in float64: summing outputs in float32
-    # has up to five times the rounding error in the fitted weights.
+    # The original's inputs are summed first, and mapped to its outputs at the end in float64: with outputs summed in
+    # float32 the rounding error of the fitted weights was up to five times as large.
     sums = RegressionSums.zeros(module.get_submodule(path), weight.shape[1])
     with (
         closing(iterate(module, task, dataset, path)) as now,

@@ -190,7 +190,7 @@ def anatomy(module: nn.Module) -> Anatomy:
     if len(found) != 1:
         known = ", ".join(family.name for family in FAMILIES)
         raise SourceError(
-            f"{type(module).__name__} has {len(found) or 'no'} known stacks of transformer blocks; expected "
+            f"{type(module).__name__} has {len(found) or 'no'} stacks of known transformer blocks; expected "
             f"one, built like {known}. Prune another architecture by its channels (prune.channels), or add the names "
             f"of its layers as an entry of compress/transformer/anatomy.py"
         )
