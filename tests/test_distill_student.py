@@ -111,9 +111,9 @@ def test_another_width_is_learned_through_a_projection_that_is_not_kept(original
     student = Student(config={"hidden_size": 16}).apply(original, context(original, "student"))
     found = FeatureDistillation(**QUICK).apply(student, context(original))
     assert set(found.module.state_dict()) == set(student.module.state_dict())
-    with pytest.raises(UsageError, match="Leave project out, so that the step between them is learned"):
+    with pytest.raises(UsageError, match="Leave project out, so that a projection between them is trained"):
         FeatureDistillation(project=False, **QUICK).apply(student, context(original, "again"))
-    with pytest.raises(UsageError, match=r"does not take what goes into .* Take\s+distill.features"):
+    with pytest.raises(UsageError, match=r"does not take the input of .* Use\s+distill.features"):
         LayerwiseDistillation(**QUICK).apply(student, context(original, "layerwise"))
 
 
@@ -158,15 +158,15 @@ def test_weights_that_nobody_has_are_drawn_from_the_seed(originals, context):
 
 WRONG = {
     "too many layers": ({"layers": 3}, RecipeError, "layers: 3 of 2 cannot stay"),
-    "no layers": ({"layers": []}, RecipeError, "are not layers of the model in their order"),
-    "layers out of order": ({"layers": [1, 0]}, RecipeError, "are not layers of the model in their order"),
+    "no layers": ({"layers": []}, RecipeError, "are not ascending indices"),
+    "layers out of order": ({"layers": [1, 0]}, RecipeError, "are not ascending indices"),
     "a key that is not there": (
         {"config": {"intermediate_sise": 3}},
         RecipeError,
         "no key 'intermediate_sise'. Did you mean 'intermediate_size'",
     ),
     "more layers": ({"config": {"num_hidden_layers": 4}}, RecipeError, "has 4 layers, and the original 2"),
-    "another width of vectors": ({"config": {"hidden_size": 16}}, RecipeError, r"Keep the keys that decide it"),
+    "another width of vectors": ({"config": {"hidden_size": 16}}, RecipeError, r"Keep the keys that determine them"),
     "a config that cannot be built": ({"config": {"num_attention_heads": 5}}, SourceError, "cannot build this model"),
 }
 
@@ -189,7 +189,7 @@ def test_a_config_comes_before_other_cuts_and_only_where_there_is_one(originals,
     )
     with pytest.raises(SourceError, match="has no config to change"):
         Student(config={"width": 3}).apply(net, context(net, "net"))
-    with pytest.raises(SourceError, match="no stacks of transformer blocks"):
+    with pytest.raises(SourceError, match="no stacks of known transformer blocks"):
         Student(layers=1).apply(net, context(net, "other"))
     with pytest.raises(ValidationError, match="give one of them"):
         Student(layers=1, config={"hidden_size": 3})

@@ -354,8 +354,8 @@ def test_a_layer_fitted_to_its_own_inputs_is_what_it_was(tmp_path):
     [
         (lambda: models.BiLstm(), "lstm is a LSTM"),
         (lambda: Attention(), "prune.heads and prune.ffn"),
-        (lambda: models.ResidualNet(width=6), "nothing to cut"),
-        (lambda: models.Difference(), "nothing to cut"),
+        (lambda: models.ResidualNet(width=6), "nothing to prune"),
+        (lambda: models.Difference(), "nothing to prune"),
     ],
 )
 def test_what_has_no_channels_to_cut_is_refused_by_a_sentence(tmp_path, make, said):

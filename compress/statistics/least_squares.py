@@ -173,10 +173,10 @@ def collect_sums(
             sums.add(x, before)
             if number * ROWS >= SAMPLES and sums.inputs.count >= INPUTS_PER_WEIGHT * x.shape[1]:
                 break
-    cross, target = weight @ sums.cross.double(), weight @ sums.target.double()
+    cross, outputs = weight @ sums.cross.double(), weight @ sums.target.double()
     if bias is not None:
-        cross, target = cross + torch.outer(bias, sums.inputs.total), target + sums.inputs.count * bias
-    return RegressionSums(sums.inputs, cross, target)
+        cross, outputs = cross + torch.outer(bias, sums.inputs.total), outputs + sums.inputs.count * bias
+    return RegressionSums(sums.inputs, cross, outputs)
 
 
 def iterate(module: nn.Module, task: Task, dataset: Dataset, path: str) -> Generator[Tensor, None, None]:
