@@ -311,7 +311,7 @@ def test_no_mending_is_taken_that_answers_worse(tmp_path, monkeypatch):
 
 def test_statistics_of_batch_normalisations_are_taken_anew(tmp_path):
     checkpoint = opened(tmp_path)
-    fresh = channels.reestimated(checkpoint.module, checkpoint.task, contexts.dataset_for(checkpoint))
+    fresh = channels.recalibrate_batch_norm(checkpoint.module, checkpoint.task, contexts.dataset_for(checkpoint))
     images = torch.from_numpy(np.stack([each["image"] for each in contexts.dataset_for(checkpoint).samples]))
     with torch.no_grad():
         expected = checkpoint.module.stem(images).mean(dim=(0, 2, 3))
@@ -382,7 +382,7 @@ def test_a_group_left_whole_is_named_or_refused(tmp_path):
 def test_a_cut_that_cannot_be_proved_raises(tmp_path, monkeypatch):
     checkpoint = opened(tmp_path)
     monkeypatch.setattr(channels.ChannelPruner, "is_provable", lambda *_: True)
-    honest = channels.narrow
+    honest = channels.remove_channels
 
     def shuffled(module, cuts):
         honest(module, cuts)
