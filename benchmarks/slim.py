@@ -21,7 +21,7 @@ from torch import nn
 
 from compress.factorize.convolution import Convolution
 from compress.factorize.low_rank import LowRank
-from compress.prune.channel_allocation import positions
+from compress.prune.channel_allocation import count_positions
 from compress.prune.channels import Channels
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -136,13 +136,13 @@ def accuracy(checkpoint: Checkpoint, dataset: Dataset) -> float:
 def cost(module: nn.Module) -> tuple[int, int]:
     """Weights, and multiplications for one image."""
     layers: dict[str, Any] = dict(module.named_modules())
-    places = positions(module, {"image": torch.zeros(2, 1, 16, 16)})
+    places = count_positions(module, {"image": torch.zeros(2, 1, 16, 16)})
     work = sum(uses * layers[path].weight.numel() for path, uses in places.items())
     return sum(parameter.numel() for parameter in module.parameters()), int(work)
 
 
 Change = Callable[[Checkpoint, TorchContext], Checkpoint]
-PLAIN = {"compensate": False, "reestimate": False}
+PLAIN = {"compensate": False, "recalibrate_batch_norm": False}
 
 
 def torch_pruning_alone(keep: float) -> Change:
@@ -173,7 +173,7 @@ def of_channels(keeps: list[float]) -> Iterator[tuple[str, Change]]:
         ways: dict[str, dict[str, Any]] = {
             "magnitude, no more": {**PLAIN},
             "magnitude, normalisation anew": {"compensate": False},
-            "magnitude, least squares": {"reestimate": False},
+            "magnitude, least squares": {"recalibrate_batch_norm": False},
             "magnitude": {},
             "activation": {"criterion": "activation"},
             "taylor": {"criterion": "taylor"},
@@ -189,12 +189,12 @@ def of_factors(_: list[float]) -> Iterator[tuple[str, Change]]:
     """Layers taken apart, in several ways."""
     stages: list[tuple[str, TorchStage]] = [
         *((f"low-rank, energy {energy:g}", LowRank(energy=energy)) for energy in (0.99, 0.95, 0.9, 0.8)),
-        *((f"low-rank, energy {energy:g}, blind", LowRank(energy=energy, data=False)) for energy in (0.9, 0.8)),
+        *((f"low-rank, energy {energy:g}, blind", LowRank(energy=energy, data_aware=False)) for energy in (0.9, 0.8)),
         *((f"low-rank, keep {keep:g}", LowRank(keep=keep)) for keep in (0.5, 0.25)),
         *((f"low-rank, keep {keep:g}, spatial", LowRank(keep=keep, convolutions="spatial")) for keep in (0.5, 0.25)),
-        *((f"separable, {count} filters", Convolution(filters=count, loss=1)) for count in (1, 2)),
-        *((f"grouped, {count} groups", Convolution(into="grouped", groups=count, loss=1)) for count in (2, 4)),
-        *((f"bottleneck, width {w:g}", Convolution(into="bottleneck", width=w, loss=1)) for w in (0.5, 0.25)),
+        *((f"separable, {count} filters", Convolution(depth_multiplier=count, max_error=1)) for count in (1, 2)),
+        *((f"grouped, {count} groups", Convolution(into="grouped", groups=count, max_error=1)) for count in (2, 4)),
+        *((f"bottleneck, width {w:g}", Convolution(into="bottleneck", width=w, max_error=1)) for w in (0.5, 0.25)),
     ]
     for name, stage in stages:
         yield name, stage.apply

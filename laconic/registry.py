@@ -38,12 +38,12 @@ RUNTIMES = {
 }
 
 STAGES = {
-    "distill.embedding": "compress.distill.embeddings:Embedding",
-    "distill.features": "compress.distill.features:Features",
+    "distill.embedding": "compress.distill.embeddings:EmbeddingDistillation",
+    "distill.features": "compress.distill.features:FeatureDistillation",
     "distill.heal": "compress.distill.heal:Heal",
-    "distill.layerwise": "compress.distill.local_layers:Layerwise",
-    "distill.logits": "compress.distill.logits:Logits",
-    "distill.relations": "compress.distill.relations:Relations",
+    "distill.layerwise": "compress.distill.layer_distillation:LayerwiseDistillation",
+    "distill.logits": "compress.distill.logits:LogitDistillation",
+    "distill.relations": "compress.distill.relations:RelationDistillation",
     "distill.student": "compress.distill.student:Student",
     "finetune": "compress.finetune:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",

@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import nn
 
-from compress.transformer.anatomy import FAMILIES, anatomy, configs
+from compress.transformer.anatomy import FAMILIES, anatomy, iterate_configs
 from laconic.errors import SourceError
 from laconic.models.checkpoint import load_source
 
@@ -65,7 +65,7 @@ def test_two_stacks_are_refused():
 
 def test_each_config_is_found_once(tmp_path):
     module = load_source(models.save_vit(tmp_path / "model")).module
-    assert [type(config) for _, config in configs(module)] == [transformers.ViTConfig]
+    assert [type(config) for _, config in iterate_configs(module)] == [transformers.ViTConfig]
 
 
 def test_models_that_are_built_like_bert_are_cut_like_bert():

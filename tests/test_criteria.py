@@ -1,4 +1,4 @@
-"""Every criterion of the registry scores each weight; the gradients that some of them look at are the right ones."""
+"""Every criterion of the registry scores each weight; the gradients that some of them need are correct."""
 
 import pytest
 import torch
@@ -8,9 +8,10 @@ from tokenizers import processors
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from compress.criteria.criterion import Criterion, Evidence, gather
-from compress.statistics.gradients import gradients
-from compress.statistics.gram import Moments, matrix
+from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
+from compress.statistics.gradients import collect_gradients
+from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.moments import Moments
 from laconic import registry
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
@@ -43,11 +44,13 @@ def moments_of(rows: torch.Tensor) -> Moments:
 def test_every_criterion_scores_every_weight_and_says_the_same_twice(name, make):
     checkpoint = checkpoint_of(make())
     paths, dataset = layers_of(checkpoint.module), dataset_for(checkpoint, 12)
-    found = [gather(named(name), checkpoint.module, checkpoint.task, dataset, paths, seed=3) for _ in range(2)]
+    found = [
+        collect_statistics(named(name), checkpoint.module, checkpoint.task, dataset, paths, seed=3) for _ in range(2)
+    ]
     assert list(found[0]) == paths
     for path in paths:
-        scores, again = (named(name).scores(each[path]) for each in found)
-        assert scores.shape == matrix(checkpoint.module.get_submodule(path)).shape
+        scores, again = (named(name).score(each[path]) for each in found)
+        assert scores.shape == weight_matrix(checkpoint.module.get_submodule(path)).shape
         assert scores.dtype == torch.float32
         assert bool((scores >= 0).all())
         assert scores.isfinite().all()
@@ -60,7 +63,7 @@ def test_a_weight_that_is_zero_matters_least(name):
     weight = torch.tensor([[0.0, 1.0, -2.0]])
     rows = torch.tensor([[1.0, 2.0, 1.0], [2.0, -1.0, 1.0]])
     ones = torch.ones_like(weight)
-    scores = named(name).scores(Evidence(weight, moments_of(rows), ones, ones))
+    scores = named(name).score(LayerStatistics(weight, moments_of(rows), ones, ones))
     assert scores[0, 0] == 0
     assert scores[0, 1:].min() > 0
 
@@ -69,7 +72,7 @@ def test_a_weight_that_is_zero_matters_least(name):
 def test_a_weight_on_an_input_that_is_never_there_matters_least(name):
     rows = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     rows[:, 2] = 0
-    scores = named(name).scores(Evidence(torch.ones(3, 4), moments_of(rows)))
+    scores = named(name).score(LayerStatistics(torch.ones(3, 4), moments_of(rows)))
     assert (scores.argmin(dim=1) == 2).all()
 
 
@@ -78,7 +81,7 @@ def test_sparsegpt_counts_what_is_lost_when_the_other_weights_make_up_for_it():
     rows = torch.randn(400, 5, generator=generator)
     rows[:, 1:] += rows[:, :1]
     weight = torch.randn(1, 5, generator=generator)
-    scores = named("sparsegpt").scores(Evidence(weight, moments_of(rows)))
+    scores = named("sparsegpt").score(LayerStatistics(weight, moments_of(rows)))
     wanted = []
     for left in range(5):
         others = [index for index in range(5) if index != left]
@@ -101,7 +104,7 @@ def test_without_labels_the_mean_square_is_the_diagonal_of_the_gauss_newton_matr
 
         wanted += torch.func.jacrev(answer)(weight.detach()).square().sum(dim=0) / len(dataset)
     found = sum(
-        gradients(module, checkpoint.task, dataset, [path], seed=seed)[path].square for seed in range(600)
+        collect_gradients(module, checkpoint.task, dataset, [path], seed=seed)[path].square for seed in range(600)
     ) / 600  # fmt: skip
     assert torch.allclose(found, wanted, rtol=0.2, atol=1e-3 * float(wanted.max()))
 
@@ -111,14 +114,14 @@ def test_with_labels_the_gradient_is_that_of_the_tasks_objective():
     task = plain_task("tensors", module.inputs, "a test")
     samples = task.examples(6, 0)
     dataset = Dataset.of(samples, task, labels=[0, 1, 2, 0, 1, 2], name="labelled")
-    found = gradients(module, task, dataset, ["layers.0"])["layers.0"]
+    found = collect_gradients(module, task, dataset, ["layers.0"])["layers.0"]
     sizes = []
     for sample, label in zip(samples, dataset.labels, strict=True):
         given = {name: torch.tensor(array) for name, array in task.encode([sample]).items()}
         module.requires_grad_(True)
         loss = cross_entropy(call(module, given)["output"], torch.tensor([label]))
         sizes.append(torch.autograd.grad(loss, module.layers[0].weight)[0])
-    assert torch.allclose(found.size, torch.stack(sizes).abs().mean(dim=0), atol=1e-6)
+    assert torch.allclose(found.absolute, torch.stack(sizes).abs().mean(dim=0), atol=1e-6)
     assert torch.allclose(found.square, torch.stack(sizes).square().mean(dim=0), atol=1e-6)
 
 
@@ -127,8 +130,10 @@ def test_transformers_without_labels_have_gradients(save, tmp_path):
     checkpoint = load_source(save(tmp_path / "model"))
     paths = [path for path, layer in checkpoint.module.named_modules() if type(layer).__name__ in ("Linear", "Conv1D")]
     paths = [path for path in paths if "lm_head" not in path][:4]
-    found = gradients(checkpoint.module, checkpoint.task, dataset_for(checkpoint, 4), paths)
-    assert all(found[path].size.shape == matrix(checkpoint.module.get_submodule(path)).shape for path in paths)
+    found = collect_gradients(checkpoint.module, checkpoint.task, dataset_for(checkpoint, 4), paths)
+    assert all(
+        found[path].absolute.shape == weight_matrix(checkpoint.module.get_submodule(path)).shape for path in paths
+    )
     assert all(float(each.square.max()) > 0 for each in found.values())
 
 
@@ -140,6 +145,6 @@ def test_texts_of_one_token_teach_a_language_model_nothing(tmp_path):
         dataset = Dataset.of(texts, checkpoint.task, name="short")
         if len(texts) == 1:
             with pytest.raises(DataError, match="two tokens"):
-                gradients(checkpoint.module, checkpoint.task, dataset, [path])
+                collect_gradients(checkpoint.module, checkpoint.task, dataset, [path])
         else:
-            assert gradients(checkpoint.module, checkpoint.task, dataset, [path])[path].size.max() > 0
+            assert collect_gradients(checkpoint.module, checkpoint.task, dataset, [path])[path].absolute.max() > 0

@@ -9,17 +9,16 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_embedder, save_gpt2, save_llama, save_vit
 from torch import nn
 
-from compress.distill.distill_stage import matching
-from compress.distill.distillation import Distillation
-from compress.distill.distillation_loss import Terms
-from compress.distill.embeddings import Embedding, Similarities, Vectors
-from compress.distill.features import Features, Hidden
+from compress.distill.distill_stage import match_layers
+from compress.distill.distillation_loss import LossTerms, OutputLoss
+from compress.distill.distillation_objective import DistillationObjective
+from compress.distill.embeddings import CosineLoss, EmbeddingDistillation, SimilarityLoss
+from compress.distill.features import FeatureDistillation, HiddenStateLoss
 from compress.distill.heal import Heal
-from compress.distill.layer_mapping import last, pairs
-from compress.distill.local_layers import Layerwise, Local
-from compress.distill.logits import Logits, Probabilities
-from compress.distill.outputs import Outputs
-from compress.distill.relations import Attention, Relations
+from compress.distill.layer_distillation import LayerwiseDistillation, LayerwiseLoss
+from compress.distill.layer_mapping import last_replaced, pair_layers
+from compress.distill.logits import LogitDistillation, SoftTargetLoss
+from compress.distill.relations import AttentionRelationLoss, RelationDistillation
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
@@ -91,26 +90,26 @@ def context(home, tmp_path):
 
 
 LOSSES = {
-    "probabilities": ("bert", lambda: Probabilities()),
-    "probabilities of images": ("vit", lambda: Probabilities(4.0)),
-    "probabilities of tokens": ("gpt2", lambda: Probabilities()),
-    "hidden states": ("mini", lambda: Hidden()),
-    "projected hidden states": ("vit", lambda: Hidden("last", project=True)),
-    "relations": ("mini", lambda: Attention()),
-    "relations of one layer for all three": ("gpt2", lambda: Attention(heads=2, layer=0)),
-    "relations of shared keys": ("llama", lambda: Attention()),
-    "vectors": ("mini", lambda: Vectors()),
-    "similarities": ("mini", lambda: Similarities()),
-    "each layer": ("llama", lambda: Local()),
-    "outputs": ("net", lambda: Outputs()),
+    "probabilities": ("bert", lambda: SoftTargetLoss()),
+    "probabilities of images": ("vit", lambda: SoftTargetLoss(4.0)),
+    "probabilities of tokens": ("gpt2", lambda: SoftTargetLoss()),
+    "hidden states": ("mini", lambda: HiddenStateLoss()),
+    "projected hidden states": ("vit", lambda: HiddenStateLoss("last", project=True)),
+    "relations": ("mini", lambda: AttentionRelationLoss()),
+    "relations of one layer for all three": ("gpt2", lambda: AttentionRelationLoss(heads=2, layer=0)),
+    "relations of shared keys": ("llama", lambda: AttentionRelationLoss()),
+    "vectors": ("mini", lambda: CosineLoss()),
+    "similarities": ("mini", lambda: SimilarityLoss()),
+    "each layer": ("llama", lambda: LayerwiseLoss()),
+    "outputs": ("net", lambda: OutputLoss()),
 }
 
 
 def objective(student, original, imitation):
     task = original.task
     own = registry.resolve("objective", task.objective).of(task) if task.self_supervised else None
-    made = Distillation(task, original.module, [imitation], own=own)
-    made.fit(student.module, matching(student, original))
+    made = DistillationObjective(task, original.module, [imitation], task_objective=own)
+    made.prepare(student.module, match_layers(student, original))
     return made
 
 
@@ -124,7 +123,7 @@ def test_a_loss_is_zero_for_the_teacher_itself_and_falls_when_learned(originals,
     assert float(taught.loss(copy.deepcopy(original.module), batch).detach()) == pytest.approx(0, abs=2e-5)
 
     module = student.module.requires_grad_(True)
-    optimizer = torch.optim.Adam([*module.parameters(), *taught.imitations[0].learned.parameters()], lr=2e-3)
+    optimizer = torch.optim.Adam([*module.parameters(), *taught.losses[0].auxiliary.parameters()], lr=2e-3)
     losses = []
     for _ in range(12):
         loss = taught.loss(module, batch)
@@ -153,7 +152,7 @@ def test_a_batch_in_parts_has_the_sum_of_the_whole(originals, name):
 
 def test_padding_counts_for_nothing(originals):
     original = originals["mini"]
-    taught = objective(harmed(original), original, Hidden())
+    taught = objective(harmed(original), original, HiddenStateLoss())
     short, long = "the model", "the model answers about layers and memory while it waits"
     module = harmed(original).module
     alone = float(taught.loss(module, taught.collate([short], None)))
@@ -162,16 +161,16 @@ def test_padding_counts_for_nothing(originals):
     assert both == pytest.approx(alone + other, rel=1e-4)
     errors = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
     mask = torch.tensor([[True, True], [True, False]])
-    assert float(Terms(mask).total(errors)) == 2 + 5
-    assert float(Terms(mask, per_place=True).total(errors)) == 1 + 3 + 5
+    assert float(LossTerms(mask).sum_errors(errors)) == 2 + 5
+    assert float(LossTerms(mask, per_position=True).sum_errors(errors)) == 1 + 3 + 5
 
 
 def test_no_gradient_reaches_the_teacher(originals):
     original = copy.deepcopy(originals["mini"].module).requires_grad_(True)
     before = copy.deepcopy(original.state_dict())
     student = harmed(originals["mini"])
-    taught = Distillation(originals["mini"].task, original, [Hidden(), Vectors(), Local()])
-    taught.fit(student.module, pairs(student.module, original))
+    taught = DistillationObjective(originals["mini"].task, original, [HiddenStateLoss(), CosineLoss(), LayerwiseLoss()])
+    taught.prepare(student.module, pair_layers(student.module, original))
     taught.loss(student.module.requires_grad_(True), taught.collate(["the model", "answers"], None)).backward()
     assert all(parameter.grad is None for parameter in original.parameters())
     assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
@@ -181,12 +180,12 @@ def test_no_gradient_reaches_the_teacher(originals):
 
 
 STAGES = {
-    "logits": ("bert", Logits),
-    "logits of tokens": ("gpt2", Logits),
-    "features": ("mini", Features),
-    "relations": ("mini", Relations),
-    "embedding": ("mini", Embedding),
-    "layerwise": ("mini", Layerwise),
+    "logits": ("bert", LogitDistillation),
+    "logits of tokens": ("gpt2", LogitDistillation),
+    "features": ("mini", FeatureDistillation),
+    "relations": ("mini", RelationDistillation),
+    "embedding": ("mini", EmbeddingDistillation),
+    "layerwise": ("mini", LayerwiseDistillation),
     "healing": ("vit", Heal),
     "healing of outputs": ("net", Heal),
 }
@@ -208,16 +207,18 @@ def test_each_stage_brings_the_student_nearer_and_leaves_what_it_came_from(origi
 
 
 def test_what_is_learned_beside_the_student_is_not_saved(originals, context, tmp_path):
-    found = Features(project=True, **QUICK).apply(harmed(originals["mini"]), context(originals["mini"]))
+    found = FeatureDistillation(project=True, **QUICK).apply(harmed(originals["mini"]), context(originals["mini"]))
     found.save(tmp_path / "saved")
     opened = Checkpoint.load(tmp_path / "saved")
     assert opened.key == found.key
     assert set(opened.module.state_dict()) == set(originals["mini"].module.state_dict())
 
 
-@pytest.mark.parametrize("stage", [Embedding, Features, Heal])
+@pytest.mark.parametrize("stage", [EmbeddingDistillation, FeatureDistillation, Heal])
 def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, monkeypatch, stage):
-    more = {"project": True} if stage is Features else {"look": 3, "patience": 9} if stage is Heal else {}
+    more = (
+        {"project": True} if stage is FeatureDistillation else {"eval_every": 3, "patience": 9} if stage is Heal else {}
+    )
     made = stage(**{**QUICK, "steps": 9, "every": 2, **more})
     student = harmed(originals["mini"])
     whole = made.apply(student, context(originals["mini"], name="whole"))
@@ -229,9 +230,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
         if done == 5:
             signal.raise_signal(signal.SIGTERM)
 
-    plain = type(made).taught
+    plain = type(made).train
     monkeypatch.setattr(
-        type(made), "taught", lambda self, one, given, events=(): plain(self, one, given, (*events, lambda kit: stop))
+        type(made), "train", lambda self, one, given, events=(): plain(self, one, given, (*events, lambda kit: stop))
     )
     with pytest.raises(KeyboardInterrupt):
         made.apply(student, given)
@@ -244,14 +245,14 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
 
 TECHNIQUES = {
     "bf16": (Heal, {"techniques": ["bf16"]}),
-    "gradient-checkpointing": (Heal, {"techniques": ["gradient-checkpointing"]}),
-    "checkpoint of attention": (Relations, {"techniques": ["gradient-checkpointing"]}),
-    "gradient-accumulation": (Features, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
-    "optimizer-in-backward": (Embedding, {"techniques": ["optimizer-in-backward"], "clip": None}),
-    "activation-offload": (Features, {"techniques": [{"activation-offload": {"min_bytes": 64}}]}),
-    "8-bit moments": (Embedding, {"optimizer": "adamw-8bit"}),
-    "low-rank adapters": (Features, {"techniques": [{"lora": {"rank": 2}}]}),
-    "layers one by one": (Embedding, {"techniques": ["layerwise"]}),
+    "checkpoint": (Heal, {"techniques": ["gradient-checkpointing"]}),
+    "checkpoint of attention": (RelationDistillation, {"techniques": ["gradient-checkpointing"]}),
+    "accumulate": (FeatureDistillation, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
+    "in-backward": (EmbeddingDistillation, {"techniques": ["optimizer-in-backward"], "clip": None}),
+    "offload": (FeatureDistillation, {"techniques": [{"activation-offload": {"min_bytes": 64}}]}),
+    "8-bit moments": (EmbeddingDistillation, {"optimizer": "adamw-8bit"}),
+    "low-rank adapters": (FeatureDistillation, {"techniques": [{"lora": {"rank": 2}}]}),
+    "layers one by one": (EmbeddingDistillation, {"techniques": ["layerwise"]}),
 }
 
 
@@ -266,7 +267,7 @@ def test_it_learns_with_the_memory_techniques(originals, context, name):
     settings = {"optimizer": {"adamw": {"lr": 2e-3}}} | settings
     found = stage(**{**QUICK, "steps": 12, **settings}).apply(student, given)
     assert found.module.state_dict().keys() == student.module.state_dict().keys()
-    if stage is not Relations:
+    if stage is not RelationDistillation:
         assert given.fidelity(found).mean() > given.fidelity(student).mean()
 
 
@@ -274,8 +275,10 @@ def test_it_learns_with_the_memory_techniques(originals, context, name):
 def test_exact_techniques_give_the_weights_of_plain_distillation(originals, context, technique):
     settings = {**QUICK, "optimizer": {"sgd": {"lr": 0.05}}, "clip": None}
     student = harmed(originals["mini"])
-    plain = Features(**settings).apply(student, context(originals["mini"], name="plain"))
-    lean = Features(**settings, techniques=[technique]).apply(student, context(originals["mini"], name="lean"))
+    plain = FeatureDistillation(**settings).apply(student, context(originals["mini"], name="plain"))
+    lean = FeatureDistillation(**settings, techniques=[technique]).apply(
+        student, context(originals["mini"], name="lean")
+    )
     for name, value in plain.module.state_dict().items():
         assert torch.allclose(lean.module.state_dict()[name], value, atol=1e-5), name
 
@@ -289,15 +292,15 @@ def test_labels_have_their_share_in_the_loss(originals, context):
     original = originals["bert"]
     data = labelled(original)
     given, student = context(original, dataset=data), harmed(original)
-    made = Logits(labels=0.25, **QUICK).objective(student, given, torch.device("cpu"))
+    made = LogitDistillation(label_weight=0.25, **QUICK).objective(student, given, torch.device("cpu"))
     batch = made.collate(list(data.samples), data.labels)
-    free = Logits(**QUICK).objective(student, given, torch.device("cpu"))
+    free = LogitDistillation(**QUICK).objective(student, given, torch.device("cpu"))
     without = free.collate(list(data.samples), data.labels)
     assert "targets" not in without
     own = registry.resolve("objective", "cross-entropy").of(original.task, data)
     expected = 0.75 * float(free.loss(student.module, without)) + 0.25 * float(own.loss(student.module, batch))
     assert float(made.loss(student.module, batch)) == pytest.approx(expected, rel=1e-5)
-    found = Logits(labels=0.25, **QUICK).apply(student, given)
+    found = LogitDistillation(label_weight=0.25, **QUICK).apply(student, given)
     assert found.history[-1].config["labels"] == 0.25
 
 
@@ -306,28 +309,38 @@ def test_labels_of_every_kind_can_be_mixed_in(originals, context, source):
     original = originals[source]
     data = labelled(original)
     given = context(original, dataset=data)
-    found = Heal(labels=0.5, **QUICK).apply(harmed(original), given)
+    found = Heal(label_weight=0.5, **QUICK).apply(harmed(original), given)
     assert found.history[-1].figures["steps"] > 0
 
 
 def test_labels_that_are_asked_for_must_be_there(originals, context):
-    with pytest.raises(DataError, match=r"labels: 0\.3 of the loss is for labels, and .* has none"):
-        Embedding(labels=0.3, **QUICK).apply(originals["mini"], context(originals["mini"]))
+    with pytest.raises(DataError, match=r"label_weight: 0\.3 of the loss is for labels, and .* has none"):
+        EmbeddingDistillation(label_weight=0.3, **QUICK).apply(originals["mini"], context(originals["mini"]))
 
 
 WRONG = {
-    "features of a network without layers": ("net", Features, {}, "no hidden states to match: ResidualNet"),
-    "layers of a network without any": ("net", Layerwise, {}, "no layers to learn one by one"),
-    "relations without attention": ("net", Relations, {}, "no attention to learn relations from"),
-    "relations of a layer that is not there": ("mini", Relations, {"layer": 2}, "layer 2 is none of the student's 2"),
-    "heads that do not part": ("mini", Relations, {"heads": 5}, "5 relation heads do not part 32 features"),
-    "vectors of a classifier": ("net", Logits, {"length": 3}, "length is for texts"),
-    "logits of vectors": ("mini", Logits, {}, "distill.logits is for classes"),
+    "features of a network without layers": ("net", FeatureDistillation, {}, "no hidden states to match: ResidualNet"),
+    "layers of a network without any": ("net", LayerwiseDistillation, {}, "no layers to train one by one"),
+    "relations without attention": ("net", RelationDistillation, {}, "no attention to distil relations from"),
+    "relations of a layer that is not there": (
+        "mini",
+        RelationDistillation,
+        {"layer": 2},
+        "layer 2 is none of the student's 2",
+    ),
+    "heads that do not divide the features": (
+        "mini",
+        RelationDistillation,
+        {"heads": 5},
+        "5 relation heads do not divide 32 features",
+    ),
+    "vectors of a classifier": ("net", LogitDistillation, {"length": 3}, "length is for texts"),
+    "logits of vectors": ("mini", LogitDistillation, {}, "distill.logits is for classes"),
     "hidden states that are not kept": ("mini", Heal, {"techniques": ["layerwise"]}, "layerwise keeps nothing of a"),
     "adapters that cannot be looked at": ("mini", Heal, {"techniques": ["lora"]}, "is kept in another form"),
     "rows that are compared": (
         "mini",
-        Embedding,
+        EmbeddingDistillation,
         {"techniques": ["gradient-accumulation"]},
         "compares the rows of a batch",
     ),
@@ -344,21 +357,21 @@ def test_what_cannot_be_is_refused_in_a_sentence(originals, context, name):
 
 
 def test_a_layer_stands_for_those_behind_it_that_are_gone(originals):
-    assert last([0, 2, 4], 3, 6) == [1, 3, 5]
-    assert last([0, 1, 2, 4, 5], 5, 6) == [0, 1, 3, 4, 5]
-    assert last(range(6), 3, 6) == [1, 3, 5], "nothing is known of which are left"
-    assert last([3], 1, 6) == [5]
+    assert last_replaced([0, 2, 4], 3, 6) == [1, 3, 5]
+    assert last_replaced([0, 1, 2, 4, 5], 5, 6) == [0, 1, 3, 4, 5]
+    assert last_replaced(range(6), 3, 6) == [1, 3, 5], "nothing is known of which are left"
+    assert last_replaced([3], 1, 6) == [5]
     teacher = originals["mini"].module
     student = copy.deepcopy(teacher)
     stack = "encoder.encoder.layer"
     student.encoder.encoder.layer = nn.ModuleList([student.encoder.encoder.layer[1]])
     record = Record(stage="distill.student", config={}, key="", structure={"blocks": [1]})
-    (pair,) = pairs(student, teacher, [record])
+    (pair,) = pair_layers(student, teacher, [record])
     assert (pair.student, pair.first, pair.last) == (f"{stack}.0", f"{stack}.0", f"{stack}.1")
 
 
 def test_what_makes_the_batches_takes_no_model_along(originals):
-    taught = objective(harmed(originals["gpt2"]), originals["gpt2"], Probabilities())
+    taught = objective(harmed(originals["gpt2"]), originals["gpt2"], SoftTargetLoss())
     opened = pickle.loads(pickle.dumps(taught.collate))
     found, expected = opened(["the model"], None), taught.collate(["the model"], None)
     assert {name: value.tolist() for name, value in found.items()} == {

@@ -9,7 +9,7 @@ from contexts import torch_context
 from models import save_embedder
 from torch import nn
 
-from compress.distill import healing_monitor as courses
+from compress.distill import healing_monitor
 from compress.distill.heal import Heal
 from compress.distill.healing_monitor import BEST, LOG
 from laconic.cache import Cache
@@ -53,13 +53,13 @@ def same(one, other):
 
 def test_the_weights_of_the_best_look_are_what_comes_back(student, context):
     given = context()
-    found = Heal(**QUICK, look=3).apply(student, given)
+    found = Heal(**QUICK, eval_every=3).apply(student, given)
     figures = found.history[-1].figures
     assert figures["fidelity before"] == pytest.approx(given.fidelity(student).mean())
     assert figures["fidelity after"] == pytest.approx(given.fidelity(found).mean())
     assert figures["fidelity after"] > figures["fidelity before"]
     assert figures["steps"] == 12
-    looks = json.loads((given.work / LOG).read_text())["looks"]
+    looks = json.loads((given.work / LOG).read_text())["evaluations"]
     assert sorted(map(int, looks)) == [0, 3, 6, 9, 12]
     assert figures["fidelity after"] == max(looks.values()) == looks[str(int(figures["best step"]))]
 
@@ -97,16 +97,16 @@ def test_there_is_nothing_to_heal_in_the_original(original, context):
 
 def test_it_ends_when_it_does_not_pay_with_the_schedule_brought_to_its_end(student, context, monkeypatch):
     rates = watched(monkeypatch)
-    found = Heal(**{**QUICK, "steps": 40}, look=2, patience=2, gain=0.99).apply(student, context())
+    found = Heal(**{**QUICK, "steps": 40}, eval_every=2, patience=2, min_improvement=0.99).apply(student, context())
     assert found.history[-1].figures["steps"] == len(rates) == 26, "half, two more looks, and two steps to cool"
     assert rates[-1] < 0.1 * max(rates)
 
 
 def test_minutes_are_a_limit_within_which_the_schedule_ends(student, context, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr(courses, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(healing_monitor, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     rates = watched(monkeypatch)
-    found = Heal(**{**QUICK, "steps": 5000}, look=50, minutes=0.75, patience=50).apply(student, context())
+    found = Heal(**{**QUICK, "steps": 5000}, eval_every=50, minutes=0.75, patience=50).apply(student, context())
     steps = found.history[-1].figures["steps"]
     assert 20 <= steps <= 50, "45 seconds, of which a step takes one"
     assert rates[-1] < 0.1 * max(rates)
@@ -115,7 +115,7 @@ def test_minutes_are_a_limit_within_which_the_schedule_ends(student, context, mo
 def watched(monkeypatch):
     """The learning rates after each step of what is healed from here on."""
     rates = []
-    plain = courses.Course.event
+    plain = healing_monitor.HealingMonitor.event
 
     def event(self, kit):
         inner = plain(self, kit)
@@ -127,7 +127,7 @@ def watched(monkeypatch):
 
         return told
 
-    monkeypatch.setattr(courses.Course, "event", event)
+    monkeypatch.setattr(healing_monitor.HealingMonitor, "event", event)
     return rates
 
 
@@ -137,7 +137,7 @@ class Power(Exception):
 
 def test_a_healing_that_was_killed_while_it_looked_asks_nothing_twice(student, context):
     settings = {**QUICK, "steps": 8, "every": 2}
-    made = Heal(**settings, look=2, patience=9)
+    made = Heal(**settings, eval_every=2, patience=9)
     whole = made.apply(student, context("whole"))
     given = context("killed")
     asked = []

@@ -8,12 +8,11 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_distilbert, save_embedder, save_gpt2, save_llama, save_vit
 from pydantic import ValidationError
 
-from compress.distill.features import Features
+from compress.distill.features import FeatureDistillation
 from compress.distill.heal import Heal
-from compress.distill.local_layers import Layerwise
-from compress.distill.relations import Relations
-from compress.distill.student import Student
-from compress.distill.student_init import inherit, largest, spaced
+from compress.distill.layer_distillation import LayerwiseDistillation
+from compress.distill.relations import RelationDistillation
+from compress.distill.student import Student, copy_weights, largest_units, space_evenly
 from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
 from laconic.errors import RecipeError, SourceError, UsageError
@@ -99,7 +98,7 @@ def test_what_a_student_has_learned_opens_in_a_fresh_process(originals, context,
     assert run.stdout.strip() == healed.key
 
 
-@pytest.mark.parametrize("stage", [Features, Relations, Layerwise])
+@pytest.mark.parametrize("stage", [FeatureDistillation, RelationDistillation, LayerwiseDistillation])
 def test_fewer_layers_learn_from_those_they_stand_for(originals, context, stage):
     original = originals["mini"]
     student = Student(layers=[0]).apply(original, context(original, "student"))
@@ -110,12 +109,12 @@ def test_fewer_layers_learn_from_those_they_stand_for(originals, context, stage)
 def test_another_width_is_learned_through_a_projection_that_is_not_kept(originals, context):
     original = originals["vit"]
     student = Student(config={"hidden_size": 16}).apply(original, context(original, "student"))
-    found = Features(**QUICK).apply(student, context(original))
+    found = FeatureDistillation(**QUICK).apply(student, context(original))
     assert set(found.module.state_dict()) == set(student.module.state_dict())
-    with pytest.raises(UsageError, match="Leave project out, so that the step between them is learned"):
-        Features(project=False, **QUICK).apply(student, context(original, "again"))
-    with pytest.raises(UsageError, match=r"does not take what goes into .* Take\s+distill.features"):
-        Layerwise(**QUICK).apply(student, context(original, "layerwise"))
+    with pytest.raises(UsageError, match="Leave project out, so that a projection between them is trained"):
+        FeatureDistillation(project=False, **QUICK).apply(student, context(original, "again"))
+    with pytest.raises(UsageError, match=r"does not take the input of .* Use\s+distill.features"):
+        LayerwiseDistillation(**QUICK).apply(student, context(original, "layerwise"))
 
 
 def test_units_with_the_largest_weights_are_taken_over(originals):
@@ -123,7 +122,7 @@ def test_units_with_the_largest_weights_are_taken_over(originals):
     site = anatomy(whole).of("ffn")[0]
     up, down = whole.get_submodule(site.sources[0].layer), whole.get_submodule(site.consumer)
     score = up.weight.norm(dim=1) * down.weight.norm(dim=0)
-    kept = largest(whole, site, 10)
+    kept = largest_units(whole, site, 10)
     assert kept == sorted(kept)
     assert set(kept) == set(score.topk(10).indices.tolist())
 
@@ -133,15 +132,16 @@ def test_a_student_of_the_same_size_inherits_everything(originals, context):
     student = Student(config={"intermediate_size": 64}).apply(original, context(original))
     for name, value in original.module.state_dict().items():
         assert torch.equal(student.module.state_dict()[name], value), name
-    inherit(student.module, original.module, [0, 1])
+    copy_weights(student.module, original.module, [0, 1])
 
 
 def test_layers_are_spaced_from_the_first_to_the_last():
-    assert spaced(1, 6) == [0]
-    assert spaced(3, 6) == [0, 2, 5]
-    assert spaced(6, 6) == list(range(6))
+    assert space_evenly(1, 6) == [0]
+    assert space_evenly(3, 6) == [0, 2, 5]
+    assert space_evenly(6, 6) == list(range(6))
     assert all(
-        len(set(spaced(count, whole))) == count and spaced(count, whole)[-1] == (whole - 1 if count > 1 else 0)
+        len(set(space_evenly(count, whole))) == count
+        and space_evenly(count, whole)[-1] == (whole - 1 if count > 1 else 0)
         for whole in range(1, 30)
         for count in range(1, whole + 1)
     )
@@ -158,15 +158,15 @@ def test_weights_that_nobody_has_are_drawn_from_the_seed(originals, context):
 
 WRONG = {
     "too many layers": ({"layers": 3}, RecipeError, "layers: 3 of 2 cannot stay"),
-    "no layers": ({"layers": []}, RecipeError, "are not layers of the model in their order"),
-    "layers out of order": ({"layers": [1, 0]}, RecipeError, "are not layers of the model in their order"),
+    "no layers": ({"layers": []}, RecipeError, "are not ascending indices"),
+    "layers out of order": ({"layers": [1, 0]}, RecipeError, "are not ascending indices"),
     "a key that is not there": (
         {"config": {"intermediate_sise": 3}},
         RecipeError,
         "no key 'intermediate_sise'. Did you mean 'intermediate_size'",
     ),
     "more layers": ({"config": {"num_hidden_layers": 4}}, RecipeError, "has 4 layers, and the original 2"),
-    "another width of vectors": ({"config": {"hidden_size": 16}}, RecipeError, r"Keep the keys that decide it"),
+    "another width of vectors": ({"config": {"hidden_size": 16}}, RecipeError, r"Keep the keys that determine them"),
     "a config that cannot be built": ({"config": {"num_attention_heads": 5}}, SourceError, "cannot build this model"),
 }
 
@@ -189,7 +189,7 @@ def test_a_config_comes_before_other_cuts_and_only_where_there_is_one(originals,
     )
     with pytest.raises(SourceError, match="has no config to change"):
         Student(config={"width": 3}).apply(net, context(net, "net"))
-    with pytest.raises(SourceError, match="no stacks of transformer blocks"):
+    with pytest.raises(SourceError, match="no stacks of known transformer blocks"):
         Student(layers=1).apply(net, context(net, "other"))
     with pytest.raises(ValidationError, match="give one of them"):
         Student(layers=1, config={"hidden_size": 3})

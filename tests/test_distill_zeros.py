@@ -6,9 +6,9 @@ import torch
 from contexts import torch_context
 from models import save_bert
 
-from compress.distill.features import Features
+from compress.distill.features import FeatureDistillation
 from compress.distill.heal import Heal
-from compress.distill.logits import Logits
+from compress.distill.logits import LogitDistillation
 from compress.finetune import Finetune
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
@@ -49,15 +49,15 @@ def zeros(checkpoint):
 
 
 STAGES = {
-    "plain": (Logits, {}),
+    "plain": (LogitDistillation, {}),
     "fine-tuning": (Finetune, {}),
-    "healing": (Heal, {"look": 1}),
-    "gradient-checkpointing": (Features, {"techniques": ["gradient-checkpointing"]}),
-    "gradient-accumulation": (Finetune, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
-    "optimizer-in-backward": (Logits, {"techniques": ["optimizer-in-backward"], "clip": None}),
-    "8-bit moments": (Logits, {"optimizer": "adamw-8bit"}),
-    "BF16 alone": (Logits, {"techniques": ["pure-bf16"], "optimizer": ROUNDED}),
-    "layers one by one": (Logits, {"techniques": ["layerwise"]}),
+    "healing": (Heal, {"eval_every": 1}),
+    "checkpoint": (FeatureDistillation, {"techniques": ["gradient-checkpointing"]}),
+    "accumulate": (Finetune, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
+    "in-backward": (LogitDistillation, {"techniques": ["optimizer-in-backward"], "clip": None}),
+    "8-bit moments": (LogitDistillation, {"optimizer": "adamw-8bit"}),
+    "BF16 alone": (LogitDistillation, {"techniques": ["pure-bf16"], "optimizer": ROUNDED}),
+    "layers one by one": (LogitDistillation, {"techniques": ["layerwise"]}),
 }
 
 
@@ -80,7 +80,7 @@ def test_zeros_stay_zero_and_the_rest_learns(original, given, name):
 
 def test_zeros_that_no_stage_made_are_weights_like_others(original, given):
     before = pruned(original, stage="finetune")
-    found = Logits(**QUICK).apply(before, given)
+    found = LogitDistillation(**QUICK).apply(before, given)
     after = zeros(found)
     assert not all(bool(after[path][zero].all()) for path, zero in zeros(before).items())
 
@@ -97,4 +97,4 @@ def test_a_stage_that_fills_them_ends_it(original):
 @pytest.mark.parametrize("technique", ["lora", "qlora"])
 def test_what_adds_to_the_weights_is_refused_in_a_sentence(original, given, technique):
     with pytest.raises(RecipeError, match=rf"{technique} adds to the weights .* zeros that pruning has made"):
-        Logits(**QUICK, techniques=[technique]).apply(pruned(original), given)
+        LogitDistillation(**QUICK, techniques=[technique]).apply(pruned(original), given)

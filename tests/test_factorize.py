@@ -1,4 +1,4 @@
-"""Layers taken apart: what the parts make together, how close they come, the replay, what is refused."""
+"""Layers taken apart: what the factors compose to, how close they come, the replay, what is refused."""
 
 import copy
 import os
@@ -17,13 +17,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.factorize.convolution import Convolution
-from compress.factorize.fit import imitate, spread
+from compress.factorize.factorize_layers import find_factorizable
+from compress.factorize.factors import Factorization, compose_weight, count_multiplications, make_factors
+from compress.factorize.fit_factors import fit_factors, input_metric
 from compress.factorize.low_rank import LowRank
-from compress.factorize.parts import Shape, features, split, together, work
-from compress.factorize.rank_selection import Candidate, by_budget, by_energy, losses
-from compress.factorize.replace import separate
+from compress.factorize.rank_selection import RankTradeoff, energy_losses, select_by_budget, select_by_energy
 from compress.prune.channels import Channels
-from compress.statistics.gram import Moments, add, as_rows, matrix
+from compress.statistics.layer_inputs import flatten_inputs, weight_matrix
+from compress.statistics.moments import Moments, add_inputs
 from export.capture.capture import capture
 from laconic.errors import RecipeError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
@@ -42,7 +43,7 @@ def one_thread():
 def seen_by(layer, inputs):
     """The moments of what a layer multiplies its weight with."""
     found: dict[str, Moments] = {}
-    add(found, "it", as_rows(layer, inputs))
+    add_inputs(found, "it", flatten_inputs(layer, inputs))
     return found["it"]
 
 
@@ -87,14 +88,14 @@ convolutions = st.builds(
 @given(layer=convolutions, kind=st.sampled_from(KINDS), size=st.integers(1, 2))
 def test_parts_answer_as_the_one_layer_that_they_make(layer, kind, size):
     assume(kind != "grouped" or not (layer.in_channels % size or layer.out_channels % size))
-    shape = Shape(kind=kind, size=size)
-    parts = split(layer, shape)
+    shape = Factorization(kind=kind, size=size)
+    parts = make_factors(layer, shape)
     torch.manual_seed(0)
     for parameter in parts.parameters():
         parameter.data.normal_()
     whole = copy.deepcopy(layer)
     with torch.no_grad():
-        whole.weight.copy_(together([part.weight for part in parts], shape).view_as(whole.weight))
+        whole.weight.copy_(compose_weight([part.weight for part in parts], shape).view_as(whole.weight))
         if whole.bias is not None:
             whole.bias.copy_(parts[-1].bias)
         image = torch.randn(2, layer.in_channels, 9, 8)
@@ -106,8 +107,8 @@ def test_parts_answer_as_the_one_layer_that_they_make(layer, kind, size):
 def test_multiplications_are_counted_as_they_are_done(layer, kind, size):
     assume(kind != "grouped" or not (layer.in_channels % size or layer.out_channels % size))
     layer.padding = (0, 0)
-    shape, counted = Shape(kind=kind, size=size), []
-    parts = split(layer, shape)
+    shape, counted = Factorization(kind=kind, size=size), []
+    parts = make_factors(layer, shape)
     for part in parts:
         part.register_forward_hook(lambda part, _, out: counted.append(out[0, 0].numel() * part.weight.numel()))
     with torch.no_grad():
@@ -115,19 +116,19 @@ def test_multiplications_are_counted_as_they_are_done(layer, kind, size):
         for parameter in parts.parameters():
             parameter.zero_()
         parts(image)
-    assert sum(counted) == pytest.approx(places * work(layer, shape), rel=0.12), "but for the rim"
+    assert sum(counted) == pytest.approx(places * count_multiplications(layer, shape), rel=0.12), "but for the rim"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_that_was_made_of_parts_is_found_again(kind):
     torch.manual_seed(1)
     layer = nn.Conv2d(8, 8, 3, padding=1)
-    shape = Shape(kind=kind, size=2 if kind in ("separable", "grouped") else 4)
-    made = [torch.randn_like(part.weight) for part in split(layer, shape)]
+    shape = Factorization(kind=kind, size=2 if kind in ("separable", "grouped") else 4)
+    made = [torch.randn_like(part.weight) for part in make_factors(layer, shape)]
     with torch.no_grad():
-        layer.weight.copy_(together(made, shape).view_as(layer.weight))
+        layer.weight.copy_(compose_weight(made, shape).view_as(layer.weight))
     images = torch.randn(64, 8, 8, 8)
-    parts, error = imitate(layer, seen_by(layer, images), shape)
+    parts, error = fit_factors(layer, seen_by(layer, images), shape)
     assert error < 1e-3
     with torch.no_grad():
         expected = layer(images)
@@ -139,7 +140,7 @@ def test_the_error_that_is_told_is_that_of_the_answers(kind):
     torch.manual_seed(0)
     layer = nn.Conv2d(6, 6, 3, bias=False)
     images = torch.randn(50, 6, 8, 8) * torch.linspace(0.1, 3, 6)[:, None, None]
-    parts, error = imitate(layer, seen_by(layer, images), Shape(kind=kind, size=2))
+    parts, error = fit_factors(layer, seen_by(layer, images), Factorization(kind=kind, size=2))
     with torch.no_grad():
         expected = layer(images)
         true = float((parts(images) - expected).square().sum() / expected.square().sum())
@@ -151,10 +152,10 @@ def test_training_together_is_better_than_the_best_one_by_one(monkeypatch):
     layer = nn.Conv2d(8, 8, 3, padding=1)
     moments = seen_by(layer, torch.randn(32, 8, 8, 8).cumsum(dim=2))
     for kind in ("separable", "grouped", "bottleneck"):
-        trained = imitate(layer, moments, Shape(kind=kind, size=2))[1]
+        trained = fit_factors(layer, moments, Factorization(kind=kind, size=2))[1]
         with monkeypatch.context() as patch:
-            patch.setattr("compress.factorize.fit.train", lambda *_: None)
-            assert trained < 0.98 * imitate(layer, moments, Shape(kind=kind, size=2))[1]
+            patch.setattr("compress.factorize.fit_factors.minimize", lambda *_: None)
+            assert trained < 0.98 * fit_factors(layer, moments, Factorization(kind=kind, size=2))[1]
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -167,8 +168,8 @@ def test_no_other_directions_lose_less_of_what_a_linear_layer_answers(into, out,
     layer = nn.Linear(into, out, bias=bias)
     inputs = torch.randn(200, into, generator=generator) @ torch.randn(into, into, generator=generator) + 1
     moments = seen_by(layer, inputs)
-    parts, error = imitate(layer, moments, Shape(kind="low-rank", size=rank))
-    weight, metric = matrix(layer).detach().double(), spread(moments, layer)
+    parts, error = fit_factors(layer, moments, Factorization(kind="low-rank", size=rank))
+    weight, metric = weight_matrix(layer).detach().double(), input_metric(moments, layer)
     root = torch.linalg.cholesky(metric)
     values = torch.linalg.svdvals(weight @ root).square()
     assert error == pytest.approx(float(values[rank:].sum() / values.sum()), abs=1e-6)
@@ -181,17 +182,17 @@ def test_no_other_directions_lose_less_of_what_a_linear_layer_answers(into, out,
 
 
 def candidate(path, energies, step=1):
-    found = losses(torch.tensor(energies, dtype=torch.float64))
-    return Candidate(path, found, whole=100, each=20, most=4, step=step)
+    found = energy_losses(torch.tensor(energies, dtype=torch.float64))
+    return RankTradeoff(path, found, parameters=100, per_rank=20, highest=4, step=step)
 
 
 def test_the_lowest_rank_that_holds_the_energy_is_taken():
     one = candidate("a", [8.0, 1.0, 0.6, 0.4])
-    assert by_energy([one], 0.8) == {"a": 1}
-    assert by_energy([one], 0.9) == {"a": 2}
-    assert by_energy([one], 0.91) == {"a": 3}
-    assert by_energy([candidate("a", [8.0, 1.0, 0.6, 0.4], step=2)], 0.91) == {"a": 4}
-    assert by_energy([candidate("a", [1.0] * 8)], 0.9) == {}, "a rank that saves no work is none"
+    assert select_by_energy([one], 0.8) == {"a": 1}
+    assert select_by_energy([one], 0.9) == {"a": 2}
+    assert select_by_energy([one], 0.91) == {"a": 3}
+    assert select_by_energy([candidate("a", [8.0, 1.0, 0.6, 0.4], step=2)], 0.91) == {"a": 4}
+    assert select_by_energy([candidate("a", [1.0] * 8)], 0.9) == {}, "a rank that saves no work is none"
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -201,25 +202,25 @@ def test_the_lowest_rank_that_holds_the_energy_is_taken():
 )
 def test_a_budget_is_kept_where_it_can_be(layers, keep):
     found = [candidate(str(number), sorted(each, reverse=True)) for number, each in enumerate(layers)]
-    ranks = by_budget(found, keep)
-    left = sum(ranks[each.path] * each.each if each.path in ranks else each.whole for each in found)
-    assert left <= keep * sum(each.whole for each in found)
+    ranks = select_by_budget(found, keep)
+    left = sum(ranks[each.path] * each.per_rank if each.path in ranks else each.parameters for each in found)
+    assert left <= keep * sum(each.parameters for each in found)
 
 
 def test_a_budget_takes_from_the_layer_that_loses_least():
     steep, flat = candidate("steep", [100.0, 0.1, 0.1, 0.1, 0.1]), candidate("flat", [1.0] * 5)
-    assert by_budget([steep, flat], 0.6) == {"steep": 1}
+    assert select_by_budget([steep, flat], 0.6) == {"steep": 1}
 
 
 # Stages
 
 STAGES = {
-    "low-rank": LowRank(energy=0.5, multiple=2),
-    "low-rank, spatial, by budget": LowRank(keep=0.6, multiple=1, convolutions="spatial"),
-    "low-rank, blind": LowRank(energy=0.5, multiple=2, data=False),
-    "separable": Convolution(into="separable", filters=1, loss=1, layers=("body",)),
-    "grouped": Convolution(into="grouped", loss=1),
-    "bottleneck": Convolution(into="bottleneck", width=0.4, multiple=2, loss=1),
+    "low-rank": LowRank(energy=0.5, round_to=2),
+    "low-rank, spatial, by budget": LowRank(keep=0.6, round_to=1, convolutions="spatial"),
+    "low-rank, blind": LowRank(energy=0.5, round_to=2, data_aware=False),
+    "separable": Convolution(into="separable", depth_multiplier=1, max_error=1, layers=("body",)),
+    "grouped": Convolution(into="grouped", max_error=1),
+    "bottleneck": Convolution(into="bottleneck", width=0.4, round_to=2, max_error=1),
 }
 
 CAPTURED = ("low-rank, spatial, by budget", "grouped", "bottleneck")
@@ -241,7 +242,7 @@ def test_what_was_taken_apart_saves_work_is_loaded_bit_for_bit_captured_and_cut_
         assert torch.equal(loaded.module(image), smaller.module(image))
     if method in CAPTURED:
         assert capture(loaded, tmp_path).layers
-    again = Channels(keep=0.5, multiple=4).apply(loaded, context)
+    again = Channels(keep=0.5, round_to=4).apply(loaded, context)
     assert count(again) < count(loaded)
     again.save(tmp_path / "again")
     assert Checkpoint.load(tmp_path / "again", trust=True).key == again.key
@@ -255,7 +256,7 @@ def count(checkpoint):
 def test_linear_layers_of_transformers_are_taken_apart(save, tmp_path):
     checkpoint = load_source(save(tmp_path / "model"))
     context = contexts.torch_context(checkpoint, tmp_path, dataset=contexts.dataset_for(checkpoint, 12))
-    smaller = LowRank(keep=0.7, multiple=2).apply(checkpoint, context)
+    smaller = LowRank(keep=0.7, round_to=2).apply(checkpoint, context)
     assert count(smaller) < count(checkpoint)
     smaller.save(tmp_path / "saved")
     loaded = Checkpoint.load(tmp_path / "saved")
@@ -294,18 +295,18 @@ def test_the_same_factors_give_the_same_bytes(tmp_path):
 def test_a_layer_that_would_be_imitated_badly_stays_as_it_is(tmp_path):
     checkpoint = opened(tmp_path)
     context = contexts.torch_context(checkpoint, tmp_path)
-    found = Convolution(into="separable", filters=1, loss=1).apply(checkpoint, context)
+    found = Convolution(into="separable", depth_multiplier=1, max_error=1).apply(checkpoint, context)
     worst = found.history[-1].figures["largest loss"]
-    fewer = Convolution(into="separable", filters=1, loss=0.99 * worst).apply(checkpoint, context)
+    fewer = Convolution(into="separable", depth_multiplier=1, max_error=0.99 * worst).apply(checkpoint, context)
     assert fewer.history[-1].figures["layers"] == found.history[-1].figures["layers"] - 1
-    with pytest.raises(UsageError, match="the best loses"):
-        Convolution(into="separable", filters=1, loss=1e-9).apply(checkpoint, context)
+    with pytest.raises(UsageError, match="the lowest is"):
+        Convolution(into="separable", depth_multiplier=1, max_error=1e-9).apply(checkpoint, context)
 
 
 def test_tied_layers_and_those_of_torchs_attention_are_left_alone():
-    assert list(separate(models.Tied())) == []
-    assert [path for path, _ in separate(nn.TransformerEncoderLayer(8, 2))] == ["linear1", "linear2"]
-    assert [path for path, _ in separate(models.MobileNet())] == ["stem.0", "pointwise.0", "head"]
+    assert list(find_factorizable(models.Tied())) == []
+    assert [path for path, _ in find_factorizable(nn.TransformerEncoderLayer(8, 2))] == ["linear1", "linear2"]
+    assert [path for path, _ in find_factorizable(models.MobileNet())] == ["stem.0", "pointwise.0", "head"]
 
 
 def test_what_saves_no_work_is_refused_by_a_sentence(tmp_path):
@@ -320,7 +321,7 @@ def test_what_saves_no_work_is_refused_by_a_sentence(tmp_path):
 def test_layers_are_named_or_refused(tmp_path):
     checkpoint = opened(tmp_path)
     context = contexts.torch_context(checkpoint, tmp_path)
-    smaller = LowRank(energy=0.3, multiple=1, layers=("bod*",)).apply(checkpoint, context)
+    smaller = LowRank(energy=0.3, round_to=1, layers=("bod*",)).apply(checkpoint, context)
     assert list(smaller.history[-1].structure["parts"]) == ["body"]
     with pytest.raises(RecipeError, match=r"'bodi'.*'body'"):
         LowRank(layers=("bodi",)).apply(checkpoint, context)
@@ -341,4 +342,4 @@ def test_settings_that_make_no_sense_are_refused(stage, said):
 
 
 def test_a_layer_says_what_it_makes_of_how_many():
-    assert features(nn.Conv2d(4, 8, (3, 2))) == (8, 24)
+    assert weight_matrix(nn.Conv2d(4, 8, (3, 2))).shape == (8, 24)

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.prune import channels
-from compress.prune.channel_surgery import cuts_of
-from compress.prune.channels import Channels, proof
-from compress.prune.coupling import couple
-from compress.statistics.refit import refit
+from compress.prune.channel_groups import find_channel_groups
+from compress.prune.channel_surgery import collect_removed
+from compress.prune.channels import Channels, prove_removal
+from compress.statistics.least_squares import refit_layers
 from export.capture.capture import capture
 from laconic.errors import BrokenCut, RecipeError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
@@ -153,13 +153,13 @@ def widths(module):
 @given(net=nets, data=st.data())
 def test_a_smaller_network_is_the_larger_one_with_channels_silent(net, data):
     models.randomize(net)
-    for group in couple(net, image(2)):
+    for group in find_channel_groups(net, image(2)):
         count = data.draw(st.integers(1, max(1, len(group.lanes[0]) - 1)))
         chosen = [channel for lane in group.lanes for channel in data.draw(st.permutations(lane))[:count]]
         if len(group.lanes[0]) == 1:
             continue
         try:
-            smaller, error = proof(net, cuts_of([(group, chosen)]), image())
+            smaller, error = prove_removal(net, collect_removed([(group, chosen)]), image())
         except RuntimeError:
             assert any(block.kind in ("groupnorm", "shuffle") for block in net.blocks), group.name
             continue
@@ -170,13 +170,13 @@ def test_a_smaller_network_is_the_larger_one_with_channels_silent(net, data):
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
-    net=nets, keep=st.floats(0.1, 0.9), multiple=st.integers(1, 4), allocate=st.sampled_from(["uniform", "sensitivity"])
+    net=nets, keep=st.floats(0.1, 0.9), round_to=st.integers(1, 4), allocate=st.sampled_from(["uniform", "sensitivity"])
 )
 def test_whatever_is_cut_of_a_network_is_proved_and_replayed(tmp_path_factory, net, keep, multiple, allocate):
     models.randomize(net)
     folder = tmp_path_factory.mktemp("net")
     checkpoint = checkpoint_of(net)
-    stage = Channels(keep=keep, multiple=multiple, allocate=allocate, samples=16)
+    stage = Channels(keep=keep, round_to=multiple, allocate=allocate, samples=16)
     context = contexts.torch_context(checkpoint, folder, dataset=contexts.dataset_for(checkpoint, 12))
     with suppress(UsageError):  # of a network with nothing to cut, at this multiple
         stands(net, stage.apply(checkpoint, context))
@@ -265,7 +265,7 @@ def test_channels_without_weight_go_first(tmp_path):
         module.head.weight[:, idle] = 0
     for criterion in ("magnitude", "activation", "taylor", "fisher"):
         checkpoint = checkpoint_of(copy.deepcopy(module))
-        stage = Channels(keep=0.75, multiple=1, criterion=criterion, compensate=False, reestimate=False)
+        stage = Channels(keep=0.75, round_to=1, criterion=criterion, compensate=False, recalibrate_batch_norm=False)
         smaller = stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
         images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
@@ -275,7 +275,7 @@ def test_channels_without_weight_go_first(tmp_path):
 @pytest.mark.parametrize("multiple", [1, 4, 8, 16])
 def test_counts_are_rounded_up_to_the_hardwares_multiple(tmp_path, multiple):
     checkpoint = opened(tmp_path, width=48)
-    stage = Channels(keep=0.45, multiple=multiple, compensate=False, reestimate=False)
+    stage = Channels(keep=0.45, round_to=multiple, compensate=False, recalibrate_batch_norm=False)
     (left, _) = widths(stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path)).module)["stem"]
     assert left == -(-0.45 * 48 // multiple) * multiple
 
@@ -288,7 +288,7 @@ def test_least_squares_make_good_what_the_remaining_channels_can_tell(tmp_path):
     checkpoint = checkpoint_of(module)
     context = contexts.torch_context(checkpoint, tmp_path, dataset=contexts.dataset_for(checkpoint, 200))
     plain, fitted = (
-        Channels(keep=0.5, whole=("layers.1",), compensate=compensate).apply(checkpoint, context)
+        Channels(keep=0.5, ignored_layers=("layers.1",), compensate=compensate).apply(checkpoint, context)
         for compensate in (False, True)
     )
     assert widths_of_linear(fitted) == [8, 8, 3]
@@ -298,20 +298,20 @@ def test_least_squares_make_good_what_the_remaining_channels_can_tell(tmp_path):
 def test_no_mending_is_taken_that_answers_worse(tmp_path, monkeypatch):
     checkpoint = opened(tmp_path)
     context = contexts.torch_context(checkpoint, tmp_path)
-    plain = Channels(keep=0.5, compensate=False, reestimate=False).apply(checkpoint, context)
+    plain = Channels(keep=0.5, compensate=False, recalibrate_batch_norm=False).apply(checkpoint, context)
 
     def spoil(module, *_):
         for parameter in module.parameters():
             parameter.zero_()
 
-    monkeypatch.setattr(channels, "refit", spoil)
-    spoilt = Channels(keep=0.5, reestimate=False).apply(checkpoint, context)
+    monkeypatch.setattr(channels, "refit_layers", spoil)
+    spoilt = Channels(keep=0.5, recalibrate_batch_norm=False).apply(checkpoint, context)
     assert torch.equal(spoilt.module.head.weight, plain.module.head.weight)
 
 
 def test_statistics_of_batch_normalisations_are_taken_anew(tmp_path):
     checkpoint = opened(tmp_path)
-    fresh = channels.reestimated(checkpoint.module, checkpoint.task, contexts.dataset_for(checkpoint))
+    fresh = channels.recalibrate_batch_norm(checkpoint.module, checkpoint.task, contexts.dataset_for(checkpoint))
     images = torch.from_numpy(np.stack([each["image"] for each in contexts.dataset_for(checkpoint).samples]))
     with torch.no_grad():
         expected = checkpoint.module.stem(images).mean(dim=(0, 2, 3))
@@ -325,7 +325,7 @@ def test_sensitivity_spares_the_group_that_matters(tmp_path):
     with torch.no_grad():  # the middle layer hardly reads what comes: its inputs can go
         module.layers[1].weight *= 1e-4
     checkpoint = checkpoint_of(module)
-    stage = Channels(keep=0.5, multiple=4, allocate="sensitivity", compensate=False)
+    stage = Channels(keep=0.5, round_to=4, allocate="sensitivity", compensate=False)
     found = widths_of_linear(stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path)))
     assert found[0] == min(found[:3])
     assert found[0] < 8
@@ -335,7 +335,7 @@ def test_a_layer_fitted_to_its_own_inputs_is_what_it_was(tmp_path):
     checkpoint = opened(tmp_path)
     module = copy.deepcopy(checkpoint.module)
     paths = ["stem", "body", "head"]
-    refit(
+    refit_layers(
         module,
         checkpoint.module,
         checkpoint.task,
@@ -354,8 +354,8 @@ def test_a_layer_fitted_to_its_own_inputs_is_what_it_was(tmp_path):
     [
         (lambda: models.BiLstm(), "lstm is a LSTM"),
         (lambda: Attention(), "prune.heads and prune.ffn"),
-        (lambda: models.ResidualNet(width=6), "nothing to cut"),
-        (lambda: models.Difference(), "nothing to cut"),
+        (lambda: models.ResidualNet(width=6), "nothing to prune"),
+        (lambda: models.Difference(), "nothing to prune"),
     ],
 )
 def test_what_has_no_channels_to_cut_is_refused_by_a_sentence(tmp_path, make, said):
@@ -374,21 +374,21 @@ def test_transformers_are_refused_and_told_where_to_go(tmp_path):
 def test_a_group_left_whole_is_named_or_refused(tmp_path):
     checkpoint = checkpoint_of(models.randomize(models.Perceptron([4, 16, 16, 3])))
     context = contexts.torch_context(checkpoint, tmp_path)
-    assert widths_of_linear(Channels(keep=0.5, whole=("*.1",)).apply(checkpoint, context)) == [8, 16, 3]
+    assert widths_of_linear(Channels(keep=0.5, ignored_layers=("*.1",)).apply(checkpoint, context)) == [8, 16, 3]
     with pytest.raises(RecipeError, match=r"'layer\.0'.*layers\.0"):
-        Channels(whole=("layer.0",)).apply(checkpoint, context)
+        Channels(ignored_layers=("layer.0",)).apply(checkpoint, context)
 
 
 def test_a_cut_that_cannot_be_proved_raises(tmp_path, monkeypatch):
     checkpoint = opened(tmp_path)
-    monkeypatch.setattr(channels.Surgery, "stands", lambda *_: True)
-    honest = channels.narrow
+    monkeypatch.setattr(channels.ChannelPruner, "is_provable", lambda *_: True)
+    honest = channels.remove_channels
 
     def shuffled(module, cuts):
         honest(module, cuts)
         module.head.weight = nn.Parameter(module.head.weight.flip(1))
 
-    monkeypatch.setattr(channels, "narrow", shuffled)
+    monkeypatch.setattr(channels, "remove_channels", shuffled)
     with pytest.raises(BrokenCut, match="stem"):
         Channels(keep=0.5).apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
 
@@ -402,7 +402,7 @@ def test_a_criterion_that_knows_none_of_the_layers_says_so(tmp_path):
     assert smaller.module.first.out_channels == 8
 
 
-@pytest.mark.parametrize("setting", ["keep: 0", "keep: 1", "multiple: 0", "allocate: best"])
+@pytest.mark.parametrize("setting", ["keep: 0", "keep: 1", "round_to: 0", "allocate: best"])
 def test_settings_that_make_no_sense_are_refused(setting):
     key, value = setting.split(": ")
     value = float(value) if value.isdigit() else value

@@ -1,4 +1,5 @@
-"""Heads, feed-forward units and blocks cut out of transformers: the proof, the replay, the capture, what is refused."""
+"""Heads, feed-forward units and blocks removed from transformers: the proof, the replay, the capture, what is
+refused."""
 
 import copy
 import subprocess
@@ -17,9 +18,9 @@ from compress.prune.ffn import Ffn
 from compress.prune.heads import Heads
 from compress.prune.layers import Layers
 from compress.transformer.anatomy import anatomy
-from compress.transformer.blockwise import Passage
-from compress.transformer.proof import distance, prove, silenced, skipped
-from compress.transformer.surgery import agree, cut, keep_blocks
+from compress.transformer.blockwise import BlockwisePass
+from compress.transformer.proof import mask_units, prove, relative_difference, skip_blocks
+from compress.transformer.surgery import keep_blocks, keep_units, update_config
 from export.capture.capture import capture
 from laconic.errors import BrokenCut, RecipeError, SourceError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
@@ -38,8 +39,8 @@ STAGES = {
     "heads": Heads(keep=0.5),
     "heads, by score": Heads(keep=0.5, criterion="activation", compensate=False),
     "ffn": Ffn(keep=0.5),
-    "ffn, in steps": Ffn(keep=0.25, multiple=8, steps=2),
-    "ffn, by sensitivity": Ffn(keep=0.5, multiple=8, allocate="sensitivity"),
+    "ffn, in steps": Ffn(keep=0.25, round_to=8, steps=2),
+    "ffn, by sensitivity": Ffn(keep=0.5, round_to=8, allocate="sensitivity"),
     "layers": Layers(keep=0.5),
 }
 
@@ -106,15 +107,15 @@ def test_a_smaller_model_is_the_larger_one_without_what_was_cut(family, shape, d
         smaller, kept = copy.deepcopy(larger), {}
         for site in anatomy(larger).of(kind):
             kept[site.consumer] = (site, some_of(data, site.units))
-            cut(smaller, *kept[site.consumer])
-        agree(smaller)
-        assert apart(larger, silenced(larger, kept), smaller, inputs) <= 1e-5
+            keep_units(smaller, *kept[site.consumer])
+        update_config(smaller)
+        assert apart(larger, mask_units(larger, kept), smaller, inputs) <= 1e-5
         assert [site.units for site in anatomy(smaller).of(kind)] == [len(units) for _, units in kept.values()]
     stays = some_of(data, shape["layers"])
     shallower, found = copy.deepcopy(larger), anatomy(larger)
     keep_blocks(shallower, stays)
     gone = [found.block(index) for index in range(shape["layers"]) if index not in stays]
-    assert apart(larger, skipped(larger, gone), shallower, inputs) <= 1e-5
+    assert apart(larger, skip_blocks(larger, gone), shallower, inputs) <= 1e-5
     assert len(anatomy(shallower).sites) == shallower.config.num_hidden_layers == len(stays)
 
 
@@ -123,7 +124,7 @@ def apart(larger, silence, smaller, inputs):
     with torch.no_grad():
         with silence:
             expected = larger(**inputs).last_hidden_state
-        return distance(expected, smaller(**inputs).last_hidden_state)
+        return relative_difference(expected, smaller(**inputs).last_hidden_state)
 
 
 @pytest.mark.parametrize("family", SAVE)
@@ -136,9 +137,9 @@ def test_a_passage_sees_block_by_block_what_the_model_sees(family):
         call(model, inputs)
         for handle in handles:
             handle.remove()
-        passage = Passage(model, found, [inputs], changes=False)
+        passage = BlockwisePass(model, found, [inputs], changes=False)
         for site, expected in zip(found.of("ffn"), seen, strict=True):
-            (view,) = passage.see(site)
+            (view,) = passage.observe(site)
             mask = inputs.get("attention_mask", torch.ones(expected.shape[:-1]))
             assert torch.equal(view.x, expected[mask.bool()])
             passage.advance(site.block)
@@ -198,7 +199,7 @@ def test_a_cut_model_is_opened_by_a_fresh_process_and_answers_bit_for_bit_the_sa
 def test_one_cut_follows_another_and_the_result_is_captured(family, folders, tmp_path):
     checkpoint = load_source(folders[family])
     context = contexts.torch_context(checkpoint, tmp_path)
-    for stage in (Ffn(keep=0.5), Layers(drop=(1,)), Heads(keep=0.5), Ffn(keep=0.5, multiple=8)):
+    for stage in (Ffn(keep=0.5), Layers(drop=(1,)), Heads(keep=0.5), Ffn(keep=0.5, round_to=8)):
         checkpoint = stage.apply(checkpoint, context)
     assert [record.stage for record in checkpoint.history] == ["prune.ffn", "prune.layers", "prune.heads", "prune.ffn"]
     sites = anatomy(checkpoint.module).sites
@@ -225,7 +226,7 @@ def test_the_config_says_what_all_blocks_agree_on(folders, tmp_path):
 def test_the_same_cut_twice_gives_the_same_key(folders, tmp_path):
     checkpoint = load_source(folders["BERT"])
     first, second = (
-        Ffn(keep=0.5, allocate="sensitivity", multiple=8).apply(
+        Ffn(keep=0.5, allocate="sensitivity", round_to=8).apply(
             checkpoint, contexts.torch_context(checkpoint, tmp_path / name)
         )
         for name in "ab"
@@ -257,8 +258,8 @@ def test_what_is_left_stands_in_for_what_was_cut(folders, tmp_path):
         (Ffn(keep=0.1), "multiples of 32"),
         (Heads(keep=0.05), "drop whole blocks"),
         (Layers(keep=0.1), "leaves none"),
-        (Layers(drop=(0, 1)), "one of which must stay"),
-        (Layers(drop=(7,)), "count from 0 to 1"),
+        (Layers(drop=(0, 1)), "one of them must stay"),
+        (Layers(drop=(7,)), "numbered from 0 to 1"),
         (Ffn(criterion="magnitudes"), "magnitude"),
     ],
 )
@@ -283,12 +284,12 @@ def test_a_cut_that_does_more_than_it_should_is_caught(folders):
     checkpoint = load_source(folders["BERT"])
     site = anatomy(checkpoint.module).of("heads")[0]
     smaller = copy.deepcopy(checkpoint.module)
-    cut(smaller, site, [0, 1])
+    keep_units(smaller, site, [0, 1])
     data = contexts.dataset_for(checkpoint)
     with pytest.raises(BrokenCut, match="differ by"):
         prove(
             checkpoint.module,
-            lambda: silenced(checkpoint.module, {site.consumer: (site, [0, 2])}),
+            lambda: mask_units(checkpoint.module, {site.consumer: (site, [0, 2])}),
             smaller,
             checkpoint.task,
             data,
@@ -299,12 +300,12 @@ def test_heads_that_are_scrambled_are_caught(folders):
     checkpoint = load_source(folders["BERT"])
     site = anatomy(checkpoint.module).of("heads")[0]
     smaller = copy.deepcopy(checkpoint.module)
-    cut(smaller, site, [0, 1])
+    keep_units(smaller, site, [0, 1])
     smaller.get_submodule(anatomy(smaller).block(0) + ".attention.self").attention_head_size = 16
     with pytest.raises(BrokenCut):
         prove(
             checkpoint.module,
-            lambda: silenced(checkpoint.module, {site.consumer: (site, [0, 1])}),
+            lambda: mask_units(checkpoint.module, {site.consumer: (site, [0, 1])}),
             smaller,
             checkpoint.task,
             contexts.dataset_for(checkpoint),
@@ -315,12 +316,12 @@ def test_a_smaller_model_that_does_not_run_is_caught(folders):
     checkpoint = load_source(folders["GPT-2"])
     site = anatomy(checkpoint.module).of("heads")[0]
     smaller = copy.deepcopy(checkpoint.module)
-    cut(smaller, site, [0, 1])
+    keep_units(smaller, site, [0, 1])
     smaller.get_submodule(anatomy(smaller).block(0) + ".attn").split_size = 32
     with pytest.raises(BrokenCut, match="does not run"):
         prove(
             checkpoint.module,
-            lambda: silenced(checkpoint.module, {site.consumer: (site, [0, 1])}),
+            lambda: mask_units(checkpoint.module, {site.consumer: (site, [0, 1])}),
             smaller,
             checkpoint.task,
             contexts.dataset_for(checkpoint),

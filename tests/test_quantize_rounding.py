@@ -12,6 +12,7 @@ from models import save_embedder
 from onnx import helper, numpy_helper
 from test_place import inputs
 
+from compress.quantize.gptq_rounding import gptq
 from compress.quantize.graph_moments import MEMORY_LIMIT, LayerInput, collect_moments, split_by_memory
 from compress.quantize.im2col import Im2Col
 from compress.quantize.rounding import output_errors, round_weight
@@ -323,3 +324,18 @@ def test_a_convolution_without_a_bias_gets_one(tmp_path, engine):
     with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
         found = session.run({"x": np.zeros((1, 2, 5, 5), np.float32)})["y"]
     np.testing.assert_allclose(found.mean(axis=(0, 2, 3)), correction, atol=1e-5)
+
+
+def test_gptq_is_the_recursion_of_the_paper_without_blocks():
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(300, 150)) @ generator.normal(size=(150, 150))
+    gram = rows.T @ rows / len(rows)
+    weight = generator.normal(size=(150, 6)).astype(np.float32)
+    steps = np.broadcast_to(np.abs(weight).max(axis=0) / 7, weight.shape).astype(np.float32)
+    factor = np.linalg.cholesky(np.linalg.inv(gram + 0.01 * np.diagonal(gram).mean() * np.eye(150))).T
+    left, expected = weight.astype(np.float64), np.empty_like(weight)
+    for row in range(150):
+        expected[row] = np.clip(np.rint(left[row] / steps[row]), -8, 7)
+        error = (left[row] - expected[row] * steps[row]) / factor[row, row]
+        left[row + 1 :] -= np.outer(factor[row, row + 1 :], error)
+    assert (gptq(weight, steps, gram, (-8, 7), order=False) == expected).mean() > 0.999

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from models import MobileNet, Perceptron, ResidualNet, Tied, randomize, save_bert, save_gpt2
 from torch import nn
 
-from compress.criteria.criterion import Evidence
+from compress.criteria.criterion import LayerStatistics
 from compress.criteria.sparsegpt import SparseGpt
 from compress.prune import gradual
-from compress.prune.column_pruning import compensated
-from compress.prune.execution_order import waves
-from compress.prune.pattern import Fixed, Share, TwoOfFour, lowest, spread
-from compress.prune.sparsity import pruned
+from compress.prune.execution_order import group_by_input
+from compress.prune.sparsity import prune_columns, prune_weight
+from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, TwoOfFour, select_lowest, split_count
 from compress.prune.two_four import TwoFour
 from compress.prune.unstructured import Unstructured
 from compress.quantize.rounding import round_weight
-from compress.statistics.gram import Moments, matrix
+from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.moments import Moments
 from laconic import registry
 from laconic.cache import Cache
 from laconic.errors import RecipeError
@@ -61,7 +61,7 @@ def weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """Of all linear and convolutional layers, as [out, in]."""
     kinds = ("Linear", "Conv2d", "Conv1D")
     layers = ((path, layer) for path, layer in checkpoint.module.named_modules() if type(layer).__name__ in kinds)
-    return {path: matrix(layer) for path, layer in layers}
+    return {path: weight_matrix(layer) for path, layer in layers}
 
 
 def zeros(found: dict[str, torch.Tensor]) -> int:
@@ -88,15 +88,15 @@ def test_the_share_is_met_to_the_weight_whatever_the_shapes(shapes, share, rows,
     generator = torch.Generator().manual_seed(seed)
     scores = [torch.randint(0, 4, shape, generator=generator).float() for shape in shapes]
     total = sum(each.numel() for each in scores)
-    counts = spread([each.numel() for each in scores], share)
+    counts = split_count([each.numel() for each in scores], share)
     found = [
-        Share(count, each.shape[1], rows).zeros(each) for each, count in zip(scores, counts, strict=True)
+        EvenSparsity(count, each.shape[1], rows).select_zeros(each) for each, count in zip(scores, counts, strict=True)
     ]  # fmt: skip
     assert [int(each.sum()) for each in found] == counts
     assert abs(sum(counts) - share * total) <= 0.5 + 1e-6
     if rows:
         assert all(int(each.sum(dim=1).max() - each.sum(dim=1).min()) <= 1 for each in found)
-    chosen = lowest(scores, sum(counts))
+    chosen = select_lowest(scores, sum(counts))
     assert sum(int(each.sum()) for each in chosen) == sum(counts)
     inside, outside = (torch.cat([s[z == flag] for s, z in zip(scores, chosen, strict=True)]) for flag in (True, False))
     assert not len(inside) or not len(outside) or inside.max() <= outside.min()
@@ -106,8 +106,8 @@ def test_the_share_is_met_to_the_weight_whatever_the_shapes(shapes, share, rows,
 def test_each_stretch_of_inputs_gives_its_share_and_more_is_never_less(count):
     stretches = range(0, 384, 48)
     scores = torch.zeros(4, 48)
-    found = [int(Share(count, 384, True).zeros(scores, start).sum()) for start in stretches]
-    more = [int(Share(count + 1, 384, True).zeros(scores, start).sum()) for start in stretches]
+    found = [int(EvenSparsity(count, 384, True).select_zeros(scores, start).sum()) for start in stretches]
+    more = [int(EvenSparsity(count + 1, 384, True).select_zeros(scores, start).sum()) for start in stretches]
     assert sum(found) == count
     assert max(found) - min(found) <= 3
     assert all(a <= b for a, b in zip(found, more, strict=True))
@@ -121,28 +121,30 @@ def test_what_is_made_up_for_has_exactly_the_zeros_of_its_pattern(outputs, input
     weight = torch.randn(outputs, inputs, generator=generator)
     given = rows_of(64, inputs, seed)
     count = int(share * weight.numel())
-    pattern = TwoOfFour() if fours else Share(count, inputs, rows)
-    found = compensated(weight, given.T @ given, pattern)
+    pattern = TwoOfFour() if fours else EvenSparsity(count, inputs, rows)
+    found = prune_columns(weight, given.T @ given, pattern)
     assert found.isfinite().all()
     assert int((found == 0).sum()) == (weight.numel() // 2 if fours else count)
     if fours:
         assert ((found.view(outputs, -1, 4) == 0).sum(dim=2) == 2).all()
 
 
-@pytest.mark.parametrize("pattern", [Share(24 * 64 // 2, 64, True), TwoOfFour()], ids=["half of each row", "two of 4"])
+@pytest.mark.parametrize(
+    "pattern", [EvenSparsity(24 * 64 // 2, 64, True), TwoOfFour()], ids=["half of each row", "two of 4"]
+)
 def test_what_makes_up_for_its_zeros_errs_less_than_wanda_and_that_less_than_magnitude(pattern):
     rows = rows_of(600, 64)
     weight = torch.randn(24, 64, generator=torch.Generator().manual_seed(1))
-    evidence = Evidence(weight, Moments(rows.T @ rows, rows.sum(dim=0), len(rows)))
+    evidence = LayerStatistics(weight, Moments(rows.T @ rows, rows.sum(dim=0), len(rows)))
     unseen = rows_of(600, 64, seed=0)[300:]
     errors = {}
     for name in ("magnitude", "wanda", "sparsegpt"):
         criterion = registry.resolve("criterion", name)()
-        found = pruned(evidence, pattern, criterion, update=name == "sparsegpt")
+        found = prune_weight(evidence, pattern, criterion, update=name == "sparsegpt")
         errors[name] = float((unseen @ (found - weight).T).square().mean())
     assert errors["sparsegpt"] < 0.7 * errors["wanda"]
     assert errors["wanda"] < errors["magnitude"]
-    mended = pruned(evidence, pattern, registry.resolve("criterion", "magnitude")(), update=True)
+    mended = prune_weight(evidence, pattern, registry.resolve("criterion", "magnitude")(), update=True)
     assert float((unseen @ (mended - weight).T).square().mean()) < errors["magnitude"]
 
 
@@ -153,7 +155,7 @@ def test_of_one_weight_that_goes_the_rest_makes_up_as_least_squares_would():
     weight = torch.randn(3, 6, generator=generator)
     first = torch.zeros(3, 6, dtype=torch.bool)
     first[:, 0] = True
-    found = compensated(weight, rows.T @ rows, Fixed(first))
+    found = prune_columns(weight, rows.T @ rows, FixedMask(first))
     best = torch.linalg.lstsq(rows[:, 1:], rows @ weight.T).solution.T
     assert (found[:, 0] == 0).all()
     assert torch.allclose(found[:, 1:], best, atol=0.02)
@@ -227,7 +229,10 @@ def test_layers_fed_by_one_tensor_come_together_and_in_the_order_in_which_they_r
     checkpoint = load_source(save_bert(tmp_path / "model"))
     paths = [path for path, layer in checkpoint.module.named_modules() if isinstance(layer, nn.Linear)]
     batch = {name: torch.tensor(array) for name, array in checkpoint.task.encode(["hello world"]).items()}
-    found = [[path.rsplit(".", 2)[-1] for path in wave.paths] for wave in waves(checkpoint.module, batch, paths[::-1])]
+    found = [
+        [path.rsplit(".", 2)[-1] for path in wave.paths]
+        for wave in group_by_input(checkpoint.module, batch, paths[::-1])
+    ]
     assert found[:4] == [["query", "key", "value"], ["dense"], ["dense"], ["dense"]]
     assert sum(map(len, found)) == len(paths)
 
@@ -255,13 +260,16 @@ def test_what_is_zero_stays_zero_in_another_cut(criterion, tmp_path):
 
 
 def test_the_schedule_rises_ever_slower_to_its_target():
-    found = gradual.shares(0.9, 10)
+    found = gradual.cubic_schedule(0.9, 10)
     assert found[-1] == 0.9
     steps = np.diff([0, *found])
     assert (steps > 0).all()
     assert (np.diff(steps) < 0).all()
-    assert list(gradual.places(found, 40)) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
-    assert gradual.places(found, 2) == {1: found[4], 2: 0.9} or list(gradual.places(found, 2).values())[-1] == 0.9
+    assert list(gradual.assign_steps(found, 40)) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
+    assert (
+        gradual.assign_steps(found, 2) == {1: found[4], 2: 0.9}
+        or list(gradual.assign_steps(found, 2).values())[-1] == 0.9
+    )
 
 
 @pytest.mark.parametrize("schedule", ["iterative", "training"])
@@ -269,7 +277,7 @@ def test_the_schedule_rises_ever_slower_to_its_target():
 def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, criterion, tmp_path, cache):
     checkpoint = perceptron()
     context = replace(torch_context(checkpoint, tmp_path), cache=cache)
-    heal = {"steps": 30, "look": 15, "batch": 12, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
+    heal = {"steps": 30, "eval_every": 15, "batch": 12, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
     config = {"sparsity": 0.8, "criterion": criterion, "samples": 16}
     once = stage("prune.unstructured", **config).apply(checkpoint, context)
     gradually = stage("prune.unstructured", **config, schedule=schedule, steps=3, heal=heal)
@@ -286,20 +294,20 @@ def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, crit
 @pytest.mark.parametrize("schedule", ["iterative", "training"])
 def test_a_run_that_was_killed_goes_on_and_gives_the_same(schedule, tmp_path, monkeypatch, cache):
     checkpoint = perceptron()
-    heal = {"steps": 12, "look": 6, "batch": 12, "every": 5, "feed": {"workers": 0}}
+    heal = {"steps": 12, "eval_every": 6, "batch": 12, "every": 5, "feed": {"workers": 0}}
     config = {"sparsity": 0.8, "criterion": "magnitude", "schedule": schedule, "steps": 4, "heal": heal}
     chosen = stage("prune.unstructured", **config)
     whole = chosen.apply(checkpoint, replace(torch_context(checkpoint, tmp_path / "whole"), cache=cache))
     cuts = []
 
-    def cut(self, module, *args, _cut=Unstructured.cut):
+    def cut(self, module, *args, _cut=Unstructured.sparsify):
         cuts.append(args)
         if len(cuts) == 3:
             raise KeyboardInterrupt
         _cut(self, module, *args)
 
     context = replace(torch_context(checkpoint, tmp_path / "killed"), cache=cache)
-    monkeypatch.setattr(Unstructured, "cut", cut)
+    monkeypatch.setattr(Unstructured, "sparsify", cut)
     with pytest.raises(KeyboardInterrupt):
         chosen.apply(checkpoint, context)
     resumed = chosen.apply(checkpoint, context)

@@ -1,1 +1,1 @@
-"""The ways to tell how much a weight matters, one a file."""
+"""Importance criteria of pruning, one a module."""

@@ -1,17 +1,17 @@
-"""What the weight adds to the layer's output."""
+"""Importance by the energy that a weight adds to the layer's output."""
 
 from typing import ClassVar
 
 from torch import Tensor
 
-from compress.criteria.criterion import Criterion, Evidence, Need
+from compress.criteria.criterion import Criterion, LayerStatistics, Need
 
 
 class Activation(Criterion):
-    """The energy of weight times input over the calibration samples: w^2 |x|^2."""
+    """w^2 ||x||^2, the energy of weight times input over the calibration samples."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"moments"})
 
-    def scores(self, evidence: Evidence) -> Tensor:
-        assert evidence.moments is not None
-        return evidence.weight.float().square() * evidence.moments.norms.square()
+    def score(self, statistics: LayerStatistics) -> Tensor:
+        assert statistics.moments is not None
+        return statistics.weight.float().square() * statistics.moments.norms.square()

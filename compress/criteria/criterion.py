@@ -1,4 +1,4 @@
-"""How much each weight of a layer matters."""
+"""The interface of importance criteria, and the calibration statistics that they score weights by."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,62 +8,65 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from compress.statistics.gradients import gradients
-from compress.statistics.gram import Moments, matrix, moments
+from compress.statistics.gradients import collect_gradients
+from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.moments import Moments, collect_moments
 from laconic.data.dataset import Dataset
 from laconic.tasks.task import Task
 
 Need = Literal["moments", "gradient"]
 Scope = Literal["global", "layer", "row"]
-"""What weights are compared with: those of all layers, of their layer, or of their output's row."""
+"""What a weight's score is compared with: those of all layers, of its layer, or of its output (row)."""
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What a criterion may look at, for one layer; None where it does not need it.
+class LayerStatistics:
+    """What a criterion may use of one layer; None for what it does not need.
 
-    weight: [out, in]. moments: of the layer's inputs. gradient: of an objective by the weight, the mean over samples of
-    its size |g|, [out, in] float32; squared: the mean of its squares.
+    weight: [out, in]. moments: of the layer's inputs. gradient: the mean over samples of |g|, g being the gradient of a
+    loss with respect to the weight, [out, in] float32. squared_gradient: the mean of g^2, of the same shape.
     """
 
     weight: Tensor
     moments: Moments | None = None
     gradient: Tensor | None = None
-    squared: Tensor | None = None
+    squared_gradient: Tensor | None = None
 
 
 class Criterion(BaseModel, ABC):
-    """Gives each weight a score. A row, a column or a block of weights that is cut as one counts the sum of theirs."""
+    """Scores the importance of each weight. A row, column or block that is pruned as a whole has the sum of its
+    scores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     scope: ClassVar[Scope] = "layer"
-    """What single weights are compared with, where nobody says otherwise."""
+    """The default scope in which single weights are compared."""
 
     @abstractmethod
-    def scores(self, evidence: Evidence) -> Tensor:
-        """[out, in] float32; the greater, the more the answers would suffer without the weight. Not negative."""
+    def score(self, statistics: LayerStatistics) -> Tensor:
+        """The importance of each weight, [out, in] float32, not negative: the higher, the more the output would change
+        without the weight."""
 
 
-def gather(
+def collect_statistics(
     criterion: Criterion, module: nn.Module, task: Task, dataset: Dataset, paths: Sequence[str], *, seed: int = 0
-) -> dict[str, Evidence]:
-    """What the criterion needs of the layers at these paths, by path: the module as it is, asked about the dataset.
+) -> dict[str, LayerStatistics]:
+    """What the criterion needs of the layers at these paths, by path, measured on the dataset with the module as it is.
 
-    A layer that does not run with any sample has no evidence, where the criterion needs moments.
+    Layers that no sample runs through are left out if the criterion needs moments.
     """
-    flows = moments(module, task, dataset, paths) if "moments" in criterion.needs else {}
-    slopes = gradients(module, task, dataset, paths, seed=seed) if "gradient" in criterion.needs else {}
+    moments = collect_moments(module, task, dataset, paths) if "moments" in criterion.needs else {}
+    gradients = collect_gradients(module, task, dataset, paths, seed=seed) if "gradient" in criterion.needs else {}
     found = {}
     for path in paths:
-        if "moments" in criterion.needs and path not in flows:
+        if "moments" in criterion.needs and path not in moments:
             continue
-        slope = slopes.get(path)
-        found[path] = Evidence(
-            weight=matrix(module.get_submodule(path)).detach(),
-            moments=flows.get(path),
-            gradient=slope.size if slope else None,
-            squared=slope.square if slope else None,
+        gradient = gradients.get(path)
+        found[path] = LayerStatistics(
+            weight=weight_matrix(module.get_submodule(path)).detach(),
+            moments=moments.get(path),
+            gradient=gradient.absolute if gradient else None,
+            squared_gradient=gradient.square if gradient else None,
         )
     return found

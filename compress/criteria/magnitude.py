@@ -1,12 +1,13 @@
-"""The size of the weight itself."""
+"""Importance by the magnitude of the weight."""
 
 from torch import Tensor
 
-from compress.criteria.criterion import Criterion, Evidence
+from compress.criteria.criterion import Criterion, LayerStatistics
 
 
 class Magnitude(Criterion):
-    """The square of the weight, so that sums over blocks are squares of their norms (Han et al. 2015)."""
+    """w^2, so that the sum over a block is its squared norm (Han et al., Learning both Weights and Connections for
+    Efficient Neural Networks, 2015)."""
 
-    def scores(self, evidence: Evidence) -> Tensor:
-        return evidence.weight.float().square()
+    def score(self, statistics: LayerStatistics) -> Tensor:
+        return statistics.weight.float().square()

@@ -1,32 +1,19 @@
-"""What the layer's output would lose without the weight, when the others of its row make up for it as they can."""
+"""Importance by the optimal brain surgeon's saliency of the layer's output error."""
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from compress.criteria.criterion import Criterion, Evidence, Need
-
-DAMPING = 0.01
-"""Of the mean of the diagonal, added to it, so that it can be inverted."""
+from compress.criteria.criterion import Criterion, LayerStatistics, Need
+from compress.statistics.optimal_brain_compression import invert_damped
 
 
 class SparseGpt(Criterion):
-    """w^2 / [H^-1]_jj, with H = sum of x xT (the optimal brain surgeon of Hassibi & Stork, 1993, as Frantar & Alistarh,
-    SparseGPT, 2023, take it layer by layer)."""
+    """w^2 / [H^-1]_jj with H = sum of x xT: the output error without the weight once the other weights of its row
+    compensate for it (OBS: Hassibi & Stork, 1993; layer by layer: Frantar & Alistarh, SparseGPT, 2023)."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"moments"})
 
-    def scores(self, evidence: Evidence) -> Tensor:
-        assert evidence.moments is not None
-        return evidence.weight.float().square() / inverse(evidence.moments.gram).diagonal().float()
-
-
-def inverse(gram: Tensor) -> Tensor:
-    """The inverse of damped second moments, [in, in] float64.
-
-    An input that is always zero gets the damping alone, so that its weights are the first to go.
-    """
-    mean = float(gram.diagonal().mean())
-    damped = gram.double() + torch.eye(len(gram), dtype=torch.float64, device=gram.device) * max(DAMPING * mean, 1e-12)
-    return torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    def score(self, statistics: LayerStatistics) -> Tensor:
+        assert statistics.moments is not None
+        return statistics.weight.float().square() / invert_damped(statistics.moments.gram).diagonal().float()

@@ -1,1 +1,1 @@
-"""Learning from the original."""
+"""Knowledge distillation and healing: stages that train the model to give the original's outputs."""

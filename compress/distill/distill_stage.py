@@ -1,8 +1,8 @@
-"""What all stages that distil share: the original teaches, on the one training loop."""
+"""The base of all distillation stages: the original is the teacher, in the ordinary training loop."""
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from compress.distill.distillation import Distillation
-from compress.distill.distillation_loss import Imitation
-from compress.distill.layer_mapping import Pair, pairs
+from compress.distill.distillation_loss import DistillationLoss
+from compress.distill.distillation_objective import DistillationObjective
+from compress.distill.layer_mapping import LayerPair, pair_layers
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import Named
@@ -32,35 +32,36 @@ if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
 
-class Distil(Training, TorchStage):
-    """Train on the samples for learning to answer as the original does, without labels.
+class DistillStage(Training, TorchStage):
+    """Train on the training samples to give the original's outputs, without labels (knowledge distillation).
 
-    labels: the share in the loss of what the task learns from labels, which the samples must have then.
+    label_weight: the share of the task's own loss on labels, which the samples must have then.
     """
 
     trains = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     name: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {**Training.renamed, "labels": "label_weight"}
 
     batch: int = Field(default=32, ge=1)
     epochs: float = Field(default=1.0, gt=0)
     optimizer: Named = Named(name="adamw", config={"lr": 5e-4, "weight_decay": 0.01})
     schedule: Named = Named(name="cosine")
-    labels: float = Field(default=0.0, ge=0, lt=1)
+    label_weight: float = Field(default=0.0, ge=0, lt=1)
 
     @abstractmethod
-    def imitations(self, task: Task, layers: int) -> list[Imitation]:
-        """What is to be alike. layers: how many the student shares with its teacher. Raises UsageError."""
+    def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
+        """The losses, which are added up. layers: how many layer pairs student and teacher have. Raises UsageError."""
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        taught = self.taught(checkpoint, context)
-        return checkpoint.after(self.record(checkpoint, context, {"last loss": taught.losses[-1]}), taught.module)
+        trained = self.train(checkpoint, context)
+        return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.losses[-1]}), trained.module)
 
-    def taught(
+    def train(
         self, checkpoint: "Checkpoint", context: TorchContext, events: tuple[Callable[[Kit], Event], ...] = ()
     ) -> Taught:
-        """A copy of the checkpoint's module, with what it has learned."""
-        # What is trained is changed in place, and the original is still to be asked.
+        """Train a copy of the checkpoint's module. events: made with the training state, called after each step."""
+        # The module is trained in place, and the original is still needed.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         objective = self.objective(own, context, device)
@@ -75,35 +76,40 @@ class Distil(Training, TorchStage):
                 objective=objective,
                 watching=Watching(quiet=True),
                 cache=context.cache,
-                events=(*events, advancing(step)),
+                events=(*events, make_progress_event(step)),
             )
 
-    def objective(self, student: "Checkpoint", context: TorchContext, device: torch.device) -> Distillation:
-        """What the student is taught by. Raises UsageError, DataError."""
+    def objective(self, student: "Checkpoint", context: TorchContext, device: torch.device) -> DistillationObjective:
+        """The training objective of a student. Raises UsageError, DataError."""
         original = context.original
         teacher = original.module if device.type == "cpu" else copy.deepcopy(original.module)
-        matched = matching(student, original)
-        made = Distillation(
+        pairs = match_layers(student, original)
+        made = DistillationObjective(
             context.task,
             teacher,
-            self.imitations(context.task, len(matched)),
-            own=self.own(context),
-            share=self.labels,
+            self.losses(context.task, len(pairs)),
+            task_objective=self.task_objective(context),
+            task_weight=self.label_weight,
         )
-        made.fit(student.module, matched)
+        made.prepare(student.module, pairs)
         return made
 
-    def own(self, context: TorchContext) -> Objective | None:
-        """What the task is taught by from data; None where nothing is learned from them but the teacher's answers.
+    def task_objective(self, context: TorchContext) -> Objective | None:
+        """The task's own objective; None if only the teacher's outputs are learned.
 
-        Raises DataError where labels are asked for, and there are none."""
+        Raises DataError if labels have a weight and the samples have none."""
         task = context.task
-        if self.labels and not task.self_supervised and context.train.labels is None and context.train.per_row == 1:
+        if (
+            self.label_weight
+            and not task.self_supervised
+            and context.train.labels is None
+            and context.train.per_row == 1
+        ):
             raise DataError(
-                f"labels: {self.labels:g} of the loss is for labels, and {context.train.name} has none. Give each row "
-                f"a 'label', or leave labels out"
+                f"label_weight: {self.label_weight:g} of the loss is for labels, and {context.train.name} has none. "
+                f"Give each row a 'label', or leave label_weight out"
             )
-        if not self.labels and not task.self_supervised:
+        if not self.label_weight and not task.self_supervised:
             return None
         objective: Objective = registry.resolve("objective", task.objective).of(task, context.train)
         return objective
@@ -115,24 +121,24 @@ class Distil(Training, TorchStage):
         figures: dict[str, float],
         structure: dict[str, Any] | None = None,
     ) -> Record:
-        """The step in the history."""
+        """The record of this stage for the checkpoint's history."""
         config = self.model_dump(mode="json")
         key = hash_of(context.key, checkpoint.key, self.name, config, code_version(), context.train.fingerprint)
         return Record(stage=self.name, config=config, key=key, figures=figures, structure=structure or {})
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        """Nothing: training changes no structure."""
+        """Do nothing: training changes no structure."""
 
 
-def matching(student: "Checkpoint", original: "Checkpoint") -> tuple[Pair, ...]:
-    """Which layers of a student learn from which of the original's."""
+def match_layers(student: "Checkpoint", original: "Checkpoint") -> tuple[LayerPair, ...]:
+    """The pairs of a student's layers with the layers of the original that they learn from."""
     since = student.history[len(original.history) :]
-    return pairs(student.module, original.module, since)
+    return pair_layers(student.module, original.module, since)
 
 
-def advancing(step: Step) -> Callable[[Kit], Event]:
-    """What shows how far training is."""
+def make_progress_event(step: Step) -> Callable[[Kit], Event]:
+    """An event that advances the progress display by a training step."""
 
     def event(done: int) -> None:
         step.advance()

@@ -1,4 +1,4 @@
-"""The interface of a loss that compares a student with its teacher."""
+"""The interface of distillation losses, which compare a student with its teacher; and the loss of plain outputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,65 +7,91 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from compress.distill.hooks import Pass
-from compress.distill.layer_mapping import Pair
+from compress.distill.forward_pass import ForwardPass
+from compress.distill.layer_mapping import LayerPair
+from laconic.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
-    """What a batch's loss is a sum of. mask: [rows, places] bool, where there is something; None where everywhere.
-    per_place: each place is a term; else each row, with the mean over its places."""
+class LossTerms:
+    """What a batch's loss is summed over. mask: [rows, positions] bool, True where a position counts; None: all do.
+    per_position: each position is a term; otherwise each row, with the mean over its positions."""
 
     mask: Tensor | None = None
-    per_place: bool = False
+    per_position: bool = False
 
-    def total(self, errors: Tensor) -> Tensor:
-        """The sum over all terms, [] float32. errors: [rows], or [rows, places]."""
+    def sum_errors(self, errors: Tensor) -> Tensor:
+        """The sum over all terms, [] float32. errors: [rows], or [rows, positions]."""
         if errors.ndim == 1:
             return errors.sum()
         mask = self.mask if self.mask is not None and self.mask.shape == errors.shape else None
         if mask is None:
-            return errors.sum() if self.per_place else errors.mean(dim=1).sum()
+            return errors.sum() if self.per_position else errors.mean(dim=1).sum()
         errors = errors.masked_fill(~mask, 0.0)
-        return errors.sum() if self.per_place else (errors.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum()
+        return errors.sum() if self.per_position else (errors.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum()
 
 
-class Imitation(ABC):
-    """A loss that is zero where the student is like its teacher.
+class DistillationLoss(ABC):
+    """A loss that is zero where the student equals its teacher.
 
-    compares: whether it compares the rows of a batch with one another. whole: whether it looks at a student that runs
-    as a whole. learned: what is learned beside the student, and thrown away afterwards. student, teacher: names of the
-    layers whose outputs it reads.
+    compares_rows: whether the rows of a batch are compared with one another. runs_student: whether the loss needs a
+    forward pass of the whole student. auxiliary: modules that are trained beside the student and discarded afterwards.
+    student, teacher: names of the layers whose outputs are compared.
     """
 
-    compares: ClassVar[bool] = False
-    whole: ClassVar[bool] = True
+    compares_rows: ClassVar[bool] = False
+    runs_student: ClassVar[bool] = True
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
-        self.learned = nn.ModuleList()
+        self.auxiliary = nn.ModuleList()
         self.student: tuple[str, ...] = ()
         self.teacher: tuple[str, ...] = ()
 
-    def choose(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[Pair]) -> None:  # noqa: B027 - optional
-        """Find the layers to read. Raises UsageError where there are none."""
+    def select_layers(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[LayerPair]) -> None:  # noqa: B027
+        """Choose the layers to compare. Raises UsageError if there are none. By default none are compared."""
 
-    def fit(self, student: Pass, teacher: Pass) -> None:  # noqa: B027 - optional
-        """Look at a pass through both, of the same batch, and make what is learned. Raises UsageError where the two
-        cannot be compared."""
+    def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:  # noqa: B027 - optional
+        """Check that passes of both models over the same batch can be compared, and make the auxiliary modules. Raises
+        UsageError if they cannot."""
 
     @abstractmethod
-    def loss(self, student: Pass, teacher: Pass, terms: Terms) -> Tensor:
+    def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         """The sum over the terms of a batch, [] float32."""
 
 
-def places(hidden: Tensor) -> Tensor:
-    """Hidden states as [rows, places, width] float32, whether they are a row's, a sequence's or an image's."""
+class OutputLoss(DistillationLoss):
+    """The squared error of each output relative to the teacher's square, for each row; the mean over the outputs.
+
+    On logits it is the loss of Ba & Caruana (Do Deep Nets Really Need to be Deep?, 2014, arXiv:1312.6184). Outputs that
+    are not floating-point numbers are left out.
+    """
+
+    def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
+        own, theirs = ([list(each.shape) for each in seen.answers.values()] for seen in (student, teacher))
+        if own != theirs:
+            raise UsageError(
+                f"the student's outputs have the shapes {own}, and its teacher's {theirs}; expected the same. Keep the "
+                f"model's outputs as they were"
+            )
+
+    def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
+        both = list(zip(student.answers.values(), teacher.answers.values(), strict=True))
+        errors = [
+            relative_error(found.flatten(1).float(), wanted.flatten(1).float())
+            for found, wanted in both
+            if wanted.is_floating_point()
+        ]
+        return terms.sum_errors(sum(errors[1:], errors[0]) / len(errors))
+
+
+def flatten_positions(hidden: Tensor) -> Tensor:
+    """Hidden states as [rows, positions, width] float32, whether of a row, of a sequence or of an image."""
     if hidden.ndim > 3:
         hidden = hidden.flatten(2).transpose(1, 2)
     return (hidden.unsqueeze(1) if hidden.ndim == 2 else hidden).float()
 
 
-def relative(found: Tensor, wanted: Tensor) -> Tensor:
-    """The squared error over the last axis, as a share of what is wanted, squared."""
+def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
+    """The squared error over the last axis, as a share of the squared target."""
     return (found - wanted).square().sum(dim=-1) / wanted.square().sum(dim=-1).clamp(min=1e-6)

@@ -1,5 +1,6 @@
-"""The teacher's vectors, and how alike they are, as targets."""
+"""Distillation of text embeddings: the teacher's vectors and their pairwise similarities as targets."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -7,56 +8,58 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from compress.distill.distill_stage import Distil
-from compress.distill.distillation_loss import Imitation, Terms
-from compress.distill.hooks import Pass
+from compress.distill.distill_stage import DistillStage
+from compress.distill.distillation_loss import DistillationLoss, LossTerms
+from compress.distill.forward_pass import ForwardPass
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 
 
-class Vectors(Imitation):
-    """1 - the cosine of the student's vector and the teacher's, for each row."""
+class CosineLoss(DistillationLoss):
+    """1 - the cosine similarity of the student's and the teacher's vector, for each row."""
 
-    def fit(self, student: Pass, teacher: Pass) -> None:
+    def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
         own, theirs = student.first.shape, teacher.first.shape
         if own != theirs or len(own) != 2:
             raise UsageError(
-                f"the student's vectors are {list(own[1:])} numbers and its teacher's {list(theirs[1:])}; expected one "
-                f"vector a row, of the same size. Keep the width of the model's last layer"
+                f"the student's outputs have the shape {list(own[1:])} and its teacher's {list(theirs[1:])}; expected "
+                f"one vector a row, of the same size. Keep the width of the model's last layer"
             )
 
-    def loss(self, student: Pass, teacher: Pass, terms: Terms) -> Tensor:
-        found, wanted = vectors(student), vectors(teacher)
-        return terms.total(1 - (found * wanted).sum(dim=1))
+    def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
+        found, wanted = normalize_vectors(student), normalize_vectors(teacher)
+        return terms.sum_errors(1 - (found * wanted).sum(dim=1))
 
 
-class Similarities(Imitation):
-    """The squared error of each row's cosines with the other rows of the batch, the mean over those (Tung and Mori,
-    2019, arXiv:1907.09682, with cosines in the place of normalised products)."""
+class SimilarityLoss(DistillationLoss):
+    """The squared error of each row's cosine similarities with the other rows of the batch, the mean over those
+    (similarity-preserving distillation: Tung & Mori, 2019, arXiv:1907.09682, with cosines in place of normalised dot
+    products)."""
 
-    compares: ClassVar[bool] = True
+    compares_rows: ClassVar[bool] = True
 
-    def loss(self, student: Pass, teacher: Pass, terms: Terms) -> Tensor:
-        found, wanted = vectors(student), vectors(teacher)
+    def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
+        found, wanted = normalize_vectors(student), normalize_vectors(teacher)
         errors = (found @ found.T - wanted @ wanted.T).square()
-        return terms.total(errors.sum(dim=1) / max(len(errors) - 1, 1))
+        return terms.sum_errors(errors.sum(dim=1) / max(len(errors) - 1, 1))
 
 
-def vectors(seen: Pass) -> Tensor:
-    """[rows, features] float32 of length 1."""
+def normalize_vectors(seen: ForwardPass) -> Tensor:
+    """The first output as vectors of length 1, [rows, features] float32."""
     with torch.autocast(seen.first.device.type, enabled=False):
         return normalize(seen.first.float(), dim=-1)
 
 
-class Embedding(Distil):
-    """Distil the original's vectors: their direction, and their cosines with one another within a batch.
+class EmbeddingDistillation(DistillStage):
+    """Train on the original's embeddings: their directions, and their pairwise cosine similarities within a batch.
 
-    similarities: the weight of the second.
+    similarity_weight: the weight of the second.
     """
 
     name: ClassVar[str] = "distill.embedding"
+    renamed: ClassVar[Mapping[str, str]] = {**DistillStage.renamed, "similarities": "similarity_weight"}
 
-    similarities: float = Field(default=5.0, ge=0)
+    similarity_weight: float = Field(default=5.0, ge=0)
 
-    def imitations(self, task: Task, layers: int) -> list[Imitation]:
-        return [Vectors(), *([Similarities(self.similarities)] if self.similarities else [])]
+    def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
+        return [CosineLoss(), *([SimilarityLoss(self.similarity_weight)] if self.similarity_weight else [])]

@@ -1,20 +1,19 @@
-"""Healing: what a stage has harmed is learned again from the original, for as long as it pays."""
+"""Healing: a short distillation from the original after a lossy stage, as long as the fidelity improves."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 from torch import nn
 
-from compress.distill.distill_stage import Distil
-from compress.distill.distillation_loss import Imitation
-from compress.distill.embeddings import Similarities, Vectors
-from compress.distill.features import Hidden
-from compress.distill.healing_monitor import WHOLE, Course
-from compress.distill.logits import Probabilities
-from compress.distill.outputs import Outputs
+from compress.distill.distill_stage import DistillStage
+from compress.distill.distillation_loss import DistillationLoss, OutputLoss
+from compress.distill.embeddings import CosineLoss, SimilarityLoss
+from compress.distill.features import HiddenStateLoss
+from compress.distill.healing_monitor import PERFECT, HealingMonitor
+from compress.distill.logits import SoftTargetLoss
 from laconic.config import Named
 from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import HealingLoss, Task
@@ -22,80 +21,86 @@ from laconic.tasks.task import HealingLoss, Task
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
-LOOKS = 20
-"""Into how many parts the looks part a run."""
+EVALUATIONS = 20
+"""Evaluations of a run, evenly spaced, if `eval_every` is not given."""
 
-APART = 25
-"""Steps between two looks at the least: a look at 500 texts costs as much as some ten steps, and fewer say nothing."""
+MIN_INTERVAL = 25
+"""The fewest steps between two evaluations: one on 500 texts costs as much as some ten steps, and fewer are too
+noisy."""
 
-LOSSES: dict[HealingLoss, Callable[[float], Imitation]] = {
-    "hidden-states": lambda weight: Hidden(weight=weight),
-    "last-hidden-state": lambda weight: Hidden("last", weight=weight),
-    "outputs": Outputs,
-    "probabilities": lambda weight: Probabilities(weight=weight),
-    "similarities": Similarities,
-    "vectors": Vectors,
+LOSSES: dict[HealingLoss, Callable[[float], DistillationLoss]] = {
+    "hidden-states": lambda weight: HiddenStateLoss(weight=weight),
+    "last-hidden-state": lambda weight: HiddenStateLoss("last", weight=weight),
+    "outputs": OutputLoss,
+    "probabilities": lambda weight: SoftTargetLoss(weight=weight),
+    "similarities": SimilarityLoss,
+    "vectors": CosineLoss,
 }
 """The distillation losses that a task may name, made with their weight."""
 
-RATE, LONG = 2e-4, 2880
-"""The rate of a long healing, and the steps from which on it is long. From weights that a cut was compensated in, a
-high rate harms first, and a short run has no time to make that good. MiniLM that classifies, a quarter of its heads
-and a third of its feed-forward units cut, fidelity 0.9184: after 180 steps 0.9265 at 5e-5, 0.9216 at 1e-4, and nothing
-gained at 2e-4; embedding, 5e-4 took 0.963 to 0.933 in 280 of 2,800 steps."""
+LEARNING_RATE, LONG_RUN = 2e-4, 2880
+"""The learning rate of a long healing, and the steps from which on it is long. From weights that were refitted after
+pruning, a high rate first lowers the fidelity, and a short run has no time to recover. MiniLM that classifies, a
+quarter of its heads and a third of its FFN units pruned, fidelity 0.9184: after 180 steps 0.9265 at 5e-5, 0.9216 at
+1e-4, and nothing gained at 2e-4; embedding, 5e-4 took 0.963 to 0.933 in 280 of 2,800 steps."""
 
 
-def gentle(steps: int | None) -> Named:
-    """The optimizer for so many steps; for a long healing where their number is not given."""
-    share = 1.0 if steps is None else min(steps / LONG, 1.0)
-    return Named(name="adamw", config={"lr": RATE * math.sqrt(share), "weight_decay": 0.01})
+def default_optimizer(steps: int | None) -> Named:
+    """The optimizer for so many steps, with a learning rate that falls with the root of their number below LONG_RUN."""
+    share = 1.0 if steps is None else min(steps / LONG_RUN, 1.0)
+    return Named(name="adamw", config={"lr": LEARNING_RATE * math.sqrt(share), "weight_decay": 0.01})
 
 
-class Heal(Distil):
-    """Distil what suits the task: of text embedding all hidden states, the vectors and their similarities; of
-    classifiers all hidden states, and the probabilities; of language models the probabilities and the last hidden
-    states; of anything else the outputs.
+class Heal(DistillStage):
+    """Distil with the losses that suit the task: for text embedding all hidden states, the vectors and their
+    similarities; for classifiers all hidden states and the soft targets; for language models the soft targets and the
+    last hidden states; for anything else the outputs.
 
-    steps: at most. Every `look` steps the fidelity is measured on the samples to choose by, and the best
-    weights are kept. In the second half it ends early where `patience` looks have made what is missing to the original
-    less by no more than the share `gain`; the schedule is then brought to its end within `look` steps. minutes: no
-    longer than that, the schedule brought to its end within them: what is learned then depends on the machine's speed.
-    What is worse than before is thrown away. optimizer: if it is not given, AdamW at a rate that grows with the root of
-    the steps, up to RATE.
+    steps: at most. eval_every: steps between two measurements of the fidelity on the selection samples; the best
+    weights are kept. patience: in the second half, training ends early when so many evaluations have reduced the
+    distance to the original by no more than the share min_improvement; the schedule then ends within `eval_every`
+    steps. minutes: a time limit, within which the schedule ends; the result then depends on the speed of the machine. A
+    result that is worse than before is discarded. optimizer: by default AdamW, with a learning rate that grows with the
+    root of the steps up to LEARNING_RATE.
     """
 
     name: ClassVar[str] = "distill.heal"
+    renamed: ClassVar[Mapping[str, str]] = {
+        **DistillStage.renamed,
+        "look": "eval_every",
+        "gain": "min_improvement",
+    }
 
     steps: int | None = Field(default=1000, ge=1)
-    look: int | None = Field(default=None, ge=1)
+    eval_every: int | None = Field(default=None, ge=1)
     patience: int = Field(default=3, ge=1)
-    gain: float = Field(default=0.02, ge=0, lt=1)
+    min_improvement: float = Field(default=0.02, ge=0, lt=1)
     minutes: float | None = Field(default=None, gt=0)
-    optimizer: Named = Field(default_factory=lambda given: gentle(given.get("steps")))
+    optimizer: Named = Field(default_factory=lambda given: default_optimizer(given.get("steps")))
 
-    def imitations(self, task: Task, layers: int) -> list[Imitation]:
+    def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
         return [LOSSES[name](weight) for name, weight in task.healing_losses(layers=layers > 0).items()]
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        def ask(module: nn.Module) -> float:
+        def measure_fidelity(module: nn.Module) -> float:
             return float(context.fidelity(replace(checkpoint, module=module)).mean())
 
-        course = Course(
+        monitor = HealingMonitor(
             checkpoint.module,
             context.work,
-            ask,
-            every=self.look or max(APART, self.count(len(context.train.keys)) // LOOKS),
+            measure_fidelity,
+            every=self.eval_every or max(MIN_INTERVAL, self.count(len(context.train.keys)) // EVALUATIONS),
             patience=self.patience,
-            gain=self.gain,
+            min_improvement=self.min_improvement,
             minutes=self.minutes,
         )
-        taken = 0
-        if course.before < WHOLE:
-            taken = len(self.taught(checkpoint, context, (course.event,)).losses)
+        steps = 0
+        if monitor.before < PERFECT:
+            steps = len(self.train(checkpoint, context, (monitor.event,)).losses)
         figures = {
-            "fidelity before": course.before,
-            "fidelity after": course.looks[course.best],
-            "steps": float(taken),
-            "best step": float(course.best),
+            "fidelity before": monitor.before,
+            "fidelity after": monitor.evaluations[monitor.best],
+            "steps": float(steps),
+            "best step": float(monitor.best),
         }
-        return checkpoint.after(self.record(checkpoint, context, figures), course.result())
+        return checkpoint.after(self.record(checkpoint, context, figures), monitor.result())

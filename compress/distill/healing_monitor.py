@@ -1,4 +1,4 @@
-"""The course of a healing: looked at every so often, the best weights kept, ended when it does not pay any more."""
+"""Early stopping for healing: evaluate at intervals, keep the best weights, end when the fidelity stops improving."""
 
 import copy
 import json
@@ -14,71 +14,73 @@ from laconic.training.loop import Event
 from laconic.training.step.parts import Kit
 
 BEST, LOG = "best.safetensors", "healing.json"
-WHOLE = 1 - 1e-6
+PERFECT = 1 - 1e-6
 """A fidelity that leaves nothing to heal."""
 PACE = 10
-"""Steps between two estimates of how many fit into the time that is left."""
+"""Steps between two estimates of how many more fit into the time limit."""
 
 
-class Course:
-    """The mean fidelity by the steps done, with the weights of the best. Both are on the disk, so that an interrupted
-    run goes on from them, and looks at nothing twice.
+class HealingMonitor:
+    """Records the mean fidelity by training step, and the weights of the best. Both are written to disk, so that an
+    interrupted run resumes from them and evaluates nothing twice.
 
-    ask: the mean fidelity of a module. every: steps between two looks. patience: looks after which it ends, where they
-    have not made what is missing less by the share `gain`. minutes: of all of it; None sets no limit.
+    measure: the mean fidelity of a module. every: steps between two evaluations. patience: the run ends when so many
+    evaluations have reduced the distance to the original by no more than the share min_improvement. minutes: time limit
+    of the whole healing; None: no limit.
     """
 
     def __init__(
         self,
         module: nn.Module,
         folder: Path,
-        ask: Callable[[nn.Module], float],
+        measure: Callable[[nn.Module], float],
         *,
         every: int,
         patience: int,
-        gain: float,
+        min_improvement: float,
         minutes: float | None = None,
     ) -> None:
-        self._module, self._folder, self._ask = module, folder, ask
-        self._every, self._patience, self._gain = every, patience, gain
+        self._module, self._folder, self._measure = module, folder, measure
+        self._every, self._patience, self._min_improvement = every, patience, min_improvement
         self._seconds = None if minutes is None else 60 * minutes
-        self._plain = copy.deepcopy(module)  # without techniques, to be asked at any time
-        self.looks: dict[int, float] = {}
+        self._plain = copy.deepcopy(module)  # without memory techniques, so that it can be evaluated at any time
+        self.evaluations: dict[int, float] = {}
         spent = 0.0
         if (folder / LOG).is_file():
             kept = json.loads((folder / LOG).read_text(encoding="utf-8"))
-            self.looks = {int(step): fidelity for step, fidelity in kept["looks"].items()}
+            self.evaluations = {int(step): fidelity for step, fidelity in kept["evaluations"].items()}
             spent = kept["seconds"]
         self._start = time.perf_counter() - spent
-        if not self.looks:
-            self._keep(0, ask(module))
+        if not self.evaluations:
+            self._keep(0, measure(module))
 
     @property
     def before(self) -> float:
         """The fidelity before the first step."""
-        return self.looks[0]
+        return self.evaluations[0]
 
     @property
     def best(self) -> int:
-        """The steps after which it was best; 0 where it was never better than before."""
-        return max(self.looks, key=lambda step: (self.looks[step], -step))
+        """The step with the highest fidelity; 0 if it was never higher than before."""
+        return max(self.evaluations, key=lambda step: (self.evaluations[step], -step))
 
     def result(self) -> nn.Module:
-        """The best module of all looks: the one that came, where healing did not help."""
+        """The best module of all evaluations; the module as it was if healing did not help."""
         if not self.best:
             return self._module
         fill(self._plain, read_safetensors(self._folder / BEST), self._folder / BEST)
         return self._plain
 
     def event(self, kit: Kit) -> Event:
-        """What looks after a step, hurries the schedule where the time or the gain runs out, and ends the run with it.
+        """Make the event that evaluates after a step, brings the schedule to its end when the time limit nears or the
+        fidelity stops improving, and then ends the run.
 
         Raises RecipeError for techniques that keep the weights in another form.
         """
         if missing := set(self._plain.state_dict()) - set(kit.state()):
             raise RecipeError(
-                f"healing looks at the weights as it goes, and {min(missing)} is kept in another form. Remove lora and "
-                f"qlora, or take a stage that does not look, like distill.features"
+                f"healing evaluates the weights during training, and {min(missing)} is kept in another form. Remove "
+                f"lora and qlora, or use a stage that does not evaluate, like distill.features"
             )
         began: tuple[int, float] | None = None
         cooling = False
@@ -91,37 +93,41 @@ class Course:
                 left = (self._seconds - spent) * (done - began[0]) / (spent - began[1])
                 schedule.hurry(min(left, schedule.steps - done))
             if schedule.ended or done % self._every == 0:
-                self._look(kit, done)
-                late = [self.looks[step] for step in sorted(self.looks) if schedule.halved(step) and step <= done]
-                if not (schedule.ended or cooling) and self._stands(late):
+                self._evaluate(kit, done)
+                late = [
+                    self.evaluations[step]
+                    for step in sorted(self.evaluations)
+                    if schedule.halved(step) and step <= done
+                ]
+                if not (schedule.ended or cooling) and self._has_plateaued(late):
                     cooling = True
                     schedule.hurry(self._every)
             return schedule.ended
 
         return event
 
-    def _look(self, kit: Kit, done: int) -> None:
-        if done not in self.looks:
+    def _evaluate(self, kit: Kit, done: int) -> None:
+        if done not in self.evaluations:
             state = kit.state()
             self._plain.load_state_dict({name: state[name] for name in self._plain.state_dict()})
-            self._keep(done, self._ask(self._plain))
+            self._keep(done, self._measure(self._plain))
 
     def _keep(self, done: int, fidelity: float) -> None:
-        """Write down what was found: the weights first, so that what the log says is there."""
+        """Record an evaluation on disk: the weights first, so that the log never names weights that are not there."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        if done and fidelity > max(self.looks.values()):
+        if done and fidelity > max(self.evaluations.values()):
             write_weights(self._plain, self._folder / f"{BEST}.new")
             (self._folder / f"{BEST}.new").rename(self._folder / BEST)
-        self.looks[done] = fidelity
-        kept = {"looks": self.looks, "seconds": time.perf_counter() - self._start}
+        self.evaluations[done] = fidelity
+        kept = {"evaluations": self.evaluations, "seconds": time.perf_counter() - self._start}
         (self._folder / f"{LOG}.new").write_text(json.dumps(kept), encoding="utf-8")
         (self._folder / f"{LOG}.new").rename(self._folder / LOG)
 
-    def _stands(self, late: Sequence[float]) -> bool:
-        """Whether the last few looks have gained too little over those before them. late: those of the second half of
-        the schedule. In the first half the rate is high, and harms more than it heals: a MiniLM that classifies was at
-        0.887 before, 0.839 after 150 of 600 steps, and 0.902 in the end."""
+    def _has_plateaued(self, late: Sequence[float]) -> bool:
+        """Whether the last `patience` evaluations have improved too little over those before them. late: those of the
+        second half of the schedule. In the first half the learning rate is high and often lowers the fidelity: a MiniLM
+        that classifies was at 0.887 before, 0.839 after 150 of 600 steps, and 0.902 in the end."""
         if len(late) <= self._patience:
             return False
         earlier, now = max(late[: -self._patience]), max(late)
-        return 1 - now > (1 - self._gain) * (1 - earlier)
+        return 1 - now > (1 - self._min_improvement) * (1 - earlier)

@@ -1,4 +1,4 @@
-"""Which layer of a student learns from which of its teacher."""
+"""The layer mapping of distillation: which layer of a student learns from which layer of its teacher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,47 +6,45 @@ from dataclasses import dataclass
 from torch import nn
 
 from compress.transformer.anatomy import anatomy
+from compress.transformer.refit_blocks import find_counterparts
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError
 from laconic.training.step.parts import stacks
 
-BLOCKS = "blocks"
-"""In the structure of a record: the numbers of the layers that stayed."""
-
 
 @dataclass(frozen=True)
-class Pair:
-    """A layer of the student by name, and those of the teacher that it stands for: the first and the last of them."""
+class LayerPair:
+    """A layer of the student by name, and the first and the last of the teacher's layers that it replaces."""
 
     student: str
     first: str
     last: str
 
 
-def pairs(student: nn.Module, teacher: nn.Module, history: Sequence[Record] = ()) -> tuple[Pair, ...]:
-    """The repeated layers of both, in order; none where the teacher has none, or the student's are elsewhere.
+def pair_layers(student: nn.Module, teacher: nn.Module, history: Sequence[Record] = ()) -> tuple[LayerPair, ...]:
+    """The pairs of repeated layers, in order; none if the teacher has none, or the student's are elsewhere.
 
-    history: of the student, since it was the teacher. It says which layers were removed; else those that are left are
-    taken to be evenly spread. A layer stands for those behind it that are gone as well, so that what follows finds the
-    input that it had (with even spacing, the mapping of TinyBERT: Jiao et al., 2020, arXiv:1909.10351).
+    history: of the student, since it equalled the teacher. It tells which layers were removed; otherwise the remaining
+    ones are assumed to be evenly spaced. A layer also replaces the removed layers behind it, so that the next layer
+    gets the input that it had (with even spacing, the mapping of TinyBERT: Jiao et al., 2020, arXiv:1909.10351).
     """
-    found: list[Pair] = []
-    for name in lists(teacher):
+    found: list[LayerPair] = []
+    for name in find_stacks(teacher):
         try:
             left = [child for child, _ in student.get_submodule(name).named_children()]
         except AttributeError:
             return ()
         whole = [child for child, _ in teacher.get_submodule(name).named_children()]
-        ends = last(kept(history, len(whole)), len(left), len(whole))
+        ends = last_replaced(find_counterparts(history, len(whole)), len(left), len(whole))
         starts = [0, *(end + 1 for end in ends[:-1])]
         found += [
-            Pair(f"{name}.{own}", f"{name}.{whole[start]}", f"{name}.{whole[end]}")
+            LayerPair(f"{name}.{own}", f"{name}.{whole[start]}", f"{name}.{whole[end]}")
             for own, start, end in zip(left, starts, ends, strict=True)
         ]
     return tuple(found)
 
 
-def lists(module: nn.Module) -> list[str]:
+def find_stacks(module: nn.Module) -> list[str]:
     """The names of a model's lists of repeated layers."""
     try:
         return [anatomy(module).stack]
@@ -55,17 +53,11 @@ def lists(module: nn.Module) -> list[str]:
         return [names[id(stack)] for stack in stacks(module)]
 
 
-def kept(history: Sequence[Record], count: int) -> list[int]:
-    """Which of `count` layers are left, by their number in the teacher."""
-    left = list(range(count))
-    for record in history:
-        stayed = record.structure.get(BLOCKS, range(len(left)))
-        left = [left[index] for index in stayed if index < len(left)]
-    return left
+def last_replaced(kept: Sequence[int], own: int, whole: int) -> list[int]:
+    """For each of a student's `own` layers, the last of the teacher's `whole` layers that it replaces.
 
-
-def last(left: Sequence[int], own: int, whole: int) -> list[int]:
-    """Of each of a student's layers, the last layer of the teacher that it stands for."""
-    if len(left) != own:
+    kept: the indices that the student's layers had in the teacher, if they are known.
+    """
+    if len(kept) != own:
         return [-(-(index + 1) * whole // own) - 1 for index in range(own)]
-    return [*(after - 1 for after in left[1:]), whole - 1]
+    return [*(after - 1 for after in kept[1:]), whole - 1]

@@ -1,4 +1,4 @@
-"""How the teacher's tokens relate to one another in attention, as targets."""
+"""Relation distillation: the teacher's self-attention relations between tokens as targets."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -9,40 +9,40 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from compress.distill.distill_stage import Distil
-from compress.distill.distillation_loss import Imitation, Terms
-from compress.distill.hooks import Pass
-from compress.distill.layer_mapping import Pair
+from compress.distill.distill_stage import DistillStage
+from compress.distill.distillation_loss import DistillationLoss, LossTerms
+from compress.distill.forward_pass import ForwardPass
+from compress.distill.layer_mapping import LayerPair
 from compress.transformer.anatomy import anatomy
 from laconic.errors import SourceError, UsageError
 from laconic.recipes.stage import Property
 from laconic.tasks.task import Task
 
-WIDTH = 16
-"""Features of a relation head at least, where nobody says how many heads there are."""
+MIN_WIDTH = 16
+"""The fewest features of a relation head by default."""
 
 
-class Attention(Imitation):
+class AttentionRelationLoss(DistillationLoss):
     """The Kullback-Leibler divergence of the student's query-query, key-key and value-value relations from the
-    teacher's, at each place, the mean over the heads and the three kinds (MiniLMv2: Wang et al., 2021,
-    arXiv:2012.15828). A relation is the softmax of scaled products of all places with all others.
+    teacher's, at each position, the mean over the relation heads and the three kinds (MiniLMv2: Wang et al., 2021,
+    arXiv:2012.15828). A relation is the softmax of the scaled dot products of all positions with each other.
 
-    heads: of relations, into which the features of all attention heads are parted anew, so that a student may have lost
-    some of those; by default as many as both widths allow, of 16 features at least. layer: the student's, and the
-    teacher's that it stands for; counted from the end where it is negative.
+    heads: relation heads, into which the features of all attention heads are split anew, so that the student may have
+    fewer heads than the teacher; by default as many as both widths allow, of at least 16 features. layer: index of the
+    student's layer (its teacher's layer is the one that it replaces), from the end if negative.
     """
 
     def __init__(self, heads: int | None = None, layer: int = -1, weight: float = 1.0) -> None:
         super().__init__(weight)
         self.heads, self.layer = heads, layer
-        self._parted: list[int] = []
+        self._head_counts: list[int] = []
 
-    def choose(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[Pair]) -> None:
+    def select_layers(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[LayerPair]) -> None:
         try:
             own, theirs = anatomy(student).family, anatomy(teacher).family
         except SourceError as error:
             raise UsageError(
-                f"there is no attention to learn relations from: {str(error).partition('; ')[0]}. Take "
+                f"there is no attention to distil relations from: {str(error).partition('; ')[0]}. Use "
                 f"distill.features or distill.logits"
             ) from error
         if not -len(pairs) <= self.layer < len(pairs):
@@ -51,70 +51,76 @@ class Attention(Imitation):
         self.student = tuple(f"{pair.student}.{path}" for path in (own.query, own.key, own.value))
         self.teacher = tuple(f"{pair.last}.{path}" for path in (theirs.query, theirs.key, theirs.value))
 
-    def fit(self, student: Pass, teacher: Pass) -> None:
-        both = zip(kinds(student, self.student), kinds(teacher, self.teacher), strict=True)
-        self._parted = [self.parted(found.shape[-1], wanted.shape[-1]) for found, wanted in both]
+    def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
+        both = zip(split_projections(student, self.student), split_projections(teacher, self.teacher), strict=True)
+        self._head_counts = [self.count_heads(found.shape[-1], wanted.shape[-1]) for found, wanted in both]
 
-    def parted(self, own: int, theirs: int) -> int:
-        """Into how many heads two widths are parted. Raises UsageError where they cannot be."""
+    def count_heads(self, own: int, theirs: int) -> int:
+        """The number of relation heads for two widths. Raises UsageError if `heads` does not divide them."""
         most = gcd(own, theirs)
         if self.heads is None:
-            return max(heads for heads in range(1, most + 1) if most % heads == 0 and most // heads >= min(WIDTH, most))
+            return max(
+                heads for heads in range(1, most + 1) if most % heads == 0 and most // heads >= min(MIN_WIDTH, most)
+            )
         if most % self.heads:
             raise UsageError(
-                f"heads: {self.heads} relation heads do not part {own} features of the student and {theirs} of the "
+                f"heads: {self.heads} relation heads do not divide {own} features of the student and {theirs} of the "
                 f"teacher evenly. Give a number that divides {most}, or leave heads out"
             )
         return self.heads
 
-    def loss(self, student: Pass, teacher: Pass, terms: Terms) -> Tensor:
+    def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         parts = [
-            terms.total(divergence(found, wanted, heads, terms.mask))
+            terms.sum_errors(divergence(found, wanted, heads, terms.mask))
             for found, wanted, heads in zip(
-                kinds(student, self.student), kinds(teacher, self.teacher), self._parted, strict=True
+                split_projections(student, self.student),
+                split_projections(teacher, self.teacher),
+                self._head_counts,
+                strict=True,
             )
         ]
         return torch.stack(parts).mean()
 
 
-def kinds(seen: Pass, names: Sequence[str]) -> tuple[Tensor, ...]:
-    """Queries, keys and values, [rows, places, features] each; parted where one layer makes all three."""
+def split_projections(seen: ForwardPass, names: Sequence[str]) -> tuple[Tensor, ...]:
+    """Queries, keys and values, [rows, positions, features] each; split if one layer computes all three."""
     if len(set(names)) == 1:
         return torch.chunk(seen.outputs[names[0]], 3, dim=-1)
     return tuple(seen.outputs[name] for name in names)
 
 
 def divergence(found: Tensor, wanted: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """Of the relations at each place, the mean over the heads: [rows, places] float32. mask: places that count."""
-    own, theirs = relations(found, heads, mask), relations(wanted, heads, mask)
+    """The divergence of the relations at each position, the mean over the heads: [rows, positions] float32. mask:
+    [rows, positions] bool, the positions that count."""
+    own, theirs = log_relations(found, heads, mask), log_relations(wanted, heads, mask)
     each = kl_div(own, theirs, reduction="none", log_target=True)
     if mask is not None:
         each = each.masked_fill(~mask[:, None, None, :], 0.0)
     return each.sum(dim=-1).mean(dim=1)
 
 
-def relations(features: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """Log-probabilities of each place over all, [rows, heads, places, places] float32."""
-    parted = features.float().reshape(*features.shape[:2], heads, -1).transpose(1, 2)
+def log_relations(features: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+    """Log-probabilities of each position over all positions, [rows, heads, positions, positions] float32."""
+    split = features.float().reshape(*features.shape[:2], heads, -1).transpose(1, 2)
     with torch.autocast(features.device.type, enabled=False):
-        scores = parted @ parted.transpose(2, 3) / parted.shape[-1] ** 0.5
+        scores = split @ split.transpose(2, 3) / split.shape[-1] ** 0.5
     if mask is not None:
-        # Not infinite: a row of nothing but padding would give a gradient that is not a number.
+        # Not infinite: a row of padding alone would have a NaN gradient.
         scores = scores.masked_fill(~mask[:, None, None, :], -1e9)
     return torch.log_softmax(scores, dim=-1)
 
 
-class Relations(Distil):
-    """Distil the relations of tokens in one layer's attention, which need not have the original's heads.
+class RelationDistillation(DistillStage):
+    """Train on the self-attention relations of one layer, which need not have the original's heads.
 
-    heads, layer: as the imitation has them.
+    heads: number of relation heads. layer: index of the student's layer.
     """
 
     name: ClassVar[str] = "distill.relations"
-    breaks: ClassVar[frozenset[Property]] = Distil.breaks | {"factors"}
+    breaks: ClassVar[frozenset[Property]] = DistillStage.breaks | {"factors"}
 
     heads: int | None = Field(default=None, ge=1)
     layer: int = -1
 
-    def imitations(self, task: Task, layers: int) -> list[Imitation]:
-        return [Attention(self.heads, self.layer)]
+    def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
+        return [AttentionRelationLoss(self.heads, self.layer)]

@@ -1,16 +1,16 @@
-"""A smaller model to be taught: the original with fewer layers, or built by another config."""
+"""A student for distillation: the original with fewer layers, or a smaller model built from a changed config."""
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from compress.distill.layer_mapping import BLOCKS
-from compress.distill.student_init import inherit, spaced
-from compress.transformer.anatomy import anatomy, configs
-from compress.transformer.surgery import keep_blocks
+from compress.statistics.layer_inputs import weight_matrix
+from compress.transformer.anatomy import Site, anatomy, iterate_configs
+from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
 SOURCE = "source"
-"""In the structure of a record: how the student is built."""
+"""The key of a record's structure with the source that the student is built from."""
 
 
 class Student(TorchStage):
-    """Make the model smaller, and leave it to a stage that distils to teach it.
+    """Make the model smaller, for a distillation stage to train.
 
-    layers: how many stay, evenly spaced from the first to the last, or which, counted from 0. config: keys of the
-    model's config.json that are to change (num_hidden_layers, intermediate_size, …); the weights are the original's
-    where they fit, cut to the units that matter most, and as drawn from the context's seed where they do not. Without
+    layers: how many layers stay, evenly spaced from the first to the last, or their indices. config: changed keys of
+    the model's config.json (num_hidden_layers, intermediate_size, …); weights are copied from the original where they
+    fit, reduced to the most important FFN units, and initialised from the context's seed where they do not. Without
     either, every other layer stays.
     """
 
@@ -45,16 +45,16 @@ class Student(TorchStage):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.layers is not None and self.config:
-            raise ValueError("layers and config are two ways to a student; give one of them")
+            raise ValueError("layers and config both define the student; give one of them")
         return self
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        """The smaller model. Raises RecipeError for layers or keys that there are not, SourceError for a model that
-        cannot be made smaller so."""
+        """The smaller model. Raises RecipeError for layers or keys that do not exist, SourceError for a model that
+        cannot be made smaller this way."""
         if self.config:
-            module, structure = self.built(checkpoint, context)
+            module, structure = self.build(checkpoint, context)
         else:
-            module, structure = self.shortened(checkpoint)
+            module, structure = self.shorten(checkpoint)
         config = self.model_dump(mode="json")
         key = hash_of(context.key, checkpoint.key, self.name, config, code_version())
         before, after = (sum(each.numel() for each in one.parameters()) for one in (checkpoint.module, module))
@@ -65,34 +65,34 @@ class Student(TorchStage):
         if made.outputs != checkpoint.outputs:
             own, theirs = ([list(spec.shape) for spec in one.outputs] for one in (made, checkpoint))
             raise RecipeError(
-                f"config: the student answers with {own}, and the original with {theirs}; expected the same, since it "
-                f"is compared with it. Keep the keys that decide it (hidden_size, of a model that answers with vectors)"
+                f"config: the student's outputs have the shapes {own}, and the original's {theirs}; expected the same, "
+                f"since they are compared. Keep the keys that determine them (hidden_size, for a model that embeds)"
             )
         return made
 
-    def shortened(self, checkpoint: "Checkpoint") -> tuple[nn.Module, dict[str, Any]]:
+    def shorten(self, checkpoint: "Checkpoint") -> tuple[nn.Module, dict[str, Any]]:
         """A copy with fewer layers, and what `rebuild` needs."""
         module = copy.deepcopy(checkpoint.module)
-        chosen = self.chosen(len(anatomy(module).sites))
+        chosen = self.select_layers(len(anatomy(module).sites))
         keep_blocks(module, chosen)
         return module, {BLOCKS: chosen}
 
-    def chosen(self, count: int) -> list[int]:
-        """The numbers of the layers that stay, of so many. Raises RecipeError."""
+    def select_layers(self, count: int) -> list[int]:
+        """The indices of the layers that stay, of `count`. Raises RecipeError."""
         layers = (count + 1) // 2 if self.layers is None else self.layers
         if isinstance(layers, int):
             if not 1 <= layers <= count:
                 raise RecipeError(f"layers: {layers} of {count} cannot stay. Give a number from 1 to {count}")
-            return spaced(layers, count)
+            return space_evenly(layers, count)
         if not layers or sorted(set(layers)) != list(layers) or not 0 <= layers[0] <= layers[-1] < count:
             raise RecipeError(
-                f"layers: {list(layers)} are not layers of the model in their order. Give numbers from 0 to "
+                f"layers: {list(layers)} are not ascending indices of the model's layers. Give numbers from 0 to "
                 f"{count - 1}, each once"
             )
         return list(layers)
 
-    def built(self, checkpoint: "Checkpoint", context: TorchContext) -> tuple[nn.Module, dict[str, Any]]:
-        """A model by the changed config, and what `rebuild` needs."""
+    def build(self, checkpoint: "Checkpoint", context: TorchContext) -> tuple[nn.Module, dict[str, Any]]:
+        """A model built from the changed config, and what `rebuild` needs."""
         source = checkpoint.source
         if source["kind"] != "huggingface":
             raise SourceError(
@@ -102,11 +102,10 @@ class Student(TorchStage):
         changed = [record.stage for record in checkpoint.history if record.structure]
         if changed:
             raise RecipeError(
-                f"config: the model is not what its config says any more, after {changed[-1]}. Put distill.student "
-                f"before it"
+                f"config: the model no longer matches its config after {changed[-1]}. Put distill.student before it"
             )
         config = source["config"]
-        known = set(config).union(*(each.to_dict() for _, each in configs(checkpoint.module)))
+        known = set(config).union(*(each.to_dict() for _, each in iterate_configs(checkpoint.module)))
         for key in self.config:
             if key not in known:
                 raise RecipeError(f"config: the model's config has no key {key!r}. {registry.did_you_mean(key, known)}")
@@ -119,15 +118,45 @@ class Student(TorchStage):
             raise RecipeError(
                 f"config: the student has {count} layers, and the original {len(whole.sites)}. Give it fewer"
             )
-        stays = spaced(count, len(whole.sites))
-        inherit(module, checkpoint.module, stays)
+        stays = space_evenly(count, len(whole.sites))
+        copy_weights(module, checkpoint.module, stays)
         return module, {SOURCE: source, BLOCKS: stays}
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        """Drop the same layers, or take the parts of a module that is built by the student's config."""
+        """Remove the same layers, or replace the submodules by those of a model built from the student's config."""
         if SOURCE not in record.structure:
             keep_blocks(module, record.structure[BLOCKS])
             return
         for name, child in prepare(huggingface.build(record.structure[SOURCE])).named_children():
             setattr(module, name, child)
+
+
+@torch.no_grad()
+def copy_weights(student: nn.Module, original: nn.Module, kept: Sequence[int]) -> None:
+    """Copy weights into a student of the same family as far as they fit: from the layers at these indices, the FFN
+    units with the largest weights, and the first entries of every other axis. Entries that the original does not have
+    are left as they are."""
+    left = copy.deepcopy(original)
+    keep_blocks(left, kept)
+    for own, theirs in zip(anatomy(student).of("ffn"), anatomy(left).of("ffn"), strict=True):
+        if own.units < theirs.units:
+            keep_units(left, theirs, largest_units(left, theirs, own.units))
+    found = left.state_dict()
+    for name, value in student.state_dict().items():
+        if name in found and found[name].ndim == value.ndim:
+            common = tuple(slice(min(sizes)) for sizes in zip(value.shape, found[name].shape, strict=True))
+            value[common] = found[name][common]
+
+
+def largest_units(module: nn.Module, site: Site, count: int) -> list[int]:
+    """The FFN units with the largest product of the norms of their input and output weights, in ascending order."""
+    score = weight_matrix(module.get_submodule(site.consumer)).norm(dim=0)
+    for source in site.sources:
+        score = score * weight_matrix(module.get_submodule(source.layer)).norm(dim=1)
+    return sorted(score.argsort(descending=True, stable=True)[:count].tolist())
+
+
+def space_evenly(count: int, whole: int) -> list[int]:
+    """`count` indices below `whole`, evenly spaced, including the first and the last."""
+    return [0] if count == 1 else [round(index * (whole - 1) / (count - 1)) for index in range(count)]

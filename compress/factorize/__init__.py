@@ -1,1 +1,1 @@
-"""Layers as products of smaller ones."""
+"""Factorization: layers replaced by sequences of smaller ones."""

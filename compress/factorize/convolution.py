@@ -1,14 +1,20 @@
-"""Convolutions of efficient architectures in the place of full ones, each trained to imitate the one it replaces."""
+"""Factorization of convolutions into those of efficient architectures, each fitted to the one that it replaces."""
 
+from collections.abc import Mapping
 from math import ceil
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
-from compress.factorize.parts import Shape, work
-from compress.factorize.replace import named, replaced, replay, separate
-from compress.statistics.gram import moments
+from compress.factorize.factorize_layers import (
+    factorize_layers,
+    find_factorizable,
+    replay_factorization,
+    select_layers,
+)
+from compress.factorize.factors import Factorization, count_multiplications
+from compress.statistics.moments import collect_moments
 from laconic.artifacts.record import Record
 from laconic.errors import UsageError
 from laconic.recipes.stage import Property, TorchContext, TorchStage
@@ -19,53 +25,64 @@ if TYPE_CHECKING:
 
 
 class Convolution(TorchStage):
-    """Full convolutions become depthwise separable ones, grouped ones with a 1 x 1 convolution behind, or bottlenecks.
+    """Replace convolutions by depthwise separable ones, grouped ones with a 1 x 1 convolution, or bottlenecks.
 
-    into: what they become. filters: of a separable convolution, for each channel. groups: of a grouped one. width: of a
-    bottleneck, as a share of the narrower of the layer's sides, in multiples of `multiple`. layers: by name or pattern;
-    all that save work by it. loss: a layer that cannot be imitated to within this share of its answers' square stays as
-    it is. samples: how many to look at.
+    into: what they become. depth_multiplier: of a separable convolution, filters for each channel. groups: of a grouped
+    one. width: of a bottleneck, as a share of the smaller number of channels, rounded up to a multiple of `round_to`.
+    layers: by path or pattern; default: all that save work by it. max_error: a layer with a larger squared output
+    error, as a share of the squared output, stays as it is. samples: how many calibration samples to use.
+
+    Depthwise separable: Howard et al., MobileNets, 2017; bottleneck: He et al., Deep Residual Learning, 2016.
     """
 
     lossy: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    renamed: ClassVar[Mapping[str, str]] = {
+        "filters": "depth_multiplier",
+        "loss": "max_error",
+        "multiple": "round_to",
+    }
 
     into: Literal["separable", "grouped", "bottleneck"] = "separable"
-    filters: int = Field(default=2, ge=1)
+    depth_multiplier: int = Field(default=2, ge=1)
     groups: int = Field(default=4, ge=2)
     width: Share = Field(default=0.5, gt=0, lt=1)
-    multiple: int = Field(default=8, ge=1)
+    round_to: int = Field(default=8, ge=1)
     layers: tuple[str, ...] = ("*",)
-    loss: Share = Field(default=0.2, gt=0, le=1)
+    max_error: Share = Field(default=0.2, gt=0, le=1)
     samples: int = Field(default=256, ge=1)
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        found = {path: layer for path, layer in separate(checkpoint.module) if isinstance(layer, nn.Conv2d)}
-        chosen = named(found, self.layers)
-        shapes = {path: shape for path in chosen if (shape := self.shape(found[path]))}
-        if not shapes:
+        found = {path: layer for path, layer in find_factorizable(checkpoint.module) if isinstance(layer, nn.Conv2d)}
+        chosen = select_layers(found, self.layers)
+        factorizations = {path: each for path in chosen if (each := self.factorization(found[path]))}
+        if not factorizations:
             raise UsageError(
                 f"factorize.convolution: none of the convolutions {sorted(found)} saves work when it is made "
                 f"{self.into}. Name layers with a kernel larger than 1 x 1 and more channels"
             )
         dataset = context.calibrate.take(self.samples, context.seed)
-        seen = moments(checkpoint.module, checkpoint.task, dataset, list(shapes))
-        return replaced(checkpoint, context, self, "factorize.convolution", dataset, seen, shapes, most=self.loss)
+        moments = collect_moments(checkpoint.module, checkpoint.task, dataset, list(factorizations))
+        name, limit = "factorize.convolution", self.max_error
+        return factorize_layers(checkpoint, context, self, name, dataset, moments, factorizations, max_error=limit)
 
-    def shape(self, layer: nn.Conv2d) -> Shape | None:
-        """What a convolution becomes; None where that saves no work, or cannot be."""
+    def factorization(self, layer: nn.Conv2d) -> Factorization | None:
+        """What a convolution becomes; None if that saves no work or is not possible."""
         out, into, area = layer.out_channels, layer.in_channels, layer.kernel_size[0] * layer.kernel_size[1]
         match self.into:
             case "separable":
-                size, possible = self.filters, self.filters <= min(out, area)
+                size, possible = self.depth_multiplier, self.depth_multiplier <= min(out, area)
             case "grouped":
                 size, possible = self.groups, not (into % self.groups or out % self.groups)
             case "bottleneck":
-                size = ceil(self.width * min(into, out) / self.multiple) * self.multiple
+                size = ceil(self.width * min(into, out) / self.round_to) * self.round_to
                 possible = size < min(into, out)
-        shape = Shape(kind=self.into, size=size)
-        return shape if possible and area > 1 and work(layer, shape) < work(layer) else None
+        made = Factorization(kind=self.into, size=size)
+        if not possible or area == 1 or count_multiplications(layer, made) >= count_multiplications(layer):
+            return None
+        return made
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        replay(module, record)
+        """Replace the same convolutions of an empty module."""
+        replay_factorization(module, record)

@@ -1,1 +1,1 @@
-"""Fewer weights: whole heads, widths, layers and channels, or single weights."""
+"""Pruning: stages that remove heads, FFN units, blocks, channels or single weights."""

@@ -1,30 +1,32 @@
-"""How much each group of channels keeps, when those that matter least shall give most."""
+"""How many channels each group keeps when the least sensitive groups give up most."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compress.prune.channel_surgery import cuts_of, mask
-from compress.prune.coupling import Group
+from compress.prune.channel_groups import ChannelGroup
+from compress.prune.channel_surgery import collect_removed, mask_channels
+from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 
 LEVELS = 4
-"""Widths of a group that are tried alone, between all channels and none."""
+"""Numbers of channels of a group that are measured, below all of them."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """order: a group's channels, those to keep longest first. step: what its counts are multiples of."""
+class RankedGroup:
+    """A group with its channels in descending order of importance. step: the number that stays is a multiple of it."""
 
-    group: Group
+    group: ChannelGroup
     order: Sequence[int]
     step: int
 
     def levels(self) -> list[int]:
-        """The counts that are tried, all channels first."""
+        """The numbers of channels that are measured, all of them first."""
         counts = range((self.group.width - 1) // self.step * self.step, 0, -self.step)
         picked = (
             {counts[round(index * (len(counts) - 1) / max(LEVELS - 1, 1))] for index in range(LEVELS)}
@@ -34,96 +36,89 @@ class Plan:
         return [self.group.width, *sorted(picked, reverse=True)]
 
 
-def shared(
-    plans: Sequence[Plan],
+def allocate_channels(
+    ranked: Sequence[RankedGroup],
     uniform: Sequence[int],
     module: nn.Module,
     batch: Mapping[str, Tensor],
     fidelity: Callable[[nn.Module], float],
 ) -> list[int]:
-    """How many channels each group keeps: as many multiplications as with `uniform`, at the least harm.
+    """How many channels each group keeps: as many multiplications as with `uniform`, at the lowest loss of fidelity.
 
-    Each group's harm is measured with it alone masked, at a few widths: one pass over the samples to choose by for
-    each. Then one group after the other goes down a level, whichever has the least harm per multiplication saved.
+    The sensitivity of the output to each group is measured with that group alone masked, at a few levels, one pass over
+    the samples each. Then one group after the other goes down a level: the one that loses least per multiplication.
     """
-    places = positions(module, batch)
-    budget = multiplications(module, places, plans, uniform)
-    levels = [plan.levels() for plan in plans]
+    positions = count_positions(module, batch)
+    budget = count_multiplications(module, positions, ranked, uniform)
+    levels = [each.levels() for each in ranked]
     whole = fidelity(module)
-    harms = [
-        [max(0.0, whole - masked(module, plan, count, fidelity)) for count in counts]
-        for plan, counts in zip(plans, levels, strict=True)
+    losses = [
+        [max(0.0, whole - measure_masked(module, each, count, fidelity)) for count in counts]
+        for each, counts in zip(ranked, levels, strict=True)
     ]
-    at = [0] * len(plans)
+    chosen = [0] * len(ranked)
 
-    def counts(of: Sequence[int]) -> list[int]:
-        return [level[index] for level, index in zip(levels, of, strict=True)]
+    def counts_at(indices: Sequence[int]) -> list[int]:
+        return [level[index] for level, index in zip(levels, indices, strict=True)]
 
-    left = multiplications(module, places, plans, counts(at))
+    left = count_multiplications(module, positions, ranked, counts_at(chosen))
     while left > budget:
         best: tuple[float, int, float] | None = None
-        for number in range(len(plans)):
-            if at[number] + 1 == len(levels[number]):
+        for number in range(len(ranked)):
+            if chosen[number] + 1 == len(levels[number]):
                 continue
-            lower = [*at[:number], at[number] + 1, *at[number + 1 :]]
-            work = multiplications(module, places, plans, counts(lower))
-            price = (harms[number][lower[number]] - harms[number][at[number]]) / max(left - work, 1e-9)
+            lower = [*chosen[:number], chosen[number] + 1, *chosen[number + 1 :]]
+            work = count_multiplications(module, positions, ranked, counts_at(lower))
+            price = (losses[number][lower[number]] - losses[number][chosen[number]]) / max(left - work, 1e-9)
             if best is None or price < best[0]:
                 best = price, number, work
         if best is None:
             break
-        at[best[1]] += 1
+        chosen[best[1]] += 1
         left = best[2]
-    return counts(at)
+    return counts_at(chosen)
 
 
-def masked(module: nn.Module, plan: Plan, count: int, fidelity: Callable[[nn.Module], float]) -> float:
-    """The fidelity with only so many channels of a group."""
-    silent = copy.deepcopy(module)
-    mask(silent, cuts_of([(plan.group, plan.order[count:])]))
-    return fidelity(silent)
+def measure_masked(module: nn.Module, ranked: RankedGroup, count: int, fidelity: Callable[[nn.Module], float]) -> float:
+    """The fidelity with all but the `count` most important channels of a group masked."""
+    masked = copy.deepcopy(module)
+    mask_channels(masked, collect_removed([(ranked.group, ranked.order[count:])]))
+    return fidelity(masked)
 
 
-def positions(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """How often each layer's weight is used for a sample, by its path."""
+def count_positions(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many output positions each layer computes for a sample, by its path: how often its weight is used."""
     found: dict[str, int] = {}
     rows = len(next(iter(batch.values())))
 
-    def hook(layer: nn.Module, args: object, answer: Tensor, path: str) -> None:
-        channels = answer.shape[-1] if isinstance(layer, nn.Linear) else answer.shape[1]
-        found[path] = found.get(path, 0) + answer.numel() // channels // rows
+    def count(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        channels = output.shape[-1] if isinstance(layer, nn.Linear) else output.shape[1]
+        found[path] = found.get(path, 0) + output.numel() // channels // rows
 
-    handles = [
-        layer.register_forward_hook(lambda layer, args, answer, path=path: hook(layer, args, answer, path))
-        for path, layer in module.named_modules()
-        if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    ]
-    try:
-        with torch.no_grad():
-            call(module, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    paths = [path for path, layer in module.named_modules() if isinstance(layer, kinds)]
+    with torch.no_grad(), forward_hooks(module, paths, after=count):
+        call(module, batch)
     return found
 
 
-def multiplications(
-    module: nn.Module, places: Mapping[str, int], plans: Sequence[Plan], counts: Sequence[int]
+def count_multiplications(
+    module: nn.Module, positions: Mapping[str, int], ranked: Sequence[RankedGroup], counts: Sequence[int]
 ) -> float:
-    """Of one sample, when the groups keep so many channels."""
-    gone: dict[tuple[str, str], float] = {}
-    for plan, count in zip(plans, counts, strict=True):
-        for member in plan.group.members:
-            share = 1 - count / plan.group.width
+    """Multiplications for one sample when the groups keep so many channels."""
+    removed: dict[tuple[str, str], float] = {}
+    for each, count in zip(ranked, counts, strict=True):
+        for member in each.group.members:
+            share = 1 - count / each.group.width
             own = sum(map(len, member.places)) * share
-            gone[member.path, member.axis] = gone.get((member.path, member.axis), 0.0) + own
+            removed[member.path, member.axis] = removed.get((member.path, member.axis), 0.0) + own
     total = 0.0
-    for path, uses in places.items():
+    for path, uses in positions.items():
         layer = module.get_submodule(path)
         weight = layer.weight
         assert isinstance(weight, Tensor)
         out = weight.shape[0]
         into = weight.shape[1] * getattr(layer, "groups", 1)
-        rows = 1 - (gone.get((path, "out"), 0.0) + gone.get((path, "both"), 0.0)) / out
-        total += uses * weight.numel() * rows * (1 - gone.get((path, "in"), 0.0) / into)
+        rows = 1 - (removed.get((path, "out"), 0.0) + removed.get((path, "both"), 0.0)) / out
+        total += uses * weight.numel() * rows * (1 - removed.get((path, "in"), 0.0) / into)
     return total

@@ -1,62 +1,62 @@
-"""What each channel of a group is worth: the scores of all weights that go with it."""
+"""The importance of the channels of a group: the scores of all weights that are removed with each channel."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from compress.criteria.criterion import Criterion, Evidence, gather
-from compress.prune.channel_surgery import find
-from compress.prune.coupling import NORMS, Group
+from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
+from compress.prune.channel_groups import NORMS, ChannelGroup
+from compress.prune.channel_surgery import get_layer
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 
-Sides = dict[tuple[str, bool], Tensor]
-"""The scores of a layer's channels, by its path and by whether it takes them."""
+ChannelScores = dict[tuple[str, bool], Tensor]
+"""The scores of a layer's channels, by its path and whether they are its input channels."""
 
 
-def worths(
-    criterion: Criterion, module: nn.Module, task: Task, dataset: Dataset, groups: Sequence[Group], seed: int
+def measure_importance(
+    criterion: Criterion, module: nn.Module, task: Task, dataset: Dataset, groups: Sequence[ChannelGroup], seed: int
 ) -> list[Tensor]:
-    """For each group the worth of its channels, [width] float64, 1 on average.
+    """For each group the importance of its channels, [width] float64, with a mean of 1.
 
-    Each layer's scores are brought to a mean of 1 before they are added, so that none speaks louder for being larger.
-    Raises UsageError where the criterion can look at none of a group's layers.
+    Each layer's scores are scaled to a mean of 1 before they are averaged, so that layers of different sizes have the
+    same weight. Raises UsageError if the criterion can score none of a group's layers.
     """
     paths = list(dict.fromkeys(member.path for group in groups for member in group.members))
-    layers = {path: find(module, path) for path in paths}
+    layers = {path: get_layer(module, path) for path in paths}
     known = (nn.Linear, nn.Conv2d) if criterion.needs else (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     readable = [path for path, layer in layers.items() if isinstance(layer, known)]
-    sides: Sides = {}
-    for path, evidence in gather(criterion, module, task, dataset, readable, seed=seed).items():
-        scores, layer = criterion.scores(evidence).double(), layers[path]
-        sides[path, False], sides[path, True] = scores.sum(dim=1), taken(scores, layer)
+    scores: ChannelScores = {}
+    for path, statistics in collect_statistics(criterion, module, task, dataset, readable, seed=seed).items():
+        own, layer = criterion.score(statistics).double(), layers[path]
+        scores[path, False], scores[path, True] = own.sum(dim=1), sum_input_scores(own, layer)
     for path, layer in layers.items():
         if isinstance(layer, NORMS) and layer.affine and not criterion.needs:
-            sides[path, False] = criterion.scores(Evidence(layer.weight.detach()[:, None]))[:, 0].double()
-    return [worth(group, sides) for group in groups]
+            scores[path, False] = criterion.score(LayerStatistics(layer.weight.detach()[:, None]))[:, 0].double()
+    return [group_importance(group, scores) for group in groups]
 
 
-def taken(scores: Tensor, layer: nn.Module | nn.Parameter) -> Tensor:
-    """The worth of the channels [in] that a layer takes: of all weights that it multiplies each with."""
+def sum_input_scores(scores: Tensor, layer: nn.Module | nn.Parameter) -> Tensor:
+    """The scores of a layer's input channels, [in]: each the sum over all weights that it is multiplied with."""
     weight, groups = getattr(layer, "weight", layer), getattr(layer, "groups", 1)
     assert isinstance(weight, Tensor)
     summed = scores.reshape(groups, -1, scores.shape[1]).sum(dim=1)
     return summed.reshape(groups, weight.shape[1], -1).sum(dim=2).flatten()
 
 
-def worth(group: Group, sides: Sides) -> Tensor:
-    """[width] float64."""
+def group_importance(group: ChannelGroup, scores: ChannelScores) -> Tensor:
+    """The importance of one group's channels, [width] float64."""
     found = []
     for member in group.members:
-        scores = sides.get((member.path, member.axis == "in"))
-        if scores is not None:
-            own = torch.stack([scores[list(places)].sum() for places in member.places])
+        channels = scores.get((member.path, member.axis == "in"))
+        if channels is not None:
+            own = torch.stack([channels[list(places)].sum() for places in member.places])
             found.append(own / own.mean().clamp(min=1e-30))
     if not found:
         raise UsageError(
-            f"the criterion looks at what flows through linear layers and convolutions in two dimensions, and there is "
-            f"none among those that share the channels of {group.name}. Take criterion: magnitude"
+            f"the criterion needs the inputs of linear layers or two-dimensional convolutions, and none of them shares "
+            f"the channels of {group.name}. Use criterion: magnitude"
         )
     return torch.stack(found).mean(dim=0)

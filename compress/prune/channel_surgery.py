@@ -1,4 +1,4 @@
-"""Layers with channels taken out, and the same layers with those channels silent: the answers must be alike."""
+"""Removing channels from layers, and masking the same channels: both models must give the same outputs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -6,126 +6,129 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from compress.prune.coupling import CONVOLUTIONS, PER_CHANNEL, TRANSPOSED, Group, is_depthwise
+from compress.prune.channel_groups import CONVOLUTIONS, PER_CHANNEL, TRANSPOSED, ChannelGroup, is_depthwise
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What goes of one layer. rows: channels that it makes, or all that it has where each has weights of its own.
-    columns: channels that it takes."""
+class RemovedChannels:
+    """The channels that one layer loses. rows: output channels, or all channels of a layer that has separate weights
+    for each. columns: input channels."""
 
     rows: set[int] = field(default_factory=set)
     columns: set[int] = field(default_factory=set)
 
 
-Cuts = dict[str, Cut]
-"""By the layer's path."""
+Removal = dict[str, RemovedChannels]
+"""The channels that each layer loses, by its path."""
 
 
-def cuts_of(chosen: Iterable[tuple[Group, Iterable[int]]]) -> Cuts:
-    """What goes of each layer when these channels of these groups go."""
-    cuts: Cuts = {}
+def collect_removed(chosen: Iterable[tuple[ChannelGroup, Iterable[int]]]) -> Removal:
+    """What each layer loses when these channels of these groups are removed."""
+    removal: Removal = {}
     for group, channels in chosen:
         for member in group.members:
-            cut = cuts.setdefault(member.path, Cut())
-            side = cut.columns if member.axis == "in" else cut.rows
+            removed = removal.setdefault(member.path, RemovedChannels())
+            side = removed.columns if member.axis == "in" else removed.rows
             side.update(place for channel in channels for place in member.places[channel])
-    return cuts
+    return removal
 
 
-def left(count: int, gone: Iterable[int]) -> Tensor:
-    """The indices below `count` that stay, [n] int64."""
+def remaining_indices(count: int, removed: Iterable[int]) -> Tensor:
+    """The indices below `count` that are not removed, [n] int64."""
     stays = torch.ones(count, dtype=torch.bool)
-    stays[sorted(gone)] = False
+    stays[sorted(removed)] = False
     return stays.nonzero().flatten()
 
 
-def find(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
-    """The layer at a path, or the parameter."""
+def get_layer(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
+    """The layer or the parameter at a path."""
     owner, _, name = path.rpartition(".")
     found = getattr(module.get_submodule(owner), name) if name else module
     assert isinstance(found, (nn.Module, nn.Parameter))
     return found
 
 
-def free_axis(parameter: Tensor) -> int:
-    """The axis of a parameter that belongs to no layer on which its channels lie: the last that is longer than one."""
+def channel_axis(parameter: Tensor) -> int:
+    """The axis of the channels of a parameter that belongs to no layer: the last that is longer than one."""
     return max((axis for axis, size in enumerate(parameter.shape) if size > 1), default=0)
 
 
-def narrow(module: nn.Module, cuts: Mapping[str, Cut]) -> None:
-    """Take these channels out of the layers, in place. Raises RuntimeError where a layer cannot be without them."""
-    for path, cut in cuts.items():
-        layer = find(module, path)
+def remove_channels(module: nn.Module, removal: Mapping[str, RemovedChannels]) -> None:
+    """Remove these channels from the layers, in place. Raises RuntimeError for a layer that cannot lose them."""
+    for path, removed in removal.items():
+        layer = get_layer(module, path)
         if isinstance(layer, nn.Parameter):
             owner, _, name = path.rpartition(".")
-            axis = free_axis(layer)
-            setattr(module.get_submodule(owner), name, picked(layer, axis, left(layer.shape[axis], cut.rows)))
+            axis = channel_axis(layer)
+            kept = select_indices(layer, axis, remaining_indices(layer.shape[axis], removed.rows))
+            setattr(module.get_submodule(owner), name, kept)
         elif isinstance(layer, PER_CHANNEL):
-            narrow_each(layer, cut)
+            shrink_per_channel(layer, removed)
         elif is_depthwise(layer):
-            narrow_each(layer, cut)
+            shrink_per_channel(layer, removed)
             layer.in_channels = layer.groups = layer.out_channels
         elif isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)):
-            narrow_convolution(layer, cut)
+            shrink_convolution(layer, removed)
         else:
             assert isinstance(layer, nn.Linear)
-            rows, columns = left(layer.out_features, cut.rows), left(layer.in_features, cut.columns)
-            layer.weight = picked(picked(layer.weight, 0, rows), 1, columns)
+            rows = remaining_indices(layer.out_features, removed.rows)
+            columns = remaining_indices(layer.in_features, removed.columns)
+            layer.weight = select_indices(select_indices(layer.weight, 0, rows), 1, columns)
             if layer.bias is not None:
-                layer.bias = picked(layer.bias, 0, rows)  # type: ignore[assignment]
+                layer.bias = select_indices(layer.bias, 0, rows)  # type: ignore[assignment]
             layer.out_features, layer.in_features = len(rows), len(columns)
 
 
-def narrow_each(layer: nn.Module, cut: Cut) -> None:
-    """A layer in which each channel has its own row of everything."""
+def shrink_per_channel(layer: nn.Module, removed: RemovedChannels) -> None:
+    """Remove channels from a layer in which each has its own row of every parameter and buffer."""
     for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
-        if tensor.ndim and len(tensor) > 1:  # neither a slope for all channels, nor a count of batches
-            setattr(layer, name, picked(tensor, 0, left(len(tensor), cut.rows)))
+        if tensor.ndim and len(tensor) > 1:  # neither one slope for all channels, nor the count of batches
+            setattr(layer, name, select_indices(tensor, 0, remaining_indices(len(tensor), removed.rows)))
     for name in ("num_features", "num_parameters", "out_channels"):
         if getattr(layer, name, 1) > 1:
-            setattr(layer, name, getattr(layer, name) - len(cut.rows))
+            setattr(layer, name, getattr(layer, name) - len(removed.rows))
 
 
-def narrow_convolution(layer: nn.Module, cut: Cut) -> None:
-    """A convolution, transposed or not, in groups or not."""
+def shrink_convolution(layer: nn.Module, removed: RemovedChannels) -> None:
+    """Remove channels from a convolution, transposed or not, grouped or not."""
     assert isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED))
-    rows, columns = left(layer.out_channels, cut.rows), left(layer.in_channels, cut.columns)
+    rows = remaining_indices(layer.out_channels, removed.rows)
+    columns = remaining_indices(layer.in_channels, removed.columns)
     weight: Tensor = layer.weight
     if isinstance(layer, TRANSPOSED):
         if layer.groups > 1:
-            raise RuntimeError("a transposed convolution in groups")
-        weight = picked(picked(weight, 1, rows), 0, columns)
+            raise RuntimeError("a grouped transposed convolution")
+        weight = select_indices(select_indices(weight, 1, rows), 0, columns)
     else:
         groups, height, width = layer.groups, layer.out_channels // layer.groups, layer.in_channels // layer.groups
         parts = []
         for number in range(groups):
             own = rows[rows // height == number]
-            taken = columns[columns // width == number] - number * width
-            parts.append(weight[own][:, taken])
+            inputs = columns[columns // width == number] - number * width
+            parts.append(weight[own][:, inputs])
         if len({part.shape for part in parts}) > 1:
             raise RuntimeError("a grouped convolution whose groups would differ")
         weight = nn.Parameter(torch.cat(parts).contiguous(), requires_grad=weight.requires_grad)
     layer.weight = weight
     if layer.bias is not None:
-        layer.bias = picked(layer.bias, 0, rows)
+        layer.bias = select_indices(layer.bias, 0, rows)
     layer.out_channels, layer.in_channels = len(rows), len(columns)
 
 
-def picked(tensor: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """Some of a parameter's or a buffer's indices along an axis, as one of its kind."""
+def select_indices(tensor: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """These indices of a parameter or a buffer along an axis, as a parameter or a buffer."""
     some = tensor.detach().index_select(axis, indices.to(tensor.device)).contiguous()
     return nn.Parameter(some, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else some
 
 
 @torch.no_grad()
-def mask(module: nn.Module, cuts: Mapping[str, Cut]) -> None:
-    """Silence these channels, in place: nobody makes them, nobody listens to them, all shapes stay."""
-    for path, cut in cuts.items():
-        layer = find(module, path)
-        rows, columns = torch.tensor(sorted(cut.rows), dtype=torch.int64), sorted(cut.columns)
+def mask_channels(module: nn.Module, removal: Mapping[str, RemovedChannels]) -> None:
+    """Zero the weights that compute these channels and those that read them, in place; all shapes stay."""
+    for path, removed in removal.items():
+        layer = get_layer(module, path)
+        rows, columns = torch.tensor(sorted(removed.rows), dtype=torch.int64), sorted(removed.columns)
         if isinstance(layer, nn.Parameter):
-            layer.index_fill_(free_axis(layer), rows, 0)
+            layer.index_fill_(channel_axis(layer), rows, 0)
             continue
         transposed = isinstance(layer, TRANSPOSED)
         for name in ("weight", "bias", "running_mean"):
@@ -133,11 +136,11 @@ def mask(module: nn.Module, cuts: Mapping[str, Cut]) -> None:
             if isinstance(tensor, Tensor) and not isinstance(layer, nn.PReLU):
                 tensor.index_fill_(1 if transposed and name == "weight" else 0, rows, 0)
         for column in columns:
-            silence(layer, column)
+            mask_input_channel(layer, column)
 
 
-def silence(layer: nn.Module, column: int) -> None:
-    """Let a layer not listen to a channel that it takes."""
+def mask_input_channel(layer: nn.Module, column: int) -> None:
+    """Zero the weights of a layer that read one input channel."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     if isinstance(layer, CONVOLUTIONS) and layer.groups > 1:

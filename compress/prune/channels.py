@@ -1,33 +1,40 @@
-"""Channels of convolutional networks cut out, through all layers that share them."""
+"""Channel pruning of convolutional networks, through all layers that share the channels."""
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from compress.criteria.criterion import Criterion
-from compress.prune.channel_allocation import Plan, shared
-from compress.prune.channel_importance import worths
-from compress.prune.channel_surgery import Cuts, cuts_of, find, left, mask, narrow
-from compress.prune.coupling import NORMS, Group, couple
-from compress.statistics.gram import forward_batches, matrix
-from compress.statistics.refit import fits, refit
-from compress.transformer.proof import TOLERANCE, distance
-from compress.transformer.shapes import changes, resize, sizes
+from compress.prune.channel_allocation import RankedGroup, allocate_channels
+from compress.prune.channel_groups import NORMS, ChannelGroup, find_channel_groups
+from compress.prune.channel_importance import measure_importance
+from compress.prune.channel_surgery import (
+    Removal,
+    collect_removed,
+    get_layer,
+    mask_channels,
+    remaining_indices,
+    remove_channels,
+)
+from compress.statistics.layer_inputs import forward_batches, weight_matrix
+from compress.statistics.least_squares import is_refittable, refit_layers
+from compress.transformer.proof import TOLERANCE, relative_difference
+from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
 from laconic.artifacts.record import Record
 from laconic.config import Named
 from laconic.data.dataset import Dataset
-from laconic.errors import BrokenCut, RecipeError, UsageError
+from laconic.errors import BrokenCut, UsageError
 from laconic.hashing import code_version, hash_of
+from laconic.models.hooks import forward_hooks
+from laconic.models.layer_patterns import match_patterns
 from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
-from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
 from laconic.units import Share
 
@@ -37,59 +44,67 @@ if TYPE_CHECKING:
 ROWS = 16
 """Samples that a cut is proved on."""
 NORM_ROWS = 64
-"""Samples that statistics of a batch normalisation are taken over at once."""
+"""Samples of a batch for recalibrating batch normalisation."""
 
 
 class Channels(TorchStage):
-    """Cut channels of a convolutional network: residual sums, concatenations, depthwise and grouped convolutions and
-    flattened images are followed, and what reaches an output is left alone.
+    """Prune channels of a convolutional network. Residual sums, concatenations, depthwise and grouped convolutions and
+    flattened images are followed; the channels of the outputs are left alone.
 
-    keep: the share of each group of channels that stays; with allocate: sensitivity, the share of what uniform cutting
-    to this share would leave of the multiplications, spread by what each group's cut does to the answers. criterion:
-    which channels matter. multiple: what counts of channels are rounded up to, for the hardware. steps: the cut is
-    taken in so many, the criterion asked before each. compensate: fit the layers that took the channels anew, by least
-    squares. reestimate: take the statistics of batch normalisations anew. Both are left where the answers are no better
-    for it. whole: groups of channels that all stay, by name or pattern of the layer where they begin. samples: how many
-    to look at.
+    keep: the share of each channel group that stays; with allocate: sensitivity, groups share what uniform pruning to
+    this share would leave of the multiplications, by the measured sensitivity of the output to each. criterion: the
+    importance criterion. round_to: the number of channels is rounded up to a multiple of this, for the hardware. steps:
+    prune in so many steps, with new scores before each. compensate: refit the layers that read the channels, by least
+    squares. recalibrate_batch_norm: compute the statistics of batch normalisation anew. Both are discarded where the
+    outputs do not get better. ignored_layers: groups of channels that all stay, by path or pattern of the layer where
+    they begin. samples: how many calibration samples to use.
     """
 
     lossy: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
+    renamed: ClassVar[Mapping[str, str]] = {
+        "multiple": "round_to",
+        "reestimate": "recalibrate_batch_norm",
+        "whole": "ignored_layers",
+    }
 
     keep: Share = Field(default=0.75, gt=0, lt=1)
     criterion: Named = Named(name="magnitude")
-    multiple: int = Field(default=8, ge=1)
+    round_to: int = Field(default=8, ge=1)
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     steps: int = Field(default=1, ge=1)
     compensate: bool = True
-    reestimate: bool = True
-    whole: tuple[str, ...] = ()
+    recalibrate_batch_norm: bool = True
+    ignored_layers: tuple[str, ...] = ()
     samples: int = Field(default=256, ge=1)
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        surgery = Surgery(self, checkpoint, context)
+        """The checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a pattern
+        that matches nothing, BrokenCut where the proof fails."""
+        pruner = ChannelPruner(self, checkpoint, context)
         with context.steps.step("prune channels", self.steps) as step:
             for number in range(1, self.steps + 1):
-                surgery.cut(1 - (1 - self.keep) * number / self.steps)
+                pruner.prune(1 - (1 - self.keep) * number / self.steps)
                 step.advance()
-            before, after = weights(checkpoint.module), weights(surgery.module)
-            step.note = f"{after / before:.0%} of {before} weights left, proved to {surgery.error:.1g}"
-        made = changes(sizes(checkpoint.module), sizes(surgery.module))
+            before, after = count_parameters(checkpoint.module), count_parameters(pruner.module)
+            step.note = f"{after / before:.0%} of {before} weights left, proved to {pruner.error:.1g}"
+        made = diff_sizes(read_sizes(checkpoint.module), read_sizes(pruner.module))
         key = hash_of(context.key, checkpoint.key, "prune.channels", describe(self), code_version())
-        figures = {"proof": surgery.error, "weights": float(after), "weights before": float(before)}
+        figures = {"proof": pruner.error, "weights": float(after), "weights before": float(before)}
         record = Record(stage="prune.channels", config=describe(self), key=key, figures=figures, structure=made)
-        return checkpoint.after(record, surgery.module)
+        return checkpoint.after(record, pruner.module)
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        resize(module, record.structure)
+        """Give the layers of an empty module the same sizes."""
+        resize_layers(module, record.structure)
 
 
-class Surgery:
-    """A cut, perhaps in several steps, of a copy of a checkpoint's module.
+class ChannelPruner:
+    """Prunes a copy of a checkpoint's module, in one or several steps.
 
-    module: what is left so far. error: the largest of the proofs. rows: which of a layer's outputs at the beginning are
-    left. widths: of the groups, at the beginning.
+    module: the result so far. error: the largest error of the proofs. rows: the remaining outputs of each layer, as
+    indices in the original. widths: of the groups in the original.
     """
 
     def __init__(self, stage: Channels, checkpoint: "Checkpoint", context: TorchContext) -> None:
@@ -98,152 +113,138 @@ class Surgery:
         self.dataset = context.calibrate.take(stage.samples, context.seed)
         self.batch = next(forward_batches(checkpoint.task, self.dataset, ROWS))
         self.module = copy.deepcopy(checkpoint.module)
-        self.operated, self.error = False, 0.0
+        self.pruned, self.error = False, 0.0
         self.rows: dict[str, Tensor] = {}
         self.widths: dict[str, int] = {}
 
-    def cut(self, share: float) -> None:
-        """Leave this share of what each group had at the beginning. Raises UsageError where nothing can be cut."""
-        groups = couple(self.module, self.batch)
-        check(self.stage.whole, [group.name for group in groups])
+    def prune(self, share: float) -> None:
+        """Reduce each group to this share of its original width. Raises UsageError if nothing can be pruned."""
+        groups = find_channel_groups(self.module, self.batch)
+        names = [group.name for group in groups]
+        ignored = match_patterns(names, self.stage.ignored_layers, "ignored_layers", "group of channels")
         for group in groups:
             self.widths.setdefault(group.name, group.width)
-        free = [group for group in groups if not chosen(group.name, self.stage.whole)]
-        goals = {group.name: self.target(group, share) for group in free}
+        free = [group for group in groups if group.name not in ignored]
+        goals = {group.name: self.target_width(group, share) for group in free}
         free = [group for group in free if goals[group.name] < group.width]
-        orders = dict(zip([group.name for group in free], self.orders(free), strict=True)) if free else {}
-        free = [group for group in free if self.stands(group, orders[group.name][goals[group.name] :])]
-        if not free and (self.operated or share > self.stage.keep + 1e-9):
-            return  # another step, before or after, has more to cut
+        orders = dict(zip([group.name for group in free], self.rank_channels(free), strict=True)) if free else {}
+        free = [group for group in free if self.is_provable(group, orders[group.name][goals[group.name] :])]
+        if not free and (self.pruned or share > self.stage.keep + 1e-9):
+            return  # another step, before or after, prunes more
         if not free:
             raise UsageError(
-                f"prune.channels found nothing to cut: of {len(groups)} groups of channels, of the widths "
-                f"{sorted({group.width for group in groups})}, none is left with fewer at keep: {share:.2g} and "
-                f"multiple: {self.stage.multiple} that could be proved. Try a smaller multiple, or a smaller keep"
+                f"prune.channels found nothing to prune: of {len(groups)} groups of channels, of the widths "
+                f"{sorted({group.width for group in groups})}, none could be proved with fewer channels at keep: "
+                f"{share:.2g} and round_to: {self.stage.round_to}. Try a smaller round_to, or a smaller keep"
             )
         if self.stage.allocate == "sensitivity":
-            plans = [Plan(group, orders[group.name], self.step(group)) for group in free]
+            ranked = [RankedGroup(group, orders[group.name], self.width_step(group)) for group in free]
             uniform = [goals[group.name] for group in free]
-            counts = shared(plans, uniform, self.module, self.batch, self.fidelity)
+            counts = allocate_channels(ranked, uniform, self.module, self.batch, self.fidelity)
             goals |= dict(zip([group.name for group in free], counts, strict=True))
-        self.operate([(group, orders[group.name][goals[group.name] :]) for group in free])
+        self.remove([(group, orders[group.name][goals[group.name] :]) for group in free])
 
-    def step(self, group: Group) -> int:
-        """What a group's counts are multiples of."""
-        return math.lcm(self.stage.multiple, len(group.lanes))
+    def width_step(self, group: ChannelGroup) -> int:
+        """The number that a group's width is a multiple of."""
+        return math.lcm(self.stage.round_to, len(group.lanes))
 
-    def target(self, group: Group, share: float) -> int:
-        """How many channels a group is to keep: rounded up."""
-        step = self.step(group)
+    def target_width(self, group: ChannelGroup, share: float) -> int:
+        """How many channels a group is to keep, rounded up."""
+        step = self.width_step(group)
         return min(math.ceil(share * self.widths[group.name] / step - 1e-9) * step, group.width)
 
-    def stands(self, group: Group, channels: Sequence[int]) -> bool:
-        """Whether a group is understood: with these channels gone, and no others, the cut can be proved."""
+    def is_provable(self, group: ChannelGroup, channels: Sequence[int]) -> bool:
+        """Whether the removal of these channels of this group alone can be proved."""
         try:
-            return proof(self.module, cuts_of([(group, channels)]), self.batch)[1] <= TOLERANCE
+            return prove_removal(self.module, collect_removed([(group, channels)]), self.batch)[1] <= TOLERANCE
         except (RuntimeError, ValueError, IndexError, AssertionError):
-            return False  # some operation counts on the width
+            return False  # some operation depends on the width
 
-    def orders(self, groups: Sequence[Group]) -> list[list[int]]:
-        """The channels of each group, those to keep longest first; lanes take turns."""
-        found = worths(self.criterion, self.module, self.checkpoint.task, self.dataset, groups, self.context.seed)
+    def rank_channels(self, groups: Sequence[ChannelGroup]) -> list[list[int]]:
+        """The channels of each group in descending order of importance; lanes take turns."""
+        task, seed = self.checkpoint.task, self.context.seed
+        found = measure_importance(self.criterion, self.module, task, self.dataset, groups, seed)
         ordered = []
-        for group, worth in zip(groups, found, strict=True):
-            lanes = [sorted(lane, key=lambda channel: (-float(worth[channel]), channel)) for lane in group.lanes]
+        for group, importance in zip(groups, found, strict=True):
+            lanes = [sorted(lane, key=lambda channel: (-float(importance[channel]), channel)) for lane in group.lanes]
             ordered.append([channel for rank in zip(*lanes, strict=True) for channel in rank])
         return ordered
 
-    def operate(self, going: Sequence[tuple[Group, Sequence[int]]]) -> None:
-        """Take these channels of these groups out, prove it, and make good what can be.
-
-        Raises BrokenCut where the proof fails.
-        """
-        cuts = cuts_of(going)
-        narrowed, error = proof(self.module, cuts, self.batch)
+    def remove(self, chosen: Sequence[tuple[ChannelGroup, Sequence[int]]]) -> None:
+        """Remove these channels of these groups, prove it, and compensate. Raises BrokenCut where the proof fails."""
+        removal = collect_removed(chosen)
+        narrowed, error = prove_removal(self.module, removal, self.batch)
         if not error <= TOLERANCE:
             raise BrokenCut(
-                f"prune.channels: the smaller model's answers differ by {error:.2g} of the largest from those of the "
-                f"model with the same channels silent; expected at most {TOLERANCE:g}. The groups that begin at "
-                f"{[group.name for group, _ in going]} depend on one another by something unseen. Name some in whole"
+                f"prune.channels: the smaller model's outputs differ by {error:.2g} of the largest from those of the "
+                f"model with the same channels masked; expected at most {TOLERANCE:g}. The groups that begin at "
+                f"{[group.name for group, _ in chosen]} have a dependency that was not found. Name some in "
+                f"ignored_layers"
             )
-        self.operated, self.error = True, max(self.error, error)
-        for path, cut in cuts.items():
-            layer = find(self.module, path)
-            if isinstance(layer, nn.Module) and fits(layer):
-                held = self.rows.get(path, torch.arange(matrix(layer).shape[0]))
-                self.rows[path] = held[left(len(held), cut.rows)]
-        self.module = self.mended(narrowed)
+        self.pruned, self.error = True, max(self.error, error)
+        for path, removed in removal.items():
+            layer = get_layer(self.module, path)
+            if isinstance(layer, nn.Module) and is_refittable(layer):
+                rows = self.rows.get(path, torch.arange(weight_matrix(layer).shape[0]))
+                self.rows[path] = rows[remaining_indices(len(rows), removed.rows)]
+        self.module = self.compensate(narrowed)
 
-    def mended(self, narrowed: nn.Module) -> nn.Module:
-        """The cut module, or with layers fitted and statistics taken anew, whichever answers best."""
+    def compensate(self, narrowed: nn.Module) -> nn.Module:
+        """The narrowed module, or one with refitted layers and recalibrated batch normalisation, whichever has the
+        highest fidelity."""
         task, found = self.checkpoint.task, [narrowed]
         if self.stage.compensate:
             original = self.checkpoint.module
             paths = [
                 path
-                for path in running(narrowed, self.batch)
-                if fits(layer := narrowed.get_submodule(path))
-                and matrix(layer).shape[1] < matrix(original.get_submodule(path)).shape[1]
+                for path in execution_order(narrowed, self.batch)
+                if is_refittable(layer := narrowed.get_submodule(path))
+                and weight_matrix(layer).shape[1] < weight_matrix(original.get_submodule(path)).shape[1]
             ]
             fitted = copy.deepcopy(narrowed)
-            refit(fitted, original, task, self.dataset, dict(zip(paths, paths, strict=True)), self.rows)
+            refit_layers(fitted, original, task, self.dataset, dict(zip(paths, paths, strict=True)), self.rows)
             found.append(fitted)
-        if self.stage.reestimate and any(isinstance(layer, NORMS) for layer in narrowed.modules()):
-            found += [reestimated(module, task, self.dataset) for module in found]
+        if self.stage.recalibrate_batch_norm and any(isinstance(layer, NORMS) for layer in narrowed.modules()):
+            found += [recalibrate_batch_norm(module, task, self.dataset) for module in found]
         return max(found, key=self.fidelity) if len(found) > 1 else narrowed
 
     def fidelity(self, module: nn.Module) -> float:
-        """Of a module's answers to the original's, the mean."""
+        """The mean fidelity of a module's outputs to the original's."""
         return float(self.context.fidelity(replace(self.checkpoint, module=module)).mean())
 
 
-def proof(module: nn.Module, cuts: Cuts, batch: Mapping[str, Tensor]) -> tuple[nn.Module, float]:
-    """The module without these channels, and by how much its answers differ from those of the module with the channels
-    silent: the largest difference, as a share of the largest answer."""
-    silent, narrowed = copy.deepcopy(module), copy.deepcopy(module)
-    mask(silent, cuts)
-    narrow(narrowed, cuts)
+def prove_removal(module: nn.Module, removal: Removal, batch: Mapping[str, Tensor]) -> tuple[nn.Module, float]:
+    """The module without these channels, and the largest difference between its outputs and those of the module with
+    the channels masked, as a share of the largest output."""
+    masked, narrowed = copy.deepcopy(module), copy.deepcopy(module)
+    mask_channels(masked, removal)
+    remove_channels(narrowed, removal)
     with torch.no_grad():
-        expected, found = call(silent, batch), call(narrowed, batch)
+        expected, found = call(masked, batch), call(narrowed, batch)
     error = 0.0
-    for name, answer in expected.items():
-        gap = distance(answer, found[name])
-        error = max(error, math.inf if math.isnan(gap) else gap)
+    for name, output in expected.items():
+        difference = relative_difference(output, found[name])
+        error = max(error, math.inf if math.isnan(difference) else difference)
     return narrowed, error
 
 
-def chosen(name: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns names it."""
-    return any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def check(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raise RecipeError for a pattern that names none."""
-    for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in names):
-            raise RecipeError(f"whole: no group of channels begins at {pattern!r}. {did_you_mean(pattern, names)}")
-
-
-def running(module: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
-    """The paths of the layers with weights, in the order in which they run."""
+def execution_order(module: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
+    """The paths of the layers with parameters, in the order in which they run."""
     order: dict[str, None] = {}
-    handles = [
-        layer.register_forward_pre_hook(lambda _, __, path=path: order.setdefault(path))
-        for path, layer in module.named_modules()
-        if path and not list(layer.children()) and list(layer.parameters())
-    ]
-    try:
-        with torch.no_grad():
-            call(module, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def record(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        order.setdefault(path)
+
+    layers = [(path, layer) for path, layer in module.named_modules() if path and not list(layer.children())]
+    paths = [path for path, layer in layers if list(layer.parameters())]
+    with torch.no_grad(), forward_hooks(module, paths, before=record):
+        call(module, batch)
     return list(order)
 
 
 @torch.no_grad()
-def reestimated(module: nn.Module, task: Task, dataset: Dataset) -> nn.Module:
-    """A copy whose batch normalisations have the statistics of these samples."""
+def recalibrate_batch_norm(module: nn.Module, task: Task, dataset: Dataset) -> nn.Module:
+    """A copy whose batch normalisation layers have the statistics of these samples."""
     module = copy.deepcopy(module)
     norms = [layer for layer in module.modules() if isinstance(layer, NORMS) and layer.track_running_stats]
     momenta = [layer.momentum for layer in norms]
@@ -259,6 +260,6 @@ def reestimated(module: nn.Module, task: Task, dataset: Dataset) -> nn.Module:
     return module.eval()
 
 
-def weights(module: nn.Module) -> int:
-    """How many numbers a module has learned."""
+def count_parameters(module: nn.Module) -> int:
+    """The number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

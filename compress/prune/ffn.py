@@ -1,20 +1,22 @@
-"""Fewer feed-forward units in the blocks of a transformer."""
+"""FFN pruning: fewer units in the feed-forward layers of a transformer."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from compress.prune.transformer_units import Units
-from compress.transformer.anatomy import Kind
+from compress.prune.unit_pruning import UnitPruning
+from compress.transformer.anatomy import UnitKind
 
 
-class Ffn(Units):
-    """Cut feed-forward units. multiple: the width that stays is a multiple of this, as kernels like it."""
+class Ffn(UnitPruning):
+    """Prune FFN units. round_to: the width that stays is a multiple of this, for the hardware's kernels."""
 
-    units: ClassVar[Kind] = "ffn"
+    units: ClassVar[UnitKind] = "ffn"
+    renamed: ClassVar[Mapping[str, str]] = {"multiple": "round_to"}
 
-    multiple: Annotated[int, Field(ge=1)] = 32
+    round_to: Annotated[int, Field(ge=1)] = 32
 
     @property
-    def grain(self) -> int:
-        return self.multiple
+    def multiple(self) -> int:
+        return self.round_to

@@ -1,4 +1,4 @@
-"""Cuts in steps that come ever smaller, with healing between them or in its course.
+"""Gradual pruning on the cubic sparsity schedule, with healing between the steps or during one training.
 
 Zhu & Gupta, To prune, or not to prune: exploring the efficacy of pruning for model compression (2017).
 """
@@ -21,72 +21,72 @@ from laconic.training.step.parts import Kit
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
-Cut = Callable[[nn.Module, float], None]
-"""Makes this share of a module's weights zero, in place, the module being on the CPU in evaluation mode."""
+Sparsify = Callable[[nn.Module, float], None]
+"""Zeroes this share of a module's weights, in place; the module is on the CPU and in evaluation mode."""
 
 RAMP = 0.75
-"""The share of the training in which cuts are made; what is left is for the last of them to heal."""
+"""The share of the training in which sparsity rises; the rest heals the last pruning step."""
 
 
-def shares(target: float, steps: int) -> list[float]:
-    """The share of zeros after each of so many cuts, rising with the third power to the target."""
+def cubic_schedule(target: float, steps: int) -> list[float]:
+    """The sparsity after each of so many pruning steps, rising cubically to the target."""
     return [target * (1 - (1 - number / steps) ** 3) for number in range(1, steps + 1)]
 
 
-def places(planned: Sequence[float], steps: int) -> dict[int, float]:
-    """After which steps of a training each share is cut. Of cuts that fall on one step the last is made."""
-    return {max(1, round(steps * RAMP * number / len(planned))): share for number, share in enumerate(planned, 1)}
+def assign_steps(sparsities: Sequence[float], steps: int) -> dict[int, float]:
+    """The training steps after which each sparsity is reached. Of several at one step the last counts."""
+    return {max(1, round(steps * RAMP * number / len(sparsities))): each for number, each in enumerate(sparsities, 1)}
 
 
-def between(
+def prune_iteratively(
     checkpoint: "Checkpoint",
     context: TorchContext,
-    planned: Sequence[float],
-    cut: Cut,
+    sparsities: Sequence[float],
+    sparsify: Sparsify,
     heal: Heal,
-    pruned: Callable[[nn.Module], "Checkpoint"],
+    make_checkpoint: Callable[[nn.Module], "Checkpoint"],
 ) -> nn.Module:
-    """Cut, heal, cut again: the module with the last cut, which nothing has healed yet.
+    """Prune and heal in turns: the module after the last pruning step, not healed yet.
 
-    pruned: a checkpoint of the module, whose history says that it has zeros to keep. An interrupted run goes on with
-    the healing that it was in.
+    make_checkpoint: a checkpoint of the module, whose history says that it has zeros to keep. An interrupted run
+    resumes in the healing that was interrupted.
     """
     module = checkpoint.module
-    healed = [context.work / f"healed-{number}.safetensors" for number in range(1, len(planned))]
+    healed = [context.work / f"healed-{number}.safetensors" for number in range(1, len(sparsities))]
     done = sum(path.is_file() for path in healed)
     if done:
         fill(module, read_safetensors(healed[done - 1]), healed[done - 1])
-    for number, share in enumerate(planned[done:], done):
-        cut(module, share)
+    for number, sparsity in enumerate(sparsities[done:], done):
+        sparsify(module, sparsity)
         if number < len(healed):
             own = replace(context, work=context.work / f"healing-{number}")
-            module = heal.apply(pruned(module), own).module
-            keep(module, healed[number])
+            module = heal.apply(make_checkpoint(module), own).module
+            save_weights(module, healed[number])
     return module
 
 
-def during(
-    checkpoint: "Checkpoint", planned: Mapping[int, float], cut: Cut, names: Sequence[str]
+def make_pruning_event(
+    checkpoint: "Checkpoint", schedule: Mapping[int, float], sparsify: Sparsify, names: Sequence[str]
 ) -> Callable[[Kit], Event]:
-    """An event that cuts after these steps, and puts back the zeros after every other.
+    """An event that prunes after the steps of the schedule, and restores the zeros after every other step.
 
-    checkpoint: what the training begins with. names: of the weights that are cut.
+    checkpoint: what the training begins with. names: of the weights that are pruned.
     """
     copied = copy.deepcopy(checkpoint.module)
 
     def begin(kit: Kit) -> Event:
         parameters = dict(kit.module.named_parameters())
-        # Where a run was resumed, these are the zeros of the cuts before it.
+        # In a resumed run these are the zeros of the earlier pruning steps.
         zeros = {name: parameters[name].detach() == 0 for name in names}
 
         @torch.no_grad()
         def event(done: int) -> None:
             for name, zero in zeros.items():
                 parameters[name].masked_fill_(zero, 0.0)
-            if done in planned:
+            if done in schedule:
                 state = kit.state()
                 copied.load_state_dict({name: state[name] for name in copied.state_dict()})
-                cut(copied, planned[done])
+                sparsify(copied, schedule[done])
                 for name in names:
                     parameters[name].copy_(copied.get_parameter(name))
                     zeros[name] = parameters[name] == 0
@@ -96,8 +96,8 @@ def during(
     return begin
 
 
-def keep(module: nn.Module, path: Path) -> None:
-    """Write the weights, whole or not at all."""
+def save_weights(module: nn.Module, path: Path) -> None:
+    """Write the weights atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_suffix(".partial")
     write_weights(module, made)

@@ -1,16 +1,16 @@
-"""Fewer attention heads in the blocks of a transformer."""
+"""Attention head pruning in the blocks of a transformer."""
 
 from typing import ClassVar
 
-from compress.prune.transformer_units import Units
-from compress.transformer.anatomy import Kind
+from compress.prune.unit_pruning import UnitPruning
+from compress.transformer.anatomy import UnitKind
 
 
-class Heads(Units):
-    """Cut attention heads; of heads that share their keys, all or none."""
+class Heads(UnitPruning):
+    """Prune attention heads; of query heads that share keys and values, all or none."""
 
-    units: ClassVar[Kind] = "heads"
+    units: ClassVar[UnitKind] = "heads"
 
     @property
-    def grain(self) -> int:
+    def multiple(self) -> int:
         return 1

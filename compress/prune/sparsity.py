@@ -1,4 +1,4 @@
-"""Zeros in the weights of a model: how they come about, and what is said of them."""
+"""Sparsification of a model's layers: choosing the zeros, compensating for them, counting them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,22 +6,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from compress.criteria.criterion import Criterion, Evidence, gather
+from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
 from compress.criteria.sparsegpt import SparseGpt
-from compress.prune.column_pruning import compensated
-from compress.prune.execution_order import settled, waves
-from compress.prune.layer_selection import Chosen
-from compress.prune.pattern import Fixed, Pattern
-from compress.statistics.gram import Moments, forward_batches, matrix
+from compress.prune.execution_order import group_by_input, iterate_moments
+from compress.prune.layer_selection import LayerSelection
+from compress.prune.sparsity_pattern import FixedMask, SparsityPattern
+from compress.statistics.layer_inputs import forward_batches, weight_matrix, write_weight
+from compress.statistics.moments import Moments
+from compress.statistics.optimal_brain_compression import compress_columns
 from laconic.data.dataset import Dataset
 from laconic.tasks.task import Task
 
 IDLE = "no sample runs through it"
 
-Order = Callable[[nn.Module], Tensor | None]
-"""Of a layer's inputs, [in] int64, so that those which a pattern takes together are neighbours; None for their own."""
+InputOrder = Callable[[nn.Module], Tensor | None]
+"""A permutation of a layer's inputs, [in] int64, that makes the inputs of one pattern group adjacent; None for their
+own order."""
 
 
 @torch.no_grad()
@@ -29,27 +30,29 @@ def sparsify(
     module: nn.Module,
     task: Task,
     dataset: Dataset,
-    patterns: Mapping[str, Pattern],
+    patterns: Mapping[str, SparsityPattern],
     criterion: Criterion,
     *,
     update: bool,
     seed: int = 0,
-    order: Order = lambda layer: None,
+    order: InputOrder = lambda layer: None,
 ) -> None:
-    """Put zeros into the layers at these paths, in place, as the pattern of each has it.
+    """Zero weights of the layers at these paths, in place, by the pattern of each.
 
-    update: let the other weights of a layer make up for each that goes, as SparseGPT does. Where it matters what flows
-    into a layer, that is looked at when all layers before it are pruned. What is zero already stays so.
+    update: adjust the remaining weights of a layer to compensate, as SparseGPT does. Where input statistics are needed,
+    they are collected after all earlier layers have been sparsified. Weights that are zero already stay zero.
     """
-    for path, evidence in settling(module, task, dataset, list(patterns), criterion, update=update, seed=seed):
+    for path, statistics in iterate_statistics(
+        module, task, dataset, list(patterns), criterion, update=update, seed=seed
+    ):
         layer = module.get_submodule(path)
         places = order(layer)
-        given = evidence if places is None else ordered(evidence, places)
-        found = pruned(given, patterns[path], criterion, update=update)
-        put(layer, found if places is None else found[:, places.argsort()])
+        given = statistics if places is None else reorder_inputs(statistics, places)
+        found = prune_weight(given, patterns[path], criterion, update=update)
+        write_weight(layer, found if places is None else found[:, places.argsort()])
 
 
-def settling(
+def iterate_statistics(
     module: nn.Module,
     task: Task,
     dataset: Dataset,
@@ -58,75 +61,92 @@ def settling(
     *,
     update: bool,
     seed: int,
-) -> Iterator[tuple[str, Evidence]]:
-    """(path, evidence) of each layer, in the order in which they run where moments are needed."""
-    plain: dict[str, Evidence] = {}
+) -> Iterator[tuple[str, LayerStatistics]]:
+    """(path, statistics) of each layer, in execution order where moments are needed."""
+    plain: dict[str, LayerStatistics] = {}
     if "moments" not in criterion.needs:
-        plain = gather(criterion, module, task, dataset, paths, seed=seed)
-    if not watches(criterion, update=update):
+        plain = collect_statistics(criterion, module, task, dataset, paths, seed=seed)
+    if not needs_inputs(criterion, update=update):
         yield from plain.items()
         return
-    given = list(forward_batches(task, dataset))
-    for path, moments in settled(module, given, waves(module, given[0], paths)):
-        known = plain.get(path) or Evidence(matrix(module.get_submodule(path)).detach())
+    batches = list(forward_batches(task, dataset))
+    for path, moments in iterate_moments(module, batches, group_by_input(module, batches[0], paths)):
+        known = plain.get(path) or LayerStatistics(weight_matrix(module.get_submodule(path)).detach())
         yield path, replace(known, moments=moments)
 
 
-def watches(criterion: Criterion, *, update: bool) -> bool:
-    """Whether it must be known what flows into the layers."""
+def needs_inputs(criterion: Criterion, *, update: bool) -> bool:
+    """Whether the inputs of the layers have to be observed."""
     return update or "moments" in criterion.needs
 
 
-def running(module: nn.Module, task: Task, dataset: Dataset, chosen: Chosen) -> Chosen:
-    """Without the layers that do not run, of which nothing can be known. Raises RecipeError where none is left."""
-    found = waves(module, next(forward_batches(task, dataset)), chosen.paths)
-    run = {path for wave in found for path in wave.paths}
-    return chosen.without({path: IDLE for path in chosen.paths if path not in run})
+def skip_idle_layers(module: nn.Module, task: Task, dataset: Dataset, selection: LayerSelection) -> LayerSelection:
+    """The selection without layers that do not run and therefore have no statistics. Raises RecipeError if none is
+    left."""
+    groups = group_by_input(module, next(forward_batches(task, dataset)), selection.paths)
+    run = {path for group in groups for path in group.paths}
+    return selection.without({path: IDLE for path in selection.paths if path not in run})
 
 
-def scored(criterion: Criterion, evidence: Evidence) -> Tensor:
-    """The scores, [out, in], those of zeros below all others."""
-    return criterion.scores(evidence).masked_fill(evidence.weight == 0, -1.0)
+def score_nonzero(criterion: Criterion, statistics: LayerStatistics) -> Tensor:
+    """The scores, [out, in]; those of zeros are below all others."""
+    return criterion.score(statistics).masked_fill(statistics.weight == 0, -1.0)
 
 
-def pruned(evidence: Evidence, pattern: Pattern, criterion: Criterion, *, update: bool) -> Tensor:
-    """The weight [out, in] with its zeros."""
-    weight, moments = evidence.weight, evidence.moments
+def prune_weight(
+    statistics: LayerStatistics, pattern: SparsityPattern, criterion: Criterion, *, update: bool
+) -> Tensor:
+    """The sparse weight, [out, in]."""
+    weight, moments = statistics.weight, statistics.moments
     if update and isinstance(criterion, SparseGpt):
         assert moments is not None
-        return compensated(weight, moments.gram, pattern)
-    zeros = pattern.zeros(scored(criterion, evidence)) | (weight == 0)
+        return prune_columns(weight, moments.gram, pattern)
+    zeros = pattern.select_zeros(score_nonzero(criterion, statistics)) | (weight == 0)
     if update:
         assert moments is not None
-        return compensated(weight, moments.gram, Fixed(zeros))
+        return prune_columns(weight, moments.gram, FixedMask(zeros))
     return weight.masked_fill(zeros, 0.0)
 
 
-def ordered(evidence: Evidence, places: Tensor) -> Evidence:
-    """The same, of inputs in another order."""
-    moments = evidence.moments
-    return Evidence(
-        evidence.weight[:, places],
+def prune_columns(weight: Tensor, gram: Tensor, pattern: SparsityPattern) -> Tensor:
+    """The sparse weight [out, in], the remaining weights compensating for the zeros (Frantar & Alistarh, SparseGPT:
+    Massive Language Models Can Be Accurately Pruned in One-Shot, 2023).
+
+    gram: the sum of x xT, [in, in]. Zeros stay zero. The pattern is given SparseGPT's scores of the weights as they
+    have been adjusted by then; its span divides the block of the recursion.
+    """
+    zero_before, zeros = weight == 0, torch.empty_like(weight, dtype=torch.bool)
+
+    def prune_column(left: Tensor, column: int, scale: Tensor) -> Tensor:
+        if column % pattern.span == 0:
+            end = min(column + pattern.span, weight.shape[1])
+            scores = left[:, column:end].square() / scale[column:end].square()
+            known = zero_before[:, column:end]
+            zeros[:, column:end] = pattern.select_zeros(scores.masked_fill(known, -1.0), column) | known
+        return left[:, column].masked_fill(zeros[:, column], 0.0)
+
+    return compress_columns(weight, gram, prune_column).to(weight.dtype)
+
+
+def reorder_inputs(statistics: LayerStatistics, places: Tensor) -> LayerStatistics:
+    """The statistics with the inputs in another order."""
+    moments = statistics.moments
+    return LayerStatistics(
+        statistics.weight[:, places],
         moments and Moments(moments.gram[places][:, places], moments.total[places], moments.count),
-        None if evidence.gradient is None else evidence.gradient[:, places],
-        None if evidence.squared is None else evidence.squared[:, places],
+        None if statistics.gradient is None else statistics.gradient[:, places],
+        None if statistics.squared_gradient is None else statistics.squared_gradient[:, places],
     )
 
 
-def put(layer: nn.Module, found: Tensor) -> None:
-    """Give a layer this weight, [out, in]."""
-    weight: Tensor = layer.weight  # type: ignore[assignment]
-    weight.copy_(found.T if isinstance(layer, Conv1D) else found.reshape(weight.shape))
-
-
-def counted(module: nn.Module, chosen: Chosen) -> tuple[dict[str, float], dict[str, Any]]:
-    """The figures and the structure of a record: the share of zeros in all pruned layers together, and in all weights
-    of the model; in each of the layers; and why others were left as they are."""
-    layers = {path: matrix(module.get_submodule(path)) for path in chosen.paths}
+def measure_sparsity(module: nn.Module, selection: LayerSelection) -> tuple[dict[str, float], dict[str, Any]]:
+    """The figures and the structure of a record: the sparsity of all selected layers together, of the whole model, and
+    of each layer; and the reasons why other layers were skipped."""
+    layers = {path: weight_matrix(module.get_submodule(path)) for path in selection.paths}
     zeros = {path: int((weight == 0).sum()) for path, weight in layers.items()}
     total = sum(weight.numel() for weight in layers.values())
-    everything = sum(parameter.numel() for parameter in module.parameters())
-    nought = sum(int((parameter == 0).sum()) for parameter in module.parameters())
-    figures = {"sparsity": sum(zeros.values()) / total, "sparsity of the model": nought / everything}
-    shares = {path: zeros[path] / weight.numel() for path, weight in layers.items()}
-    return figures, {"layers": shares, "left": dict(chosen.left)}
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    zero_parameters = sum(int((parameter == 0).sum()) for parameter in module.parameters())
+    figures = {"sparsity": sum(zeros.values()) / total, "sparsity of the model": zero_parameters / parameters}
+    sparsities = {path: zeros[path] / weight.numel() for path, weight in layers.items()}
+    return figures, {"layers": sparsities, "left": dict(selection.skipped)}

@@ -1,4 +1,4 @@
-"""What all stages that put zeros into weights have in common."""
+"""The base of the stages that make single weights zero."""
 
 import copy
 from dataclasses import replace
@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 
 from compress.criteria.criterion import Criterion
 from compress.criteria.sparsegpt import SparseGpt
-from compress.prune.layer_selection import Chosen, choose
-from compress.prune.sparsity import counted, running, watches
+from compress.prune.layer_selection import LayerSelection, select_layers
+from compress.prune.sparsity import measure_sparsity, needs_inputs, skip_idle_layers
 from laconic.artifacts.record import Record
 from laconic.config import Named
 from laconic.data.dataset import Dataset
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
 
-class Zeros(TorchStage):
-    """Takes single weights out of linear and convolutional layers; the layers keep their sizes.
+class SparsityStage(TorchStage):
+    """Makes single weights of linear and convolutional layers zero; the layers keep their sizes.
 
-    criterion: what tells how much a weight matters. update: whether the other weights of a layer make up for each that
-    goes, as SparseGPT has it; by default with its own criterion alone. layers: paths or patterns of those that get
-    zeros; keep: of those that do not, whatever `layers` says. samples: how many to look at.
+    criterion: the importance criterion. update: whether the remaining weights of a layer compensate for the zeros, as
+    in SparseGPT; by default only with its own criterion. layers: paths or patterns of the layers to sparsify; keep: of
+    layers to leave alone, whatever `layers` says. samples: how many calibration samples to use.
     """
 
     makes: ClassVar[frozenset[Property]] = frozenset({"zeros"})
@@ -51,35 +51,35 @@ class Zeros(TorchStage):
         return criterion
 
     @property
-    def measure(self) -> Criterion:
-        """The criterion, with its settings."""
+    def importance_criterion(self) -> Criterion:
+        """The criterion with its settings."""
         found: Criterion = self.criterion.configure("criterion", Criterion)
         return found
 
     @property
-    def updates(self) -> bool:
-        """Whether the other weights make up for those that go."""
-        return isinstance(self.measure, SparseGpt) if self.update is None else self.update == "sparsegpt"
+    def compensates(self) -> bool:
+        """Whether the remaining weights compensate for the zeros."""
+        return isinstance(self.importance_criterion, SparseGpt) if self.update is None else self.update == "sparsegpt"
 
-    def begin(self, checkpoint: "Checkpoint", context: TorchContext) -> tuple["Checkpoint", Dataset, Chosen]:
-        """A copy of the checkpoint to be changed, the samples to look at, and the layers. Raises RecipeError."""
+    def prepare(self, checkpoint: "Checkpoint", context: TorchContext) -> tuple["Checkpoint", Dataset, LayerSelection]:
+        """A copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         dataset = context.calibrate.take(self.samples, context.seed)
-        chosen = choose(own.module, self.layers, self.keep)
-        if watches(self.measure, update=self.updates):
-            chosen = running(own.module, context.task, dataset, chosen)
-        return own, dataset, chosen
+        selection = select_layers(own.module, self.layers, self.keep)
+        if needs_inputs(self.importance_criterion, update=self.compensates):
+            selection = skip_idle_layers(own.module, context.task, dataset, selection)
+        return own, dataset, selection
 
     def record(
-        self, name: str, checkpoint: "Checkpoint", module: "nn.Module", chosen: Chosen, context: TorchContext
+        self, name: str, checkpoint: "Checkpoint", module: "nn.Module", selection: LayerSelection, context: TorchContext
     ) -> Record:
-        """The step of the history that made of this checkpoint the module as it is now."""
+        """The record of this stage for the checkpoint's history. module: as it is now."""
         config = self.model_dump(mode="json")
-        figures, structure = counted(module, chosen)
+        figures, structure = measure_sparsity(module, selection)
         data = (context.calibrate.fingerprint, context.train.fingerprint)
         key = hash_of(context.key, checkpoint.key, name, config, code_version(), data, context.seed)
         return Record(stage=name, config=config, key=key, figures=figures, structure=structure)
 
     @staticmethod
     def rebuild(module: "nn.Module", record: Record) -> None:
-        """Nothing: zeros are weights like others, and change no structure."""
+        """Do nothing: zeros change no structure."""

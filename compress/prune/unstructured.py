@@ -1,4 +1,4 @@
-"""Single weights become zero, wherever they matter least: at once, in steps with healing between, or while healing."""
+"""Unstructured pruning: at once, iteratively with healing between the steps, or during one healing."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from torch import nn
 
-from compress.criteria.criterion import Scope, gather
+from compress.criteria.criterion import Scope, collect_statistics
 from compress.distill.heal import Heal
-from compress.prune.gradual import Cut, between, during, places, shares
-from compress.prune.layer_selection import Chosen
-from compress.prune.pattern import Fixed, Pattern, Share, lowest, spread
-from compress.prune.sparsity import scored, sparsify
-from compress.prune.sparsity_stage import Zeros
-from compress.statistics.gram import matrix
+from compress.prune.gradual import Sparsify, assign_steps, cubic_schedule, make_pruning_event, prune_iteratively
+from compress.prune.layer_selection import LayerSelection
+from compress.prune.sparsity import score_nonzero, sparsify
+from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, SparsityPattern, select_lowest, split_count
+from compress.prune.sparsity_stage import SparsityStage
+from compress.statistics.layer_inputs import weight_matrix
 from laconic import units
 from laconic.data.dataset import Dataset
 from laconic.recipes.stage import TorchContext
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 NAME = "prune.unstructured"
 
 
-class Unstructured(Zeros):
-    """The share of the weights that matter least become zero.
+class Unstructured(SparsityStage):
+    """Make the least important weights zero.
 
-    sparsity: of the weights of all chosen layers together. scope: what a weight is compared with: those of all layers,
-    of its layer, or of its output's row; by default what the criterion says. schedule: one-shot; iterative, in `steps`
-    cuts that become ever smaller, healed in between; or training, with as many cuts in the course of one healing (Zhu &
-    Gupta, To prune, or not to prune, 2017). heal: how, as `distill.heal` has it.
+    sparsity: the share of zeros in all selected layers together. scope: what a weight is compared with: those of all
+    layers (global), of its layer, or of its output (row); by default what the criterion says. schedule: one-shot;
+    iterative, in `steps` ever smaller steps on the cubic schedule, with healing in between; or training, with the same
+    steps in the course of one healing (Zhu & Gupta, To prune, or not to prune, 2017). heal: the settings of
+    `distill.heal`.
     """
 
     sparsity: units.Share = Field(default=0.5, gt=0, lt=1)
@@ -40,60 +41,64 @@ class Unstructured(Zeros):
     heal: Heal = Heal(steps=500)
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        own, dataset, chosen = self.begin(checkpoint, context)
+        own, dataset, selection = self.prepare(checkpoint, context)
 
-        def cut(module: nn.Module, share: float) -> None:
-            self.cut(module, dataset, chosen, share, context)
+        def prune(module: nn.Module, sparsity: float) -> None:
+            self.sparsify(module, dataset, selection, sparsity, context)
 
-        def shown(module: nn.Module, share: float) -> None:
-            with context.steps.step(f"prune {share:.0%} of the weights") as step:
-                cut(module, share)
-                step.note = f"{len(chosen.paths)} layers, {len(chosen.left)} left as they were"
+        def prune_with_progress(module: nn.Module, sparsity: float) -> None:
+            with context.steps.step(f"prune {sparsity:.0%} of the weights") as step:
+                prune(module, sparsity)
+                step.note = f"{len(selection.paths)} layers, {len(selection.skipped)} skipped"
 
-        def pruned(module: nn.Module) -> "Checkpoint":
-            return checkpoint.after(self.record(NAME, checkpoint, module, chosen, context), module)
+        def make_checkpoint(module: nn.Module) -> "Checkpoint":
+            return checkpoint.after(self.record(NAME, checkpoint, module, selection, context), module)
 
         if self.schedule == "one-shot":
-            shown(own.module, self.sparsity)
-            return pruned(own.module)
-        planned = shares(self.sparsity, self.steps)
+            prune_with_progress(own.module, self.sparsity)
+            return make_checkpoint(own.module)
+        sparsities = cubic_schedule(self.sparsity, self.steps)
         if self.schedule == "iterative":
-            return pruned(between(own, context, planned, shown, self.heal, pruned))
-        return pruned(self.trained(own, context, chosen, planned, cut, pruned))
+            module = prune_iteratively(own, context, sparsities, prune_with_progress, self.heal, make_checkpoint)
+            return make_checkpoint(module)
+        return make_checkpoint(self.train(own, context, selection, sparsities, prune, make_checkpoint))
 
-    def trained(
+    def train(
         self,
         own: "Checkpoint",
         context: TorchContext,
-        chosen: Chosen,
-        planned: Sequence[float],
-        cut: Cut,
-        pruned: Callable[[nn.Module], "Checkpoint"],
+        selection: LayerSelection,
+        sparsities: Sequence[float],
+        prune: Sparsify,
+        make_checkpoint: Callable[[nn.Module], "Checkpoint"],
     ) -> nn.Module:
-        """The module after a training in which it was cut."""
-        when = places(planned, self.heal.count(len(context.train.keys)))
-        event = during(own, when, cut, [f"{path}.weight" for path in chosen.paths])
-        return self.heal.taught(pruned(own.module), context, (event,)).module
+        """The module after a training during which it was pruned."""
+        schedule = assign_steps(sparsities, self.heal.count(len(context.train.keys)))
+        event = make_pruning_event(own, schedule, prune, [f"{path}.weight" for path in selection.paths])
+        return self.heal.train(make_checkpoint(own.module), context, (event,)).module
 
-    def cut(self, module: nn.Module, dataset: Dataset, chosen: Chosen, share: float, context: TorchContext) -> None:
+    def sparsify(
+        self, module: nn.Module, dataset: Dataset, selection: LayerSelection, sparsity: float, context: TorchContext
+    ) -> None:
         """Make this share of the weights zero, in place."""
-        patterns = self.patterns(module, dataset, chosen, share, context)
-        sparsify(module, context.task, dataset, patterns, self.measure, update=self.updates, seed=context.seed)
+        patterns = self.patterns(module, dataset, selection, sparsity, context)
+        criterion, seed = self.importance_criterion, context.seed
+        sparsify(module, context.task, dataset, patterns, criterion, update=self.compensates, seed=seed)
 
     def patterns(
-        self, module: nn.Module, dataset: Dataset, chosen: Chosen, share: float, context: TorchContext
-    ) -> dict[str, Pattern]:
-        """What has to be zero in each layer."""
-        scope = self.scope or self.measure.scope
-        weights = {path: matrix(module.get_submodule(path)) for path in chosen.paths}
-        total = sum(weight.numel() for weight in weights.values())
+        self, module: nn.Module, dataset: Dataset, selection: LayerSelection, sparsity: float, context: TorchContext
+    ) -> dict[str, SparsityPattern]:
+        """The sparsity pattern of each layer."""
+        criterion = self.importance_criterion
+        scope = self.scope or criterion.scope
+        weights = {path: weight_matrix(module.get_submodule(path)) for path in selection.paths}
         if scope == "global":
-            known = gather(self.measure, module, context.task, dataset, chosen.paths, seed=context.seed)
-            scores = [scored(self.measure, known[path]) for path in chosen.paths]
-            (count,) = spread([total], share)
-            return dict(zip(chosen.paths, map(Fixed, lowest(scores, count)), strict=True))
-        counts = spread([weight.numel() for weight in weights.values()], share)
+            known = collect_statistics(criterion, module, context.task, dataset, selection.paths, seed=context.seed)
+            scores = [score_nonzero(criterion, known[path]) for path in selection.paths]
+            (count,) = split_count([sum(weight.numel() for weight in weights.values())], sparsity)
+            return dict(zip(selection.paths, map(FixedMask, select_lowest(scores, count)), strict=True))
+        counts = split_count([weight.numel() for weight in weights.values()], sparsity)
         return {
-            path: Share(count, weight.shape[1], rows=scope == "row")
+            path: EvenSparsity(count, weight.shape[1], rows=scope == "row")
             for (path, weight), count in zip(weights.items(), counts, strict=True)
         }

@@ -12,16 +12,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.distill.distill_stage import Distil
-from compress.distill.distillation import Distillation
-from compress.distill.distillation_loss import Imitation
+from compress.distill.distill_stage import DistillStage
+from compress.distill.distillation_loss import DistillationLoss
+from compress.distill.distillation_objective import DistillationObjective, train_beside
 from compress.distill.heal import Heal
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
 from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, find_operation
 from compress.quantize.histogram import Histogram
 from compress.quantize.learned_ranges import RANGES
 from compress.quantize.ranges import RANGE_METHODS
-from compress.statistics.gram import watched
+from compress.statistics.layer_inputs import observe_inputs
 from laconic.config import Named
 from laconic.errors import RecipeError, UsageError
 from laconic.models.signature import call
@@ -30,14 +30,15 @@ from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
 from laconic.training.loop import Event
 from laconic.training.step.objective import tensors
-from laconic.training.step.parts import Groups, Kit
+from laconic.training.step.parts import Kit
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
 
-class Qat(Distil):
-    """Train on the training samples, without labels, with fake-quantized inputs and weights, and learn their ranges.
+class Qat(DistillStage):
+    """Train on the samples for learning, without labels, each layer's input and weight on the grids of INT8, and learn
+    the inputs' ranges. `quantize.static` behind it takes those.
 
     A `quantize.static` after it uses the learned ranges. method: calibration method for the initial ranges. samples:
     number of calibration samples for these. keep: layers, by path or pattern, that stay in float; give
@@ -54,8 +55,8 @@ class Qat(Distil):
     samples: int = Field(default=64, ge=1)
     keep: tuple[str, ...] = ()
 
-    def imitations(self, task: Task, layers: int) -> list[Imitation]:
-        return Heal().imitations(task, layers)
+    def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
+        return Heal().losses(task, layers)
 
     def objective(
         self, student: "Checkpoint", context: TorchContext, device: torch.device
@@ -63,7 +64,7 @@ class Qat(Distil):
         base = super().objective(student, context, device)
         learned: dict[str, LearnedRange] = {}
         paths = find_quantizable(student.module, self.keep)
-        for readers, histogram in observe_inputs(student.module, paths, self.samples, context):
+        for readers, histogram in observe_histograms(student.module, paths, self.samples, context):
             learned |= dict.fromkeys(readers, LearnedRange(RANGE_METHODS[self.method](histogram)))
         return QuantizationAwareDistillation(base, learned)
 
@@ -75,20 +76,24 @@ class Qat(Distil):
             learned.update(kit.objective.learned)
             return lambda done: None
 
-        taught = self.taught(checkpoint, context, (note,))
+        trained = self.train(checkpoint, context, (note,))
         ranges = {path: [each.limits.low, each.limits.high] for path, each in learned.items()}
-        record = self.record(checkpoint, context, {"last loss": taught.losses[-1]}, {RANGES: ranges})
-        return checkpoint.after(record, taught.module)
+        record = self.record(checkpoint, context, {"last loss": trained.losses[-1]}, {RANGES: ranges})
+        return checkpoint.after(record, trained.module)
 
 
-class QuantizationAwareDistillation(Distillation):
-    """A distillation whose student is fake-quantized to INT8.
+class QuantizationAwareDistillation(DistillationObjective):
+    """A distillation whose student computes on the grids of INT8. learned: the range of each layer's input, by path;
+    layers that read the same tensor share one."""
 
-    learned: the range of each layer's input, by path; layers that read the same tensor share one.
-    """
-
-    def __init__(self, base: Distillation, learned: Mapping[str, LearnedRange]) -> None:
-        super().__init__(base.task, base.teacher, base.imitations, own=base.own, share=base.share)
+    def __init__(self, base: DistillationObjective, learned: Mapping[str, LearnedRange]) -> None:
+        super().__init__(
+            base.task,
+            base.teacher,
+            base.losses,
+            task_objective=base.task_objective,
+            task_weight=base.task_weight,
+        )
         self.learned = learned
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,15 +113,7 @@ class QuantizationAwareDistillation(Distillation):
                 )
             kit.undo.append(attach_fake_quantization(layers[path], learned))
         own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(kit.device)
-        groups, state = kit.groups, kit.weights or kit.module.state_dict
-
-        def both(module: nn.Module) -> Groups:
-            return [*groups(module), *groups(own)]
-
-        def weights() -> dict[str, Tensor]:
-            return dict(state()) | {f"{RANGES}.{name}": value for name, value in own.state_dict().items()}
-
-        kit.groups, kit.weights = both, weights
+        train_beside(kit, own, RANGES)
 
 
 def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
@@ -134,7 +131,7 @@ def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
     return paths
 
 
-def observe_inputs(
+def observe_histograms(
     module: nn.Module, paths: Sequence[str], count: int, context: TorchContext
 ) -> Iterator[tuple[list[str], Histogram]]:
     """Histograms of the inputs of the layers at these paths, over `count` samples.
@@ -152,7 +149,7 @@ def observe_inputs(
         if leader[path] == path:
             histograms.setdefault(path, Histogram()).add(values.cpu().numpy())
 
-    with torch.inference_mode(), watched(module, paths, record):
+    with torch.inference_mode(), observe_inputs(module, paths, record):
         for batch in single_sample_batches(draw_calibration_samples(context, count), context.task):
             call(module, tensors(batch))
             alive.clear()

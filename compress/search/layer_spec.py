@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from compress.transformer.anatomy import Anatomy, anatomy
 from laconic.errors import SourceError
 from laconic.models.checkpoint import Checkpoint
+from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 from laconic.timing.race import LENGTH
 
@@ -84,25 +85,20 @@ def read_layer_specs(checkpoint: Checkpoint) -> tuple[LayerSpec, ...]:
     known = dict(find_roles(blocks)) if blocks else {}
     widths = {site.consumer: site.sources[1].width for site in blocks.of("heads")} if blocks else {}
     found: list[LayerSpec] = []
-    names = {layer: path for path, layer in module.named_modules()}
 
-    def record(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        role, block = known.get(names[layer], ("other", None))
+    def record(path: str, layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        role, block = known.get(path, ("other", None))
         if role == "attention-output":
             shape = tuple(args[0].shape)
-            heads = shape[-1] // widths[names[layer]]
+            heads = shape[-1] // widths[path]
             found.append(LayerSpec("attention", shape, (), groups=heads, block=block))
         found.append(make_layer_spec(layer, tuple(args[0].shape), role, block))
 
-    layers = [layer for layer in names if isinstance(layer, (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
-    handles = [layer.register_forward_pre_hook(record) for layer in layers]
-    try:
-        with torch.inference_mode():
-            inputs = checkpoint.task.typical(1, LENGTH)
-            call(module, {name: torch.tensor(array) for name, array in inputs.items()})
-    finally:
-        for handle in handles:
-            handle.remove()
+    kinds = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    paths = {layer: path for path, layer in module.named_modules() if isinstance(layer, kinds)}
+    with torch.inference_mode(), forward_hooks(module, paths.values(), before=record):
+        inputs = checkpoint.task.typical(1, LENGTH)
+        call(module, {name: torch.tensor(array) for name, array in inputs.items()})
     return tuple(found)
 
 

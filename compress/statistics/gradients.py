@@ -1,4 +1,5 @@
-"""The gradients of an objective by the weights, sample by sample: what Taylor's and Fisher's criteria look at."""
+"""Per-sample gradients of a loss with respect to layer weights, which the Taylor and Fisher criteria are computed
+from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.gram import forward_batches
+from compress.statistics.layer_inputs import as_matrix, forward_batches
 from laconic import registry
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
@@ -19,65 +19,68 @@ from laconic.tasks.task import Task
 from laconic.training.data.batch_builder import Maker
 from laconic.training.data.batch_sampler import Order
 
-Aim = Literal["objective", "likelihood", "answer"]
-"""objective: the task's own, by the labels. likelihood: of classes drawn from the model's own answers, so that the mean
-square is the diagonal of the Fisher matrix. answer: v . f(x) with v drawn from the normal distribution, of which the
-covariance is the identity, so that the mean square is the diagonal of JT J: the Gauss-Newton matrix of the squared
-change of the answers."""
+GradientLoss = Literal["objective", "likelihood", "answer"]
+"""The loss that is differentiated.
+
+objective: the task's own training loss, by the labels. likelihood: the negative log-likelihood of classes sampled from
+the model's own predictions, so that the mean square is the diagonal of the Fisher information matrix. answer: v . f(x)
+with v drawn from the standard normal distribution, so that the mean square is the diagonal of JT J, the Gauss-Newton
+matrix of the squared change of the output.
+"""
 
 ROWS = 32
-"""Rows of a batch, for objectives that compare rows with one another; for all others a sample is looked at alone."""
+"""Rows of a batch for objectives that compare rows with one another; all others are differentiated sample by sample."""
 
 
 @dataclass
-class Gradient:
-    """Of a layer's weight, [out, in] float32. size: the mean over samples of |g|. square: the mean of g^2."""
+class GradientStatistics:
+    """Of a layer's weight, [out, in] float32 each. absolute: the mean over samples of |g|. square: the mean of g^2."""
 
-    size: Tensor
+    absolute: Tensor
     square: Tensor
 
 
-def gradients(
+def collect_gradients(
     module: nn.Module,
     task: Task,
     dataset: Dataset,
     paths: Sequence[str],
     *,
-    aim: Aim | None = None,
+    loss: GradientLoss | None = None,
     seed: int = 0,
-) -> dict[str, Gradient]:
-    """The gradients by the weights of the linear or convolutional layers at these paths, over a dataset.
+) -> dict[str, GradientStatistics]:
+    """The gradients with respect to the weights of the linear or convolutional layers at these paths, over a dataset.
 
-    aim: by default the objective where there are labels for it, else the likelihood of a classifier, else the answer.
-    Two tensors a weight are kept, whatever the number of samples. A tied weight has the gradient of all its uses.
-    Raises DataError where the objective can learn from none of the samples.
+    loss: by default the objective where there are labels for it, else the likelihood of a classifier, else the answer.
+    Memory: two tensors a weight, whatever the number of samples. A tied weight has the gradient of all its uses.
+    Raises DataError if the objective cannot be computed on any sample.
     """
     layers = {path: module.get_submodule(path) for path in paths}
     weights: list[nn.Parameter] = [layer.weight for layer in layers.values()]  # type: ignore[misc]
     sums = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
     count = 0
-    with learning(weights):
-        for loss in LOSSES[aim or usual(task, dataset)](module, task, dataset, seed):
-            found = torch.autograd.grad(loss, weights, allow_unused=True)
-            for (size, square), gradient in zip(sums, found, strict=True):
+    with enable_gradients(weights):
+        for value in LOSSES[loss or choose_loss(task, dataset)](module, task, dataset, seed):
+            found = torch.autograd.grad(value, weights, allow_unused=True)
+            for (absolute, square), gradient in zip(sums, found, strict=True):
                 if gradient is not None:
-                    size += gradient.abs()
+                    absolute += gradient.abs()
                     square += gradient.square()
             count += 1
     return {
-        path: Gradient(as_matrix(layer, size / count), as_matrix(layer, square / count))
-        for (path, layer), (size, square) in zip(layers.items(), sums, strict=True)
+        path: GradientStatistics(as_matrix(layer, absolute / count), as_matrix(layer, square / count))
+        for (path, layer), (absolute, square) in zip(layers.items(), sums, strict=True)
     }
 
 
-def usual(task: Task, dataset: Dataset) -> Aim:
-    """The aim where none is asked for. A language model's texts are their own labels."""
+def choose_loss(task: Task, dataset: Dataset) -> GradientLoss:
+    """The loss that is used by default. A language model's texts are their own labels."""
     return "objective" if dataset.labels is not None or task.self_supervised else task.unlabelled_gradient
 
 
 @contextmanager
-def learning(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Gradients by these weights, in the body."""
+def enable_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Make these weights require gradients inside the `with` block."""
     before = [weight.requires_grad for weight in weights]
     try:
         for weight in weights:
@@ -85,56 +88,54 @@ def learning(weights: Sequence[nn.Parameter]) -> Iterator[None]:
         with torch.enable_grad():
             yield
     finally:
-        for weight, learned in zip(weights, before, strict=True):
-            weight.requires_grad_(learned)
+        for weight, required in zip(weights, before, strict=True):
+            weight.requires_grad_(required)
 
 
-def as_matrix(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """A tensor of the shape of a layer's weight as [out, in], in the order of `gram.matrix`."""
-    return tensor.T if isinstance(layer, Conv1D) else tensor.flatten(1)
-
-
-def by_objective(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
-    """The loss of each sample; of each batch, where rows are compared. What is too short to learn from is left out."""
+def objective_losses(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
+    """The training loss of each sample, or of each batch if the objective compares rows. Samples that the objective
+    refuses, such as texts of a single token, are skipped. Raises DataError if all are."""
     objective = registry.resolve("objective", task.objective).of(task, dataset)
     maker = Maker(dataset, dataset.samples, objective.collate)
     order = Order(len(dataset.keys), 1 if objective.splits else ROWS, seed)
     refused: DataError | None = None
-    learned = False
+    accepted = False
     for number in range(order.steps):
         try:
             batch = maker.collated(order.batch(number))
         except DataError as error:
             refused = error
             continue
-        learned = True
+        accepted = True
         yield objective.loss(module, batch)
-    if refused is not None and not learned:
+    if refused is not None and not accepted:
         raise refused
 
 
-def by_likelihood(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
-    """For each sample, that of a class drawn from the model's own answer."""
-    for logits, generator in answers(module, task, dataset, seed):
+def sampled_likelihoods(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
+    """For each sample, the cross-entropy with a class sampled from the model's own prediction."""
+    for logits, generator in iterate_outputs(module, task, dataset, seed):
         drawn = torch.multinomial(logits.detach().cpu().softmax(dim=-1), 1, generator=generator)[:, 0]
         yield cross_entropy(logits, drawn.to(logits.device), reduction="sum")
 
 
-def by_answer(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
-    """For each sample, its answer in a direction drawn at random."""
-    for answer, generator in answers(module, task, dataset, seed):
+def random_projections(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
+    """For each sample, the output projected on a random direction."""
+    for answer, generator in iterate_outputs(module, task, dataset, seed):
         yield (answer * torch.randn(answer.shape, generator=generator).to(answer)).sum()
 
 
-def answers(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[tuple[Tensor, torch.Generator]]:
-    """The first output for each sample, [1, ...] float32, and what to draw with."""
+def iterate_outputs(
+    module: nn.Module, task: Task, dataset: Dataset, seed: int
+) -> Iterator[tuple[Tensor, torch.Generator]]:
+    """The first output for each sample, [1, ...] float32, and the random generator to sample with."""
     generator = torch.Generator().manual_seed(seed)
     for batch in forward_batches(task, dataset, 1):
         yield next(iter(call(module, batch).values())).float(), generator
 
 
-LOSSES: dict[Aim, Callable[[nn.Module, Task, Dataset, int], Iterator[Tensor]]] = {
-    "objective": by_objective,
-    "likelihood": by_likelihood,
-    "answer": by_answer,
+LOSSES: dict[GradientLoss, Callable[[nn.Module, Task, Dataset, int], Iterator[Tensor]]] = {
+    "objective": objective_losses,
+    "likelihood": sampled_likelihoods,
+    "answer": random_projections,
 }

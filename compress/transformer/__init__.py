@@ -1,1 +1,1 @@
-"""Structural changes to transformer blocks: locating heads and units, cutting, refitting, proving."""
+"""Transformer blocks: finding heads and FFN units, removing them, refitting and proving the result."""

@@ -1,7 +1,7 @@
-"""Where the blocks of a transformer are, and in each block the attention heads and the feed-forward units.
+"""Where the blocks of a transformer are, and in each block the attention heads and the FFN units.
 
-One entry of FAMILIES per architecture, told by the names of what is inside a block and never by the model's class: so
-whatever is built like BERT is cut like BERT, inside whatever wrapper.
+One entry of FAMILIES per architecture. A family is recognised by the names of a block's submodules and never by the
+model's class, so that everything built like BERT is pruned like BERT, inside any wrapper.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,27 +11,27 @@ from typing import Any, Literal
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from compress.statistics.layer_inputs import weight_matrix
 from laconic.errors import SourceError
 
-Kind = Literal["heads", "ffn"]
+UnitKind = Literal["heads", "ffn"]
 
 HEADS = ("num_attention_heads", "num_heads", "n_heads")
-"""Attributes in which attention keeps how many heads it has, in one architecture or another."""
+"""Attributes that hold the number of attention heads, in one architecture or another."""
 KEYS = ("num_key_value_heads", "num_kv_heads")
-"""And how many of them have keys and values of their own."""
+"""Attributes that hold the number of key-value heads (grouped-query attention)."""
 WIDTHS = ("all_head_size", "split_size")
-"""And the width of all heads together."""
+"""Attributes that hold the width of all heads together."""
 
 
 @dataclass(frozen=True)
-class Family:
-    """Where things are in a block; paths are relative to the block.
+class BlockFamily:
+    """The layers of a block of one architecture; paths are relative to the block.
 
-    parts: the names of the block's children, all of them, by which the family is known. attention: what keeps the
-    counts of heads. head_width: its attribute with the width of one head. fused: queries, keys and values are one
-    layer, in this order. up: the layers whose outputs are the feed-forward units, one for one. post_norm: each half of
-    the block ends with a normalisation, of the sum with what went into the half; else it begins with one. config_width:
-    the config's name for the count of feed-forward units.
+    parts: the names of all children of the block, by which the family is recognised. attention: the submodule that
+    holds the numbers of heads. head_width: its attribute with the width of one head. up: the layers whose outputs are
+    the FFN units, one for one. post_norm: whether each half of the block ends with a normalisation of the residual sum
+    (post-LN) and does not begin with one (pre-LN). config_width: the key of the model's config for the FFN width.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Family:
 
     @property
     def fused(self) -> bool:
+        """Whether queries, keys and values are the outputs of one layer, in this order."""
         return self.query == self.key
 
     def fits(self, block: nn.Module) -> bool:
@@ -63,7 +64,7 @@ class Family:
 
 
 FAMILIES = (
-    Family(
+    BlockFamily(
         name="BERT and RoBERTa",
         parts=frozenset({"attention", "intermediate", "output"}),
         attention="attention.self",
@@ -76,7 +77,7 @@ FAMILIES = (
         down="output.dense",
         post_norm=True,
     ),
-    Family(
+    BlockFamily(
         name="DistilBERT",
         parts=frozenset({"attention", "sa_layer_norm", "ffn", "output_layer_norm"}),
         attention="attention",
@@ -90,7 +91,7 @@ FAMILIES = (
         post_norm=True,
         config_width="hidden_dim",
     ),
-    Family(
+    BlockFamily(
         name="ViT",
         parts=frozenset({"attention", "layernorm_before", "layernorm_after", "mlp", "dropout"}),
         attention="attention",
@@ -102,7 +103,7 @@ FAMILIES = (
         up=("mlp.fc1",),
         down="mlp.fc2",
     ),
-    Family(
+    BlockFamily(
         name="GPT-2",
         parts=frozenset({"ln_1", "attn", "ln_2", "mlp"}),
         attention="attn",
@@ -115,7 +116,7 @@ FAMILIES = (
         down="mlp.c_proj",
         config_width="n_inner",
     ),
-    Family(
+    BlockFamily(
         name="Llama",
         parts=frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}),
         attention="self_attn",
@@ -131,8 +132,8 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Source:
-    """Rows of a layer that belong to the units of a site: `width` rows a unit, from row `start` on."""
+class UnitRows:
+    """The rows of a layer's weight that compute the units of a site: `width` rows a unit, from row `start` on."""
 
     layer: str
     width: int
@@ -141,43 +142,43 @@ class Source:
 
 @dataclass(frozen=True)
 class Site:
-    """Units that are computed apart from one another and meet in one layer: heads, or feed-forward units.
+    """The prunable units of one kind in one block: independently computed heads or FFN units that one layer consumes.
 
-    A head is a key with its values and all the queries that share it. consumer: path of the layer where they meet, of
-    whose columns each unit has `width`, in their order. sources: the layers that make them. counts: what the modules
-    keep of how many there are, as path of the attribute and what one unit counts.
+    A unit of heads is a key-value head with all query heads that share it. consumer: path of the layer that takes the
+    units; each unit has `width` of its columns, in order. units: how many there are. sources: the rows that compute
+    them. counts: attributes of modules that hold the number of units, by path, with what one unit adds to each.
     """
 
-    kind: Kind
+    kind: UnitKind
     block: int
     consumer: str
     units: int
     width: int
-    sources: tuple[Source, ...]
+    sources: tuple[UnitRows, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """stack: path of the list of blocks. sites: of each block, by kind."""
+    """The blocks of a transformer. stack: path of the list of blocks. sites: for each block, its units by kind."""
 
-    family: Family
+    family: BlockFamily
     stack: str
-    sites: tuple[Mapping[Kind, Site], ...]
+    sites: tuple[Mapping[UnitKind, Site], ...]
 
     def block(self, index: int) -> str:
-        """The path of a block."""
+        """The path of the block with this index."""
         return f"{self.stack}.{index}"
 
-    def of(self, kind: Kind) -> tuple[Site, ...]:
-        """The sites of one kind, a block each, in their order."""
+    def of(self, kind: UnitKind) -> tuple[Site, ...]:
+        """The sites of one kind, one a block, in order."""
         return tuple(sites[kind] for sites in self.sites)
 
 
 def anatomy(module: nn.Module) -> Anatomy:
-    """Where the blocks, heads and feed-forward units of a module are, as its weights are shaped now.
+    """Find the blocks, heads and FFN units of a module, as its weights are shaped now.
 
-    Raises SourceError for a module without a stack of blocks that is known.
+    Raises SourceError for a module without exactly one stack of blocks of a known family.
     """
     found = [
         (family, path)
@@ -189,38 +190,38 @@ def anatomy(module: nn.Module) -> Anatomy:
     if len(found) != 1:
         known = ", ".join(family.name for family in FAMILIES)
         raise SourceError(
-            f"{type(module).__name__} has {len(found) or 'no'} stacks of transformer blocks that are known; expected "
-            f"one, built like {known}. Prune another architecture by its channels (prune.channels), or give the names "
-            f"of its layers in an entry of compress/transformer/anatomy.py"
+            f"{type(module).__name__} has {len(found) or 'no'} stacks of known transformer blocks; expected "
+            f"one, built like {known}. Prune another architecture by its channels (prune.channels), or add the names "
+            f"of its layers as an entry of compress/transformer/anatomy.py"
         )
     family, stack = found[0]
     count = len(module.get_submodule(stack))  # type: ignore[arg-type]
-    return Anatomy(family, stack, tuple(sites_of(module, family, stack, index) for index in range(count)))
+    return Anatomy(family, stack, tuple(find_sites(module, family, stack, index) for index in range(count)))
 
 
-def sites_of(module: nn.Module, family: Family, stack: str, index: int) -> dict[Kind, Site]:
-    """The heads and the feed-forward units of one block."""
+def find_sites(module: nn.Module, family: BlockFamily, stack: str, index: int) -> dict[UnitKind, Site]:
+    """The heads and the FFN units of one block."""
     root = f"{stack}.{index}"
     block = module.get_submodule(root)
     return {
-        "heads": heads_of(block, family, root, index),
+        "heads": find_heads(block, family, root, index),
         "ffn": Site(
             kind="ffn",
             block=index,
             consumer=f"{root}.{family.down}",
-            units=features(block.get_submodule(family.down))[0],
+            units=weight_matrix(block.get_submodule(family.down)).shape[1],
             width=1,
-            sources=tuple(Source(f"{root}.{path}", 1) for path in family.up),
+            sources=tuple(UnitRows(f"{root}.{path}", 1) for path in family.up),
         ),
     }
 
 
-def heads_of(block: nn.Module, family: Family, root: str, index: int) -> Site:
-    """The heads of one block."""
+def find_heads(block: nn.Module, family: BlockFamily, root: str, index: int) -> Site:
+    """The attention heads of one block."""
     attention = block.get_submodule(family.attention)
     each = int(getattr(attention, family.head_width))
-    queries = features(block.get_submodule(family.out))[0] // each
-    keys = queries if family.fused else features(block.get_submodule(family.key))[1] // each
+    queries = weight_matrix(block.get_submodule(family.out)).shape[1] // each
+    keys = queries if family.fused else len(weight_matrix(block.get_submodule(family.key))) // each
     shared = queries // keys
     made = (family.query, shared * each), (family.key, each), (family.value, each)
     start = queries * each if family.fused else 0
@@ -231,22 +232,15 @@ def heads_of(block: nn.Module, family: Family, root: str, index: int) -> Site:
         consumer=f"{root}.{family.out}",
         units=keys,
         width=shared * each,
-        sources=tuple(Source(f"{root}.{path}", width, number * start) for number, (path, width) in enumerate(made)),
+        sources=tuple(UnitRows(f"{root}.{path}", width, number * start) for number, (path, width) in enumerate(made)),
         counts={
             f"{root}.{family.attention}.{name}": count for name, count in counts.items() if hasattr(attention, name)
         },
     )
 
 
-def features(layer: nn.Module) -> tuple[int, int]:
-    """How many values go into a layer, and how many come out."""
-    weight: Any = layer.weight
-    out, into = weight.shape[::-1] if isinstance(layer, Conv1D) else weight.shape
-    return int(into), int(out)
-
-
-def configs(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The configs of transformers that a module keeps, each once, with the path of one module that keeps it."""
+def iterate_configs(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The transformers configs inside a module, each once, with the path of one submodule that holds it."""
     seen: set[int] = set()
     for path, each in module.named_modules():
         config = getattr(each, "config", None)

@@ -1,6 +1,6 @@
-"""Cut the blocks of a model one after another, and fit each to what the original has at the same place.
+"""Prune the blocks of a model one after another, and refit each to the original's activations at the same place.
 
-Each block sees what the cuts before it did, and makes up for it as far as it can, so that errors do not pile up.
+Each block sees the effect of the cuts before it and compensates for it, so that errors do not accumulate.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,95 +9,97 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from compress.statistics.gram import matrix
-from compress.transformer.anatomy import Anatomy, Kind, Site, anatomy
-from compress.transformer.blockwise import Passage
-from compress.transformer.elimination import Sums, bias_of, put, refit
-from compress.transformer.surgery import columns, cut
+from compress.statistics.layer_inputs import get_bias, weight_matrix, write_weight
+from compress.statistics.least_squares import RegressionSums, refit_cross_validated
+from compress.transformer.anatomy import Anatomy, Site, UnitKind, anatomy
+from compress.transformer.blockwise import BlockwisePass
+from compress.transformer.surgery import BLOCKS, consumer_columns, keep_units
 from laconic.artifacts.record import Record
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
 
 
-class Choose(Protocol):
-    """Which units of a site stay, in their order."""
+class SelectUnits(Protocol):
+    """Chooses the units of a site that stay, in ascending order."""
 
-    def __call__(self, site: Site, weight: Tensor, sums: Sums, *, biased: bool) -> Sequence[int]:
+    def __call__(self, site: Site, weight: Tensor, sums: RegressionSums, *, biased: bool) -> Sequence[int]:
         """weight: of the consumer, [out, in]; biased: whether it has a bias. sums: over all samples."""
         ...
 
 
-def settle(
+def refit_blocks(
     module: nn.Module,
     original: nn.Module,
     counterparts: Sequence[int],
     batches: Sequence[Mapping[str, Tensor]],
-    kinds: Sequence[Kind],
-    choose: Choose | None = None,
+    kinds: Sequence[UnitKind],
+    select: SelectUnits | None = None,
     *,
     compensate: bool = True,
 ) -> dict[str, list[int]]:
-    """Cut the sites of these kinds in every block, in place, and fit the layers where their units meet.
+    """Prune the sites of these kinds in every block, in place, and refit the layers that consume their units.
 
-    counterparts: for each block, the block of the original whose answer it is to give. choose: which units stay;
-    all, where it is not given. Gives the units that stay, by the consumer's path.
+    counterparts: for each block, the index of the original's block whose output is the target. select: chooses the
+    units that stay; default: all. Returns the units that stay, by the consumer's path.
     """
     kept: dict[str, list[int]] = {}
     found, reference = anatomy(module), anatomy(original)
     with torch.no_grad():
-        old = Passage(original, reference, batches, changes=False)
-        new = Passage(module, found, batches, changes=True)
-        stands = 0
+        old = BlockwisePass(original, reference, batches, changes=False)
+        new = BlockwisePass(module, found, batches, changes=True)
+        position = 0
         for index, sites in enumerate(found.sites):
-            while stands < counterparts[index]:
-                old.advance(stands)
-                stands += 1
+            while position < counterparts[index]:
+                old.advance(position)
+                position += 1
             for kind in kinds:
                 site = sites[kind]
                 layer = module.get_submodule(site.consumer)
-                weight, biased = matrix(layer).detach().clone(), bias_of(layer) is not None
-                halves = sums(layer, old, reference.sites[stands][kind], new, site)
+                weight, biased = weight_matrix(layer).detach().clone(), get_bias(layer) is not None
+                halves = collect_halves(layer, old, reference.sites[position][kind], new, site)
                 chosen = list(range(site.units))
-                if choose is not None:
-                    chosen = list(choose(site, weight, halves[0] + halves[1], biased=biased))
+                if select is not None:
+                    chosen = list(select(site, weight, halves[0] + halves[1], biased=biased))
                 kept[site.consumer] = chosen
                 if len(chosen) < site.units:
-                    cut(module, site, chosen)
+                    keep_units(module, site, chosen)
                 if compensate:
-                    put(layer, *refit(weight, biased, halves, columns(site, chosen)))
+                    write_weight(layer, *refit_cross_validated(weight, biased, halves, consumer_columns(site, chosen)))
             new.advance(index)
     return kept
 
 
-def sums(layer: nn.Module, old: Passage, original: Site, new: Passage, site: Site) -> tuple[Sums, Sums]:
-    """Of what goes into a consumer, and of what should come out for the residual stream to become the original's; of
-    every other batch each."""
-    halves = Sums.empty(layer), Sums.empty(layer)
-    for number, (was, now) in enumerate(zip(old.see(original), new.see(site), strict=True)):
+def collect_halves(
+    layer: nn.Module, old: BlockwisePass, original: Site, new: BlockwisePass, site: Site
+) -> tuple[RegressionSums, RegressionSums]:
+    """The regression sums of a consumer, of every other batch each. The target is the output with which the residual
+    stream becomes the original's."""
+    halves = RegressionSums.zeros(layer), RegressionSums.zeros(layer)
+    for number, (was, now) in enumerate(zip(old.observe(original), new.observe(site), strict=True)):
         halves[number % 2].add(now.x, was.total - now.residual)
     return halves
 
 
-def counterparts(history: Iterable[Record], count: int) -> list[int]:
-    """Which of the original's `count` blocks each block was, after a history in which some were dropped."""
+def find_counterparts(history: Iterable[Record], count: int) -> list[int]:
+    """The index that each block had among the original's `count` blocks, after a history in which some were removed."""
     kept = list(range(count))
     for record in history:
-        if "blocks" in record.structure:
-            kept = [kept[index] for index in record.structure["blocks"]]
+        stayed = record.structure.get(BLOCKS, range(len(kept)))
+        kept = [kept[index] for index in stayed if index < len(kept)]
     return kept
 
 
-def aim(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, list[int]]:
-    """The model whose hidden states are aimed at, and its counterpart of each block: the original's, or, where they
-    are of another kind, those of the checkpoint itself."""
+def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, list[int]]:
+    """The model whose hidden states are the target, and its counterpart of each block: the original, or the checkpoint
+    itself where the original has other blocks or another width."""
     module, original = checkpoint.module, context.original.module
     mine, theirs = anatomy(module), anatomy(original)
-    blocks = counterparts(checkpoint.history, len(theirs.sites))
-    if len(blocks) == len(mine.sites) and width(module, mine) == width(original, theirs):
+    blocks = find_counterparts(checkpoint.history, len(theirs.sites))
+    if len(blocks) == len(mine.sites) and hidden_width(module, mine) == hidden_width(original, theirs):
         return original, blocks
     return module, list(range(len(mine.sites)))
 
 
-def width(module: nn.Module, found: Anatomy) -> int:
-    """Of the hidden states."""
-    return len(matrix(module.get_submodule(found.sites[0]["ffn"].consumer)))
+def hidden_width(module: nn.Module, found: Anatomy) -> int:
+    """The width of the hidden states."""
+    return len(weight_matrix(module.get_submodule(found.sites[0]["ffn"].consumer)))

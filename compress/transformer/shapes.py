@@ -1,6 +1,6 @@
-"""The sizes of a module's layers: what a structural cut changed, and the same cut on a module that has not seen it.
+"""The sizes of a module's layers: what a structural cut changed, and the same change on an empty module.
 
-Which channels went is of no matter to an empty module, since its weights are filled in afterwards.
+The indices that were removed do not matter to an empty module, since its weights are filled in afterwards.
 """
 
 from collections.abc import Mapping
@@ -26,34 +26,34 @@ COUNTS = (
 """Attributes in which layers repeat the shapes of their weights."""
 
 
-def sizes(module: nn.Module) -> dict[str, Any]:
-    """The shape of every weight and buffer, and every count that layers keep of them, by path. JSON-ready."""
+def read_sizes(module: nn.Module) -> dict[str, Any]:
+    """The shape of every weight and buffer, and every attribute that repeats one, by path. JSON-ready."""
     tensors = {name: list(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
     counts = {
         f"{path}.{name}": list(value) if isinstance(value, tuple) else value
         for path, layer in module.named_modules()
-        if layer_like(layer)
+        if is_layer(layer)
         for name in COUNTS
         if (value := getattr(layer, name, None)) is not None
     }
     return {"tensors": tensors, "counts": counts}
 
 
-def layer_like(layer: nn.Module) -> bool:
-    """Whether a module is a layer with weights of its own, and no structure inside."""
+def is_layer(layer: nn.Module) -> bool:
+    """Whether a module is a library layer without submodules."""
     return isinstance(layer, Conv1D) or (type(layer).__module__.startswith("torch.nn.") and not list(layer.children()))
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `sizes` differs: of what is in both, the value that it has afterwards."""
+def diff_sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `read_sizes` that are in both and differ, with their values afterwards."""
     return {
         kind: {name: value for name, value in after[kind].items() if before[kind].get(name, value) != value}
         for kind in before
     }
 
 
-def resize(module: nn.Module, changed: Mapping[str, Any]) -> None:
-    """Give the layers of a module other sizes, as `changes` has them; what the weights hold is undefined after it.
+def resize_layers(module: nn.Module, changed: Mapping[str, Any]) -> None:
+    """Give the layers of a module the sizes that `diff_sizes` found; the values of resized weights are undefined.
 
     Tied weights stay tied. Raises KeyError for a path that the module does not have.
     """

@@ -1,4 +1,4 @@
-"""Cutting units and blocks out of a transformer: weights, counts and config, and the same on an empty module."""
+"""Removing units and blocks from a transformer: weights, counts and config, and the same on an empty module."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,57 +7,61 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.gram import matrix
-from compress.transformer.anatomy import Site, anatomy, configs
-from compress.transformer.shapes import changes, resize, sizes
+from compress.statistics.layer_inputs import weight_matrix
+from compress.transformer.anatomy import Site, anatomy, iterate_configs
+from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
+
+BLOCKS = "blocks"
+"""The key of a record's structure with the indices of the blocks that stayed."""
 
 
-def columns(site: Site, kept: Sequence[int]) -> Tensor:
-    """The consumer's columns that belong to these units, in their order; [units x width] int64."""
-    return rows(kept, site.width, 0)
+def consumer_columns(site: Site, kept: Sequence[int]) -> Tensor:
+    """The columns of the consumer that belong to these units, in order; [units x width] int64."""
+    return unit_indices(torch.tensor(list(kept), dtype=torch.int64), site.width)
 
 
-def rows(units: Sequence[int], width: int, start: int) -> Tensor:
-    """The indices of units that lie `width` apart from `start` on."""
-    first = torch.tensor(list(units), dtype=torch.int64)[:, None] * width + start
-    return (first + torch.arange(width)).flatten()
+def unit_indices(units: Tensor, width: int, start: int = 0) -> Tensor:
+    """The rows or columns of units that are `width` wide each, beginning at `start`; [units x width] int64."""
+    return (units[:, None] * width + start + torch.arange(width)).flatten()
 
 
-def cut(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
-    """Leave these units of a site, in place. The config is left to `agree`."""
+def keep_units(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
+    """Remove all other units of a site, in place. The config is left to `update_config`."""
+    units = torch.tensor(list(kept), dtype=torch.int64)
     for layer in dict.fromkeys(source.layer for source in site.sources):
         own = [source for source in site.sources if source.layer == layer]
-        select(module.get_submodule(layer), out=torch.cat([rows(kept, each.width, each.start) for each in own]))
-    select(module.get_submodule(site.consumer), into=columns(site, kept))
+        rows = torch.cat([unit_indices(units, each.width, each.start) for each in own])
+        select_features(module.get_submodule(layer), out=rows)
+    select_features(module.get_submodule(site.consumer), into=consumer_columns(site, kept))
     for name, count in site.counts.items():
-        assign(module, name, count * len(kept))
+        set_attribute(module, name, count * len(kept))
 
 
-def select(layer: nn.Module, *, out: Tensor | None = None, into: Tensor | None = None) -> None:
-    """Leave some outputs, or some inputs, of a linear layer, in place."""
-    turned = isinstance(layer, Conv1D)
+def select_features(layer: nn.Module, *, out: Tensor | None = None, into: Tensor | None = None) -> None:
+    """Keep these output features, or these input features, of a linear layer, in place."""
+    transposed = isinstance(layer, Conv1D)
     own: Any = layer
     weight, bias = own.weight, own.bias
-    kept = matrix(layer).detach()
+    kept = weight_matrix(layer).detach()
     if out is not None:
         kept = kept[out]
         if bias is not None:
-            own.bias = parameter(bias.detach()[out], bias)
+            own.bias = make_parameter(bias.detach()[out], bias)
     if into is not None:
         kept = kept[:, into]
-    own.weight = parameter(kept.T if turned else kept, weight)
-    names = ("nf", "nx") if turned else ("out_features", "in_features")
+    own.weight = make_parameter(kept.T if transposed else kept, weight)
+    names = ("nf", "nx") if transposed else ("out_features", "in_features")
     for name, count in zip(names, kept.shape, strict=True):
         setattr(layer, name, count)
 
 
-def parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
-    """A weight of its own, that learns where the other one does."""
+def make_parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
+    """A parameter with a copy of the value, trainable if the other one is."""
     return nn.Parameter(value.contiguous().clone(), requires_grad=like.requires_grad)
 
 
 def keep_blocks(module: nn.Module, kept: Sequence[int]) -> None:
-    """Leave these blocks, in their order, in place; what counts blocks counts anew."""
+    """Remove all other blocks, in place, and update the attributes and configs that count them."""
     found = anatomy(module)
     path, _, name = found.stack.rpartition(".")
     owner: Any = module.get_submodule(path)
@@ -69,22 +73,23 @@ def keep_blocks(module: nn.Module, kept: Sequence[int]) -> None:
                 each.layer_idx = number
     if hasattr(owner, "n_layers"):
         owner.n_layers = len(kept)
-    for _, config in configs(module):
+    for _, config in iterate_configs(module):
         kinds = getattr(config, "layer_types", None)
         if kinds is not None and len(kinds) == len(blocks):
             config.layer_types = [kinds[index] for index in kept]
         config.num_hidden_layers = len(kept)
 
 
-def agree(module: nn.Module) -> None:
-    """Write into the config what all blocks agree on, where the config can say it."""
+def update_config(module: nn.Module) -> None:
+    """Write FFN width and number of heads into the configs, where all blocks agree and the config has a key for
+    them."""
     found = anatomy(module)
     widths = {site.units for site in found.of("ffn")}
     heads = {(site.units, site.width) for site in found.of("heads")}
-    for _, config in configs(module):
+    for _, config in iterate_configs(module):
         if len(widths) == 1 and hasattr(config, found.family.config_width):
             setattr(config, found.family.config_width, next(iter(widths)))
-        # Without a head's width of its own, a config takes it for the hidden size divided by the heads.
+        # A config without a head width of its own derives it as hidden size divided by heads.
         if len(heads) == 1 and getattr(config, "head_dim", None):
             units, width = next(iter(heads))
             config.num_attention_heads = units * (width // config.head_dim)
@@ -92,28 +97,28 @@ def agree(module: nn.Module) -> None:
                 config.num_key_value_heads = units
 
 
-def structure(before: Mapping[str, Any], module: nn.Module, sites: Iterable[Site]) -> dict[str, Any]:
-    """What `replay` needs: the sizes that changed since `before` (as `sizes` has them), and the counts of these sites,
-    as they are now."""
-    counts = {name: read(module, name) for site in sites for name in site.counts}
-    return {"sizes": changes(before, sizes(module)), "counts": counts}
+def describe_structure(before: Mapping[str, Any], module: nn.Module, sites: Iterable[Site]) -> dict[str, Any]:
+    """What `replay_structure` needs: the sizes that changed since `before` (from `read_sizes`), and the present values
+    of the attributes that count the units of these sites."""
+    counts = {name: get_attribute(module, name) for site in sites for name in site.counts}
+    return {"sizes": diff_sizes(before, read_sizes(module)), "counts": counts}
 
 
-def replay(module: nn.Module, made: Mapping[str, Any]) -> None:
-    """Give an empty module the structure that `structure` found."""
-    resize(module, made["sizes"])
-    for name, value in made["counts"].items():
-        assign(module, name, value)
-    agree(module)
+def replay_structure(module: nn.Module, structure: Mapping[str, Any]) -> None:
+    """Give an empty module the structure that `describe_structure` described."""
+    resize_layers(module, structure["sizes"])
+    for name, value in structure["counts"].items():
+        set_attribute(module, name, value)
+    update_config(module)
 
 
-def read(module: nn.Module, name: str) -> Any:
-    """A module's attribute, by its path."""
+def get_attribute(module: nn.Module, name: str) -> Any:
+    """A submodule's attribute, by its dotted path."""
     path, _, last = name.rpartition(".")
     return getattr(module.get_submodule(path), last)
 
 
-def assign(module: nn.Module, name: str, value: Any) -> None:
-    """Set a module's attribute, by its path."""
+def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+    """Set a submodule's attribute, by its dotted path."""
     path, _, last = name.rpartition(".")
     setattr(module.get_submodule(path), last, value)

@@ -1,4 +1,4 @@
-"""What cutting heads and cutting feed-forward units have in common: both are units that meet in one layer."""
+"""The base of the stages that prune attention heads and FFN units: units of a block that one layer consumes."""
 
 import copy
 from abc import abstractmethod
@@ -9,15 +9,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.criteria.criterion import Criterion, gather
-from compress.statistics.gram import forward_batches
-from compress.transformer.allocation import allocate, curves
-from compress.transformer.anatomy import Kind, Site, anatomy
-from compress.transformer.elimination import Normal, Sums, by_score, eliminate
-from compress.transformer.proof import prove, silenced
-from compress.transformer.refit_blocks import Choose, aim, settle
-from compress.transformer.shapes import sizes
-from compress.transformer.surgery import agree, cut, replay, structure
+from compress.criteria.criterion import Criterion, collect_statistics
+from compress.statistics.layer_inputs import forward_batches
+from compress.statistics.least_squares import NormalEquations, RegressionSums
+from compress.transformer.anatomy import Site, UnitKind, anatomy
+from compress.transformer.elimination import RIDGE, eliminate_units, rank_units
+from compress.transformer.proof import mask_units, prove
+from compress.transformer.refit_blocks import SelectUnits, find_target, refit_blocks
+from compress.transformer.shapes import read_sizes
+from compress.transformer.surgery import describe_structure, keep_units, replay_structure, update_config
+from compress.transformer.unit_allocation import allocate_units, measure_curves
 from laconic.artifacts.record import Record
 from laconic.config import Named
 from laconic.errors import RecipeError
@@ -26,19 +27,19 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
 
 
-class Units(TorchStage):
-    """Cut units of one kind, `units`.
+class UnitPruning(TorchStage):
+    """Prune units of the kind `units` in every block.
 
-    keep: the share of the model's units that stay. criterion: what tells the units that matter; without one, those are
-    cut that the others can stand in for best. steps: cut in so many parts, each of them decided anew on what is left.
-    allocate: the same share in each block, or less in those that the answers depend on less. compensate: fit the layer
-    where the units meet, by least squares, so that the block gives what the original's gives. samples: how many to look
-    at; the more, the better the fit, up to some thousands.
+    keep: the share of the model's units that stays. criterion: the importance criterion; by default the units are
+    eliminated whose removal the others compensate best (optimal brain surgeon). steps: prune in so many steps, each
+    deciding anew on what is left. allocate: the same share in each block, or by the measured sensitivity of the output
+    to each block. compensate: refit the layer that consumes the units, by least squares, to the original's activations.
+    samples: how many calibration samples to use; more make a better fit, up to some thousands.
     """
 
     lossy: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges", "factors"})
-    units: ClassVar[Kind]
+    units: ClassVar[UnitKind]
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.5
     criterion: Named | None = None
@@ -49,88 +50,89 @@ class Units(TorchStage):
 
     @property
     @abstractmethod
-    def grain(self) -> int:
-        """The count of a block's units that stay is a multiple of this."""
+    def multiple(self) -> int:
+        """The number of a block's units that stays is a multiple of this."""
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The checkpoint with fewer units. Raises SourceError for an architecture that is not known, RecipeError for
-        a share that leaves a block without units, BrokenCut where the proof fails."""
+        """The checkpoint with fewer units. Raises SourceError for an unknown architecture, RecipeError for a share that
+        leaves a block without units, BrokenCut where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
         module, error = checkpoint.module, 0.0
         with context.steps.step(f"prune {self.units}", self.steps) as step:
             for number in range(1, self.steps + 1):
-                module, worst = self.step(replace(checkpoint, module=module), context, totals, number)
+                module, worst = self.prune_step(replace(checkpoint, module=module), context, totals, number)
                 error = max(error, worst)
                 step.advance()
-        agree(module)
+        update_config(module)
         left = anatomy(module).of(self.units)
         name, config = f"prune.{self.units}", describe(self)
         key = hash_of(context.key, checkpoint.key, name, config, code_version(), context.calibrate.fingerprint)
         stay = sum(site.units for site in left)
         figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
-        made = structure(sizes(checkpoint.module), module, left)
+        made = describe_structure(read_sizes(checkpoint.module), module, left)
         return checkpoint.after(Record(stage=name, config=config, key=key, figures=figures, structure=made), module)
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        """Give an empty module the same sizes."""
-        replay(module, record.structure)
+        """Give an empty module the same structure."""
+        replay_structure(module, record.structure)
 
-    def step(
+    def prune_step(
         self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], number: int
     ) -> tuple[nn.Module, float]:
-        """A copy of the module with a part of the units cut, and the error of its proof."""
+        """A copy of the module after pruning step `number`, and the error of its proof."""
         share = 1 - (1 - self.keep) * number / self.steps
         counts = self.counts(checkpoint, context, totals, share)
         module = copy.deepcopy(checkpoint.module)
-        original, counterparts = aim(checkpoint, context)
+        original, counterparts = find_target(checkpoint, context)
         batches = list(forward_batches(context.task, context.calibrate))
-        choose = self.chooser(checkpoint, context, counts)
-        kept = settle(module, original, counterparts, batches, (self.units,), choose, compensate=self.compensate)
+        select = self.make_selector(checkpoint, context, counts)
+        kept = refit_blocks(module, original, counterparts, batches, (self.units,), select, compensate=self.compensate)
         return module, self.proof(checkpoint.module, kept, context)
 
     def counts(self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], share: float) -> list[int]:
-        """How many units of each block stay. Raises RecipeError where that is none."""
+        """How many units of each block stay. Raises RecipeError if a block would have none."""
         present = anatomy(checkpoint.module).of(self.units)
-        wanted = [min(round(total * share / self.grain) * self.grain, total) for total in totals]
+        wanted = [min(round(total * share / self.multiple) * self.multiple, total) for total in totals]
         if min(wanted) < 1:
             raise RecipeError(
-                f"keep: {self.keep} of {min(totals)} units leaves none, in multiples of {self.grain}. Keep more, or "
+                f"keep: {self.keep} of {min(totals)} units leaves none, in multiples of {self.multiple}. Keep more, or "
                 f"drop whole blocks (prune.layers)"
             )
         if self.allocate == "uniform" or sum(wanted) == sum(site.units for site in present):
             return [min(count, site.units) for count, site in zip(wanted, present, strict=True)]
         probe = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
-        found = curves(
+        curves = measure_curves(
             probe.module,
             present,
             context.task,
             context.calibrate,
             lambda module: 1 - float(context.fidelity(replace(probe, module=module)).mean()),
         )
-        return allocate(found, sum(wanted), self.grain)
+        return allocate_units(curves, sum(wanted), self.multiple)
 
-    def chooser(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> Choose:
-        """What says, at a site, which units stay."""
-        orders: Mapping[str, Sequence[int]] = {} if self.criterion is None else self.orders(checkpoint, context)
+    def make_selector(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> SelectUnits:
+        """The function that chooses the units of a site that stay."""
+        orders: Mapping[str, Sequence[int]] = {} if self.criterion is None else self.rank(checkpoint, context)
 
-        def choose(site: Site, weight: Tensor, sums: Sums, *, biased: bool) -> Sequence[int]:
+        def select(site: Site, weight: Tensor, sums: RegressionSums, *, biased: bool) -> Sequence[int]:
             count = counts[site.block]
             if count == site.units:
                 return range(count)
             if site.consumer in orders:
                 return sorted(orders[site.consumer][site.units - count :])
-            return eliminate(Normal(weight, biased, sums), site.units, protected=count).kept(count)
+            equations = NormalEquations(weight, biased, sums, RIDGE)
+            return eliminate_units(equations, site.units, protected=count).kept(count)
 
-        return choose
+        return select
 
-    def orders(self, checkpoint: Checkpoint, context: TorchContext) -> dict[str, Sequence[int]]:
-        """The units of each site, by what the criterion gives the weights that they meet in, the lowest first."""
+    def rank(self, checkpoint: Checkpoint, context: TorchContext) -> dict[str, Sequence[int]]:
+        """The units of each site in ascending order of the criterion's scores of the consumer's weights."""
         assert self.criterion is not None
         criterion: Criterion = self.criterion.configure("criterion", Criterion)
         sites = anatomy(checkpoint.module).of(self.units)
-        evidence = gather(
+        statistics = collect_statistics(
             criterion,
             copy.deepcopy(checkpoint.module),
             context.task,
@@ -138,12 +140,12 @@ class Units(TorchStage):
             [site.consumer for site in sites],
             seed=context.seed,
         )
-        return {site.consumer: by_score(criterion.scores(evidence[site.consumer]), site.units) for site in sites}
+        return {site.consumer: rank_units(criterion.score(statistics[site.consumer]), site.units) for site in sites}
 
     def proof(self, larger: nn.Module, kept: Mapping[str, Sequence[int]], context: TorchContext) -> float:
-        """Cut a copy, without compensation, and hold it against the model before. Raises BrokenCut."""
+        """Prune a copy without compensation, and compare it with the masked model. Raises BrokenCut."""
         sites = {site.consumer: (site, kept[site.consumer]) for site in anatomy(larger).of(self.units)}
         smaller = copy.deepcopy(larger)
         for site, units in sites.values():
-            cut(smaller, site, units)
-        return prove(larger, lambda: silenced(larger, sites), smaller, context.task, context.calibrate)
+            keep_units(smaller, site, units)
+        return prove(larger, lambda: mask_units(larger, sites), smaller, context.task, context.calibrate)

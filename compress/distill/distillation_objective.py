@@ -1,0 +1,169 @@
+"""The training objective of distillation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.distill.distillation_loss import DistillationLoss, LossTerms
+from compress.distill.forward_pass import HIDDEN, ForwardPass, record_forward
+from compress.distill.layer_mapping import LayerPair
+from laconic.errors import RecipeError
+from laconic.layerwise.layer_stack import LayerStack
+from laconic.tasks.task import Task
+from laconic.training.objectives.next_token import IGNORED
+from laconic.training.step.objective import TARGETS, Batch, Objective, tensors
+from laconic.training.step.parts import Groups, Kit
+
+PROBE = (2, 8)
+"""Rows and positions of the batch that is run before training to prepare the losses."""
+AUXILIARY = "imitation"
+"""The prefix of the auxiliary modules' weights in snapshots."""
+
+
+class DistillationObjective(Objective):
+    """The weighted sum of distillation losses; a term per row, or per token of a language model.
+
+    teacher: in evaluation mode, without gradients; it is run beside the student, at the student's precision.
+    task_objective: the task's own objective, which makes the batches of language models and computes the loss on
+    labels. task_weight: the share of that loss. Dropout is off while a student is distilled, since it would add noise
+    to the values that are compared.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        teacher: nn.Module,
+        losses: Sequence[DistillationLoss],
+        *,
+        task_objective: Objective | None = None,
+        task_weight: float = 0.0,
+    ) -> None:
+        super().__init__(task)
+        self.teacher = teacher
+        self.losses = tuple(losses)
+        self.task_objective, self.task_weight = task_objective, task_weight
+        compares = any(loss.compares_rows for loss in self.losses)
+        self.splits = not compares and not (task_weight and task_objective is not None and not task_objective.splits)
+
+    def prepare(self, student: nn.Module, pairs: Sequence[LayerPair]) -> None:
+        """Run both models on a small batch, and prepare the losses by it. Raises UsageError."""
+        batch = tensors(self.task.typical(*PROBE))
+        for loss in self.losses:
+            loss.select_layers(student, self.teacher, pairs)
+        with torch.no_grad():
+            own = record_forward(student, batch, self.names("student"))
+            theirs = record_forward(self.teacher, batch, self.names("teacher"))
+        for loss in self.losses:
+            loss.prepare(own, theirs)
+
+    def names(self, whose: str) -> set[str]:
+        """The names of the layers that are recorded; whose: `student` or `teacher`."""
+        return {name for loss in self.losses for name in getattr(loss, whose)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers that make batches in another process need no models.
+        return vars(self) | {"teacher": None, "losses": ()}
+
+    def join(self, kit: Kit) -> None:
+        """Add the auxiliary modules to the optimizer and the snapshots. Raises RecipeError."""
+        if self.names("student") and any(isinstance(part, LayerStack) for part in kit.module.modules()):
+            raise RecipeError(
+                "layerwise keeps nothing of a layer while the next one runs, so its hidden states cannot be compared "
+                "with the teacher's. Use gradient-checkpointing instead, or distil from the outputs alone"
+            )
+        disable_dropout(kit.module)
+        self.teacher.to(kit.device)
+        auxiliary = nn.ModuleList(loss.auxiliary for loss in self.losses).to(kit.device)
+        if list(auxiliary.parameters()):
+            train_beside(kit, auxiliary, AUXILIARY)
+
+    def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
+        if self.task_objective is None:
+            return tensors(self.task.encode(samples))
+        return self.task_objective.collate(samples, labels if self.task_weight else None)
+
+    def terms(self, batch: Batch) -> int:
+        if is_per_token(batch) and self.task_objective is not None:
+            return self.task_objective.terms(batch)
+        return next(iter(batch.values())).shape[0]
+
+    def tokens(self, batch: Batch) -> int:
+        return super().tokens(batch) if self.task_objective is None else self.task_objective.tokens(batch)
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            wanted = record_forward(self.teacher, batch, self.names("teacher"))
+        runs = bool(self.task_weight) or any(loss.runs_student for loss in self.losses)
+        found = record_forward(module, batch, self.names("student")) if runs else ForwardPass(module)
+        parts = [each.weight * each.loss(found, wanted, make_terms(batch)) for each in self.losses]
+        total = torch.stack(parts).sum()
+        if self.task_objective is None or not self.task_weight:
+            return total
+        scale = self.terms(batch) / max(self.task_objective.terms(batch), 1)
+        return (1 - self.task_weight) * total + self.task_weight * scale * self.task_objective.loss(
+            PrecomputedModel(found), batch
+        )
+
+    def example(self, rows: int, length: int) -> Batch:
+        return (
+            tensors(self.task.typical(rows, length))
+            if self.task_objective is None
+            else self.task_objective.example(rows, length)
+        )
+
+
+class PrecomputedModel(nn.Module):
+    """A stand-in for a model whose outputs have been computed already."""
+
+    def __init__(self, found: ForwardPass) -> None:
+        super().__init__()
+        self._found = found
+
+    @property
+    def head(self) -> Any:
+        """The head of a language model, from hidden states to logits."""
+        return self._found.module.head
+
+    def hidden(self, **inputs: Tensor) -> Tensor:
+        """The hidden states of a language model."""
+        return self._found.answers[HIDDEN]
+
+    def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """The outputs of the model."""
+        return dict(self._found.answers)
+
+
+def is_per_token(batch: Batch) -> bool:
+    """Whether each token is a term of the loss: the targets of a language model have the inputs' shape."""
+    return TARGETS in batch and "input_ids" in batch and batch[TARGETS].shape == batch["input_ids"].shape
+
+
+def make_terms(batch: Batch) -> LossTerms:
+    """The terms that the batch's loss is summed over."""
+    if is_per_token(batch):
+        return LossTerms(batch[TARGETS] != IGNORED, per_position=True)
+    mask = batch.get("attention_mask")
+    return LossTerms(None if mask is None else mask.bool())
+
+
+def disable_dropout(module: nn.Module) -> None:
+    """Disable what is random in training, but not batch normalisation, which learns from the batch."""
+    module.eval()
+    for part in module.modules():
+        if getattr(part, "running_mean", None) is not None or isinstance(part, nn.RNNBase):
+            part.train()
+
+
+def train_beside(kit: Kit, module: nn.Module, prefix: str) -> None:
+    """Add a module's parameters to the optimizer, and its weights to the snapshots under a prefix."""
+    groups, state = kit.groups, kit.weights or kit.module.state_dict
+
+    def both_groups(trained: nn.Module) -> Groups:
+        return [*groups(trained), *groups(module)]
+
+    def both_weights() -> dict[str, Tensor]:
+        return dict(state()) | {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
+
+    kit.groups, kit.weights = both_groups, both_weights

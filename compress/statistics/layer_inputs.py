@@ -1,0 +1,126 @@
+"""The inputs of a model's linear and convolutional layers as matrices, and the layers' weights in the same layout."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, unfold
+from transformers.pytorch_utils import Conv1D
+
+from laconic.data.dataset import Dataset, batches
+from laconic.models.hooks import forward_hooks
+from laconic.models.signature import call
+from laconic.tasks.task import Task
+
+Observer = Callable[[str, nn.Module, Tensor], None]
+"""Called with a layer's path, the layer and its first input, detached."""
+
+ROWS = 16
+"""Samples per forward pass."""
+
+
+def forward_batches(task: Task, dataset: Dataset, rows: int = ROWS) -> Iterator[dict[str, Tensor]]:
+    """The dataset as batches of tensors; samples of similar length share a batch."""
+    for _, batch in batches(dataset, task, rows):
+        yield {name: torch.tensor(array) for name, array in batch.items()}
+
+
+def iterate_inputs(
+    module: nn.Module, batches: Iterable[Mapping[str, Tensor]], paths: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Run the model, and yield (path, inputs [count, in] float32) of each layer, batch by batch in execution order."""
+    seen: list[tuple[str, Tensor]] = []
+    mask: Tensor | None = None
+
+    def observe(path: str, layer: nn.Module, inputs: Tensor) -> None:
+        seen.append((path, flatten_inputs(layer, inputs, mask)))
+
+    with observe_inputs(module, paths, observe):
+        for batch in batches:
+            mask = batch.get("attention_mask")
+            call(module, batch)
+            yield from seen
+            seen.clear()
+
+
+def observe_inputs(module: nn.Module, paths: Sequence[str], observer: Observer) -> AbstractContextManager[None]:
+    """Call the observer with every input of the layers at these paths, inside the `with` block."""
+    return forward_hooks(module, paths, before=lambda path, layer, args, _: observer(path, layer, args[0].detach()))
+
+
+def flatten_inputs(layer: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    """A layer's input as the rows that its weight matrix is multiplied with, [count, in] float32.
+
+    mask: [rows, tokens]; masked (padding) tokens are left out. Raises TypeError for another kind of layer.
+    """
+    if isinstance(layer, nn.Conv2d):
+        return unfold_patches(layer, inputs)
+    if not isinstance(layer, (nn.Linear, Conv1D)):
+        raise TypeError(f"expected a linear layer or a convolution, got {type(layer).__name__}")
+    return select_tokens(inputs, mask)
+
+
+def select_tokens(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The vectors of the tokens that are not padding, [count, width] float32. values: [..., width]; mask: [rows,
+    tokens], ignored where the values have other leading dimensions."""
+    if mask is not None and values.shape[:-1] == mask.shape:
+        return values[mask.bool()].float()
+    return values.reshape(-1, values.shape[-1]).float()
+
+
+def unfold_patches(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
+    """The patches that a convolution multiplies its kernels with, [count, channels of a group x kernel] float32."""
+    padding = 0 if isinstance(layer.padding, str) else layer.padding
+    if layer.padding == "same" or layer.padding_mode != "zeros":
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        inputs, padding = pad(inputs, padding_sizes(layer), mode=mode), 0
+    columns = unfold(inputs, layer.kernel_size, layer.dilation, padding, layer.stride)
+    width = layer.in_channels // layer.groups * layer.kernel_size[0] * layer.kernel_size[1]
+    rows, _, positions = columns.shape
+    return columns.view(rows, layer.groups, width, positions).transpose(2, 3).reshape(-1, width).float()
+
+
+def padding_sizes(layer: nn.Conv2d) -> list[int]:
+    """The padding of a convolution's input, [left, right, top, bottom], as `torch.nn.functional.pad` takes it."""
+    if not isinstance(layer.padding, str):
+        return [layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0]]
+    if layer.padding == "valid":
+        return [0, 0, 0, 0]
+    total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    return [total[1] // 2, total[1] - total[1] // 2, total[0] // 2, total[0] - total[0] // 2]
+
+
+def as_matrix(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """A tensor of the shape of a layer's weight as [out, in], in the order of `flatten_inputs`; a view if possible."""
+    return tensor.T if isinstance(layer, Conv1D) else tensor.flatten(1)
+
+
+def weight_matrix(layer: nn.Module) -> Tensor:
+    """A layer's weight as [out, in], in the order of `flatten_inputs`; a view if possible."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return as_matrix(layer, weight)
+
+
+def get_bias(layer: nn.Module) -> Tensor | None:
+    """A layer's bias, detached; None if it has none."""
+    bias: Tensor | None = layer.bias  # type: ignore[assignment]
+    return None if bias is None else bias.detach()
+
+
+@torch.no_grad()
+def write_weight(layer: nn.Module, matrix: Tensor, bias: Tensor | None = None) -> None:
+    """Copy other values into a layer's weight, [out, in], and into its bias, [out], if both have one."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    weight.copy_(matrix.T if isinstance(layer, Conv1D) else matrix.reshape(weight.shape))
+    own = get_bias(layer)
+    if own is not None and bias is not None:
+        own.copy_(bias)
+
+
+def count_uses(module: nn.Module) -> dict[int, int]:
+    """How many modules hold each parameter, by its id: more than one where weights are tied."""
+    uses: dict[int, int] = {}
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    return uses

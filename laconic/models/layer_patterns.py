@@ -1,0 +1,22 @@
+"""Layers that a recipe names by path or by pattern."""
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatch
+
+from laconic.errors import RecipeError
+from laconic.registry import did_you_mean
+
+
+def match_patterns(names: Collection[str], patterns: Sequence[str], key: str, what: str = "layer") -> set[str]:
+    """The names that at least one of the patterns matches.
+
+    key: the setting that the patterns were given in, for the message. what: what the names stand for. Raises
+    RecipeError for a pattern that matches nothing.
+    """
+    matches: set[str] = set()
+    for pattern in patterns:
+        own = {name for name in names if fnmatch(name, pattern)}
+        if not own:
+            raise RecipeError(f"{key}: no {what} is named {pattern!r}. {did_you_mean(pattern, names)}")
+        matches |= own
+    return matches
