@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --d
 
 # In a process of their own: after all of them, one that serves has been seen to crash in native code.
 TRAINING := $(wildcard $(addsuffix .py,$(addprefix tests/test_,\
-	batch_normalisation chunked_loss feed finetune fleet head host_weights in_backward layerwise ledger legality loop \
+	batch_normalisation batch_loader chunked_loss compatibility finetune fleet head host_weights in_backward layerwise ledger loop \
 	lora monitor objectives optimizers packing parallel plan prediction revolve schedule settings snapshot step \
 	techniques timeline trace work)))
 

@@ -23,7 +23,7 @@ TASKS = {
 }
 
 OBJECTIVES = {
-    "text-embedding": "laconic.training.objectives.embedding_choice:TextEmbedding",
+    "text-embedding": "laconic.training.objectives.text_embedding_objective:TextEmbeddingObjective",
     "text-classification": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "image-classification": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "tensors": "laconic.training.objectives.array_targets:Targets",
@@ -46,7 +46,7 @@ STAGES = {
     "distill.logits": "compress.distill.logits:Logits",
     "distill.relations": "compress.distill.relations:Relations",
     "distill.student": "compress.distill.student:Student",
-    "finetune": "compress.finetune:Finetune",
+    "finetune": "compress.finetune_stage:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",
     "prune.heads": "compress.prune.heads:Heads",
     "prune.layers": "compress.prune.layers:Layers",

@@ -9,15 +9,15 @@ from models import save_bert
 from compress.distill.features import Features
 from compress.distill.heal import Heal
 from compress.distill.logits import Logits
-from compress.finetune import Finetune
+from compress.finetune_stage import Finetune
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import load_source
-from laconic.training.step.zero_masks import kept
+from laconic.training.step.sparsity_masks import kept
 
-QUICK = {"batch": 8, "steps": 4, "feed": {"workers": 0}}
+QUICK = {"batch_size": 8, "steps": 4, "loader": {"workers": 0}}
 ROUNDED = {"name": "adamw", "config": {"lr": 2e-3, "stochastic_rounding": True}}
 
 
@@ -54,7 +54,7 @@ STAGES = {
     "healing": (Heal, {"look": 1}),
     "checkpoint": (Features, {"techniques": ["checkpoint"]}),
     "accumulate": (Finetune, {"techniques": [{"accumulate": {"rows": 3}}]}),
-    "in-backward": (Logits, {"techniques": ["in-backward"], "clip": None}),
+    "in-backward": (Logits, {"techniques": ["in-backward"], "max_grad_norm": None}),
     "8-bit moments": (Logits, {"optimizer": "adamw-8bit"}),
     "BF16 alone": (Logits, {"techniques": ["pure-bf16"], "optimizer": ROUNDED}),
     "layers one by one": (Logits, {"techniques": ["layerwise"]}),

@@ -20,14 +20,14 @@ def test_what_is_not_said_is_as_people_fine_tune(tmp_path):
     recipe = load(tmp_path, "source: model\ndata: d.jsonl\n")
     assert recipe.source == str(tmp_path / "model")
     assert recipe.data.train == tmp_path / "d.jsonl"
-    assert (recipe.batch, recipe.epochs, recipe.clip, recipe.seed) == (16, 3.0, 1.0, 0)
+    assert (recipe.batch_size, recipe.epochs, recipe.max_grad_norm, recipe.seed) == (16, 3.0, 1.0, 0)
     assert recipe.optimizer.config["lr"] == 5e-5
-    assert recipe.parts().techniques == {}
+    assert recipe.components().techniques == {}
 
 
 def test_the_command_line_stands_above_the_file(tmp_path):
     recipe = load(tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch: 4\n", batch=2, data={"train": "e.csv"})
-    assert recipe.batch == 2
+    assert recipe.batch_size == 2
     assert str(recipe.data.train) == "e.csv"
     assert recipe.data.limit == 9
 
@@ -101,19 +101,19 @@ def test_without_a_file_the_command_line_is_named():
 @given(st.integers(1, 1000), st.integers(1, 100), st.integers(1, 5))
 def test_epochs_are_whole_batches_of_which_the_last_may_be_smaller(rows, batch, epochs):
     of_one = -(-rows // batch)
-    assert Training(batch=batch, epochs=epochs).count(rows) == epochs * of_one
-    assert Training(batch=batch, epochs=0.001).count(rows) >= 1
-    assert Training(batch=batch, epochs=epochs, steps=7).count(rows) == 7
+    assert Training(batch_size=batch, epochs=epochs).count_steps(rows) == epochs * of_one
+    assert Training(batch_size=batch, epochs=0.001).count_steps(rows) >= 1
+    assert Training(batch_size=batch, epochs=epochs, steps=7).count_steps(rows) == 7
 
 
 def test_techniques_can_be_exchanged_with_nothing_else_changed():
-    training = Training(batch=3, techniques=(Named(name="bf16"),))
+    training = Training(batch_size=3, techniques=(Named(name="bf16"),))
     other = training.with_techniques((Named(name="sdpa"),), clip=None)
     assert [named.name for named in other.techniques] == ["sdpa"]
-    assert (other.batch, other.clip, training.clip) == (3, None, 1.0)
+    assert (other.batch_size, other.max_grad_norm, training.max_grad_norm) == (3, None, 1.0)
 
 
 @pytest.mark.parametrize("name", sorted(registry.OPTIMIZERS))
 def test_every_optimizer_stands_in_a_recipe_by_its_name(tmp_path, name):
     recipe = load(tmp_path, f"source: a\ndata: d\noptimizer: {name}\n")
-    assert recipe.parts().optimizer.lr > 0
+    assert recipe.components().optimizer.lr > 0

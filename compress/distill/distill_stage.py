@@ -2,7 +2,6 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,12 +20,12 @@ from laconic.hashing import code_version, hash_of
 from laconic.progress import Step
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
-from laconic.training.loop import Event
+from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
 from laconic.training.step.objective import Objective
-from laconic.training.step.parts import Kit
-from laconic.training.train import Taught, Watching, teach
+from laconic.training.step.train_state import StepCallbackFactory
+from laconic.training.train import TrainResult, train
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -42,7 +41,7 @@ class Distil(Training, TorchStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     name: ClassVar[str]
 
-    batch: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     epochs: float = Field(default=1.0, gt=0)
     optimizer: Named = Named(name="adamw", config={"lr": 5e-4, "weight_decay": 0.01})
     schedule: Named = Named(name="cosine")
@@ -57,25 +56,25 @@ class Distil(Training, TorchStage):
         return checkpoint.after(self.record(checkpoint, context, {"last loss": taught.losses[-1]}), taught.module)
 
     def taught(
-        self, checkpoint: "Checkpoint", context: TorchContext, events: tuple[Callable[[Kit], Event], ...] = ()
-    ) -> Taught:
+        self, checkpoint: "Checkpoint", context: TorchContext, callbacks: tuple[StepCallbackFactory, ...] = ()
+    ) -> TrainResult:
         """A copy of the checkpoint's module, with what it has learned."""
         # What is trained is changed in place, and the original is still to be asked.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         objective = self.objective(own, context, device)
-        count = self.count(len(context.train.keys))
+        count = self.count_steps(len(context.train.keys))
         with context.steps.step(self.name, count) as step:
-            return teach(
+            return train(
                 own,
                 context.train,
                 self,
                 context.work,
                 ranks=Ranks(device=device),
                 objective=objective,
-                watching=Watching(quiet=True),
+                observers=ObserverSettings(quiet=True),
                 cache=context.cache,
-                events=(*events, advancing(step)),
+                callbacks=(*callbacks, advancing(step)),
             )
 
     def objective(self, student: "Checkpoint", context: TorchContext, device: torch.device) -> Distillation:
@@ -131,10 +130,10 @@ def matching(student: "Checkpoint", original: "Checkpoint") -> tuple[Pair, ...]:
     return pairs(student.module, original.module, since)
 
 
-def advancing(step: Step) -> Callable[[Kit], Event]:
+def advancing(step: Step) -> StepCallbackFactory:
     """What shows how far training is."""
 
-    def event(done: int) -> None:
+    def callback(done: int) -> None:
         step.advance()
 
-    return lambda kit: event
+    return lambda state: callback

@@ -13,8 +13,8 @@ from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import Stack
 from laconic.tasks.task import Task
 from laconic.training.objectives.next_token import IGNORED
-from laconic.training.step.objective import TARGETS, Batch, Objective, tensors
-from laconic.training.step.parts import Groups, Kit
+from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
+from laconic.training.step.trained_modules import TrainedModules
 
 PROBE = (2, 8)
 """Rows and places of the batch that is looked at before training."""
@@ -43,11 +43,11 @@ class Distillation(Objective):
         self.imitations = tuple(imitations)
         self.own, self.share = own, share
         compares = any(imitation.compares for imitation in self.imitations)
-        self.splits = not compares and not (share and own is not None and not own.splits)
+        self.splittable = not compares and not (share and own is not None and not own.splittable)
 
     def fit(self, student: nn.Module, pairs: Sequence[Pair]) -> None:
         """Look at a pass through both models, and make what is learned beside the student. Raises UsageError."""
-        batch = tensors(self.task.typical(*PROBE))
+        batch = to_tensors(self.task.typical(*PROBE))
         for imitation in self.imitations:
             imitation.choose(student, self.teacher, pairs)
         with torch.no_grad():
@@ -64,40 +64,31 @@ class Distillation(Objective):
         # What makes batches in another process needs no models.
         return vars(self) | {"teacher": None, "imitations": ()}
 
-    def join(self, kit: Kit) -> None:
-        """Put what is learned beside the student into the optimizer and the snapshots. Raises RecipeError."""
-        if self.names("student") and any(isinstance(part, Stack) for part in kit.module.modules()):
+    def attach(self, modules: TrainedModules) -> None:
+        """Train what is learned beside the student, too. Raises RecipeError."""
+        if self.names("student") and any(isinstance(part, Stack) for part in modules.model.modules()):
             raise RecipeError(
                 "layerwise keeps nothing of a layer while the next one runs, so its hidden states cannot be compared "
                 "with the teacher's. Take checkpoint in its place, or distil from the outputs alone"
             )
-        still(kit.module)
-        self.teacher.to(kit.device)
-        learned = nn.ModuleList(imitation.learned for imitation in self.imitations).to(kit.device)
-        if not list(learned.parameters()):
-            return
-        groups, state = kit.groups, kit.weights or kit.module.state_dict
-
-        def both(module: nn.Module) -> Groups:
-            return [*groups(module), *groups(learned)]
-
-        def weights() -> dict[str, Tensor]:
-            return dict(state()) | {f"{LEARNED}.{name}": value for name, value in learned.state_dict().items()}
-
-        kit.groups, kit.weights = both, weights
+        still(modules.model)
+        self.teacher.to(modules.device)
+        learned = nn.ModuleList(imitation.learned for imitation in self.imitations).to(modules.device)
+        if list(learned.parameters()):
+            modules.add(LEARNED, learned)
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
         if self.own is None:
-            return tensors(self.task.encode(samples))
+            return to_tensors(self.task.encode(samples))
         return self.own.collate(samples, labels if self.share else None)
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         if per_place(batch) and self.own is not None:
-            return self.own.terms(batch)
+            return self.own.count_terms(batch)
         return next(iter(batch.values())).shape[0]
 
-    def tokens(self, batch: Batch) -> int:
-        return super().tokens(batch) if self.own is None else self.own.tokens(batch)
+    def count_tokens(self, batch: Batch) -> int:
+        return super().count_tokens(batch) if self.own is None else self.own.count_tokens(batch)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -108,11 +99,11 @@ class Distillation(Objective):
         total = torch.stack(parts).sum()
         if self.own is None or not self.share:
             return total
-        scale = self.terms(batch) / max(self.own.terms(batch), 1)
+        scale = self.count_terms(batch) / max(self.own.count_terms(batch), 1)
         return (1 - self.share) * total + self.share * scale * self.own.loss(Answered(found), batch)
 
-    def example(self, rows: int, length: int) -> Batch:
-        return tensors(self.task.typical(rows, length)) if self.own is None else self.own.example(rows, length)
+    def make_example(self, rows: int, length: int) -> Batch:
+        return to_tensors(self.task.typical(rows, length)) if self.own is None else self.own.make_example(rows, length)
 
 
 class Answered(nn.Module):

@@ -84,14 +84,14 @@ class Heal(Distil):
             checkpoint.module,
             context.work,
             ask,
-            every=self.look or max(APART, self.count(len(context.train.keys)) // LOOKS),
+            every=self.look or max(APART, self.count_steps(len(context.train.keys)) // LOOKS),
             patience=self.patience,
             gain=self.gain,
             minutes=self.minutes,
         )
         taken = 0
         if course.before < WHOLE:
-            taken = len(self.taught(checkpoint, context, (course.event,)).losses)
+            taken = len(self.taught(checkpoint, context, (course.make_callback,)).losses)
         figures = {
             "fidelity before": course.before,
             "fidelity after": course.looks[course.best],

@@ -10,8 +10,7 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from laconic.models.weights import fill, read_safetensors, write_weights
-from laconic.training.loop import Event
-from laconic.training.step.parts import Kit
+from laconic.training.step.train_state import StepCallback, TrainState
 
 BEST, LOG = "best.safetensors", "healing.json"
 WHOLE = 1 - 1e-6
@@ -70,12 +69,12 @@ class Course:
         fill(self._plain, read_safetensors(self._folder / BEST), self._folder / BEST)
         return self._plain
 
-    def event(self, kit: Kit) -> Event:
+    def make_callback(self, state: TrainState) -> StepCallback:
         """What looks after a step, hurries the schedule where the time or the gain runs out, and ends the run with it.
 
         Raises RecipeError for techniques that keep the weights in another form.
         """
-        if missing := set(self._plain.state_dict()) - set(kit.state()):
+        if missing := set(self._plain.state_dict()) - set(state.weights()):
             raise RecipeError(
                 f"healing looks at the weights as it goes, and {min(missing)} is kept in another form. Remove lora and "
                 f"qlora, or take a stage that does not look, like distill.features"
@@ -83,27 +82,27 @@ class Course:
         began: tuple[int, float] | None = None
         cooling = False
 
-        def event(done: int) -> bool:
+        def callback(done: int) -> bool:
             nonlocal began, cooling
-            schedule, spent = kit.schedule, time.perf_counter() - self._start
+            schedule, spent = state.scheduler, time.perf_counter() - self._start
             began = began or (done, spent)
             if self._seconds is not None and not cooling and done > began[0] and done % PACE == 0:
                 left = (self._seconds - spent) * (done - began[0]) / (spent - began[1])
                 schedule.hurry(min(left, schedule.steps - done))
             if schedule.ended or done % self._every == 0:
-                self._look(kit, done)
+                self._look(state, done)
                 late = [self.looks[step] for step in sorted(self.looks) if schedule.halved(step) and step <= done]
                 if not (schedule.ended or cooling) and self._stands(late):
                     cooling = True
                     schedule.hurry(self._every)
             return schedule.ended
 
-        return event
+        return callback
 
-    def _look(self, kit: Kit, done: int) -> None:
+    def _look(self, state: TrainState, done: int) -> None:
         if done not in self.looks:
-            state = kit.state()
-            self._plain.load_state_dict({name: state[name] for name in self._plain.state_dict()})
+            weights = state.weights()
+            self._plain.load_state_dict({name: weights[name] for name in self._plain.state_dict()})
             self._keep(done, self._ask(self._plain))
 
     def _keep(self, done: int, fidelity: float) -> None:

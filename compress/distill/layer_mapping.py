@@ -8,7 +8,7 @@ from torch import nn
 from compress.transformer.anatomy import anatomy
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError
-from laconic.training.step.parts import stacks
+from laconic.models.repeated_layers import find_layer_lists
 
 BLOCKS = "blocks"
 """In the structure of a record: the numbers of the layers that stayed."""
@@ -52,7 +52,7 @@ def lists(module: nn.Module) -> list[str]:
         return [anatomy(module).stack]
     except SourceError:
         names = {id(each): name for name, each in module.named_modules()}
-        return [names[id(stack)] for stack in stacks(module)]
+        return [names[id(stack)] for stack in find_layer_lists(module)]
 
 
 def kept(history: Sequence[Record], count: int) -> list[int]:

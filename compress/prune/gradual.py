@@ -15,8 +15,7 @@ from torch import nn
 from compress.distill.heal import Heal
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.recipes.stage import TorchContext
-from laconic.training.loop import Event
-from laconic.training.step.parts import Kit
+from laconic.training.step.train_state import StepCallback, StepCallbackFactory, TrainState
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -67,31 +66,31 @@ def between(
 
 def during(
     checkpoint: "Checkpoint", planned: Mapping[int, float], cut: Cut, names: Sequence[str]
-) -> Callable[[Kit], Event]:
-    """An event that cuts after these steps, and puts back the zeros after every other.
+) -> StepCallbackFactory:
+    """A callback that cuts after these steps, and puts back the zeros after every other.
 
     checkpoint: what the training begins with. names: of the weights that are cut.
     """
     copied = copy.deepcopy(checkpoint.module)
 
-    def begin(kit: Kit) -> Event:
-        parameters = dict(kit.module.named_parameters())
+    def begin(state: TrainState) -> StepCallback:
+        parameters = dict(state.module.named_parameters())
         # Where a run was resumed, these are the zeros of the cuts before it.
         zeros = {name: parameters[name].detach() == 0 for name in names}
 
         @torch.no_grad()
-        def event(done: int) -> None:
+        def callback(done: int) -> None:
             for name, zero in zeros.items():
                 parameters[name].masked_fill_(zero, 0.0)
             if done in planned:
-                state = kit.state()
-                copied.load_state_dict({name: state[name] for name in copied.state_dict()})
+                weights = state.weights()
+                copied.load_state_dict({name: weights[name] for name in copied.state_dict()})
                 cut(copied, planned[done])
                 for name in names:
                     parameters[name].copy_(copied.get_parameter(name))
                     zeros[name] = parameters[name] == 0
 
-        return event
+        return callback
 
     return begin
 

@@ -71,7 +71,7 @@ class Unstructured(Zeros):
         pruned: Callable[[nn.Module], "Checkpoint"],
     ) -> nn.Module:
         """The module after a training in which it was cut."""
-        when = places(planned, self.heal.count(len(context.train.keys)))
+        when = places(planned, self.heal.count_steps(len(context.train.keys)))
         event = during(own, when, cut, [f"{path}.weight" for path in chosen.paths])
         return self.heal.taught(pruned(own.module), context, (event,)).module
 

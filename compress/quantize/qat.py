@@ -28,9 +28,9 @@ from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext
 from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
-from laconic.training.loop import Event
-from laconic.training.step.objective import tensors
-from laconic.training.step.parts import Groups, Kit
+from laconic.training.step.objective import to_tensors
+from laconic.training.step.train_state import StepCallback, TrainState
+from laconic.training.step.trained_modules import TrainedModules
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -48,7 +48,7 @@ class Qat(Distil):
     makes: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     trains = True
 
-    batch: int = Field(default=16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.0})
     method: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
     samples: int = Field(default=64, ge=1)
@@ -67,9 +67,9 @@ class Qat(Distil):
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         learned: dict[str, LearnedRange] = {}
 
-        def note(kit: Kit) -> Event:
-            assert isinstance(kit.objective, OnGrid)
-            learned.update(kit.objective.learned)
+        def note(state: TrainState) -> StepCallback:
+            assert isinstance(state.objective, OnGrid)
+            learned.update(state.objective.learned)
             return lambda done: None
 
         taught = self.taught(checkpoint, context, (note,))
@@ -89,29 +89,21 @@ class OnGrid(Distillation):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"learned": {}}
 
-    def join(self, kit: Kit) -> None:
-        super().join(kit)
-        for part in kit.module.modules():
+    def attach(self, modules: TrainedModules) -> None:
+        super().attach(modules)
+        for part in modules.model.modules():
             if getattr(part, "running_mean", None) is not None:
                 part.eval()  # folded into its convolution later: with other statistics the grid would be another
-        layers = dict(kit.module.named_modules())
+        layers = dict(modules.model.named_modules())
         for path, learned in self.learned.items():
             if path not in layers or multiplies(layers[path]) is None:
                 raise RecipeError(
                     f"quantize.qat trains {path} as it is, and a technique has put something else in its place. Remove "
                     f"lora, qlora and layerwise from its techniques"
                 )
-            kit.undo.append(attach(layers[path], learned))
-        own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(kit.device)
-        groups, state = kit.groups, kit.weights or kit.module.state_dict
-
-        def both(module: nn.Module) -> Groups:
-            return [*groups(module), *groups(own)]
-
-        def weights() -> dict[str, Tensor]:
-            return dict(state()) | {f"{RANGES}.{name}": value for name, value in own.state_dict().items()}
-
-        kit.groups, kit.weights = both, weights
+            modules.on_restore(attach(layers[path], learned))
+        own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
+        modules.add(RANGES, own)
 
 
 def quantized(module: nn.Module, keep: Sequence[str]) -> list[str]:
@@ -144,7 +136,7 @@ def seen(
 
     with torch.inference_mode(), watched(module, paths, look):
         for batch in singles(drawn(context, count), context.task):
-            call(module, tensors(batch))
+            call(module, to_tensors(batch))
             alive.clear()
             first.clear()
     for path, histogram in histograms.items():

@@ -17,8 +17,8 @@ from laconic.errors import DataError
 from laconic.models.signature import call
 from laconic.tasks.classification import Classification
 from laconic.tasks.task import Task
-from laconic.training.data.batch_builder import Maker
-from laconic.training.data.batch_sampler import Order
+from laconic.training.data.batch_builder import BatchBuilder
+from laconic.training.data.batch_sampler import BatchSampler
 
 Aim = Literal["objective", "likelihood", "answer"]
 """objective: the task's own, by the labels. likelihood: of classes drawn from the model's own answers, so that the mean
@@ -100,13 +100,13 @@ def as_matrix(layer: nn.Module, tensor: Tensor) -> Tensor:
 def by_objective(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
     """The loss of each sample; of each batch, where rows are compared. What is too short to learn from is left out."""
     objective = registry.resolve("objective", task.name).of(task, dataset)
-    maker = Maker(dataset, dataset.samples, objective.collate)
-    order = Order(len(dataset.keys), 1 if objective.splits else ROWS, seed)
+    maker = BatchBuilder(dataset, dataset.samples, objective.collate)
+    order = BatchSampler(len(dataset.keys), 1 if objective.splittable else ROWS, seed)
     refused: DataError | None = None
     learned = False
     for number in range(order.steps):
         try:
-            batch = maker.collated(order.batch(number))
+            batch = maker.collate(order.batch(number))
         except DataError as error:
             refused = error
             continue

@@ -47,7 +47,7 @@ def finetune(
         "task": task,
         "builder": builder,
         "epochs": epochs,
-        "batch": batch,
+        "batch_size": batch,
         "memory": memory,
         "data": files or None,
     }
@@ -60,18 +60,18 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    watching = registry.load("laconic.training.train:Watching")(
+    observers = registry.load("laconic.training.observers:ObserverSettings")(
         trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard
     )
     tuned = registry.load("laconic.finetune.finetune:finetune")(
-        chosen, output, trust=trust, auto=auto, watching=watching
+        chosen, output, trust=trust, auto=auto, observers=observers
     )
     if os.environ.get("RANK", "0") != "0":
         return  # the first says it for all
     if as_json:
-        print_json(registry.load("laconic.finetune.summary:summary")(tuned))
+        print_json(registry.load("laconic.commands.finetune_summary:summary")(tuned))
         return
-    registry.load("laconic.finetune.summary:show")(tuned)
+    registry.load("laconic.commands.finetune_summary:show")(tuned)
 
 
 def plan(

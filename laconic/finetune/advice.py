@@ -1,4 +1,4 @@
-"""What to turn on so that a training fits: before it begins, and after it ran out of memory."""
+"""Which techniques make a training run fit into memory: chosen before it begins, or after it ran out of memory."""
 
 import copy
 import resource
@@ -17,15 +17,15 @@ from laconic.planner.meta_model import Subject
 from laconic.planner.prediction import predict
 from laconic.planner.rates import measure
 from laconic.progress import Steps
-from laconic.training.callbacks.monitor import binary
+from laconic.training.callbacks.monitor import format_binary
 from laconic.training.settings import Training, TrainingRecipe
 
 SAMPLES = 64
-"""The longest samples as the task counts, of which the longest by its tensors says how long a batch becomes."""
+"""How many of the longest samples, by the dataset's estimate, are encoded to find the longest in tokens."""
 
 
-def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
-    """The structure of a checkpoint that is loaded; its weights are not copied."""
+def copy_structure(checkpoint: Checkpoint, name: str) -> Subject:
+    """The structure of a checkpoint's model on the meta device; its weights are not copied."""
     memo: dict[int, object] = {}
     for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -34,8 +34,8 @@ def subject_of(checkpoint: Checkpoint, name: str) -> Subject:
     return Subject(name, module, checkpoint.task, getattr(checkpoint.task, "max_tokens", None))
 
 
-def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
-    """The longest free axis of a sample, as tokens of a text that the task has cut; 1 where samples are all alike."""
+def measure_longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
+    """The largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free."""
     task = checkpoint.task
     free = [
         (spec.name, axis)
@@ -50,94 +50,98 @@ def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
     return max(int(arrays[name].shape[axis]) for arrays in encoded for name, axis in free)
 
 
-def fitted(
+def fit_to_memory(
     recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps
 ) -> tuple[TrainingRecipe, str]:
-    """The recipe with techniques that keep within its memory, and a line that says what was turned on.
+    """The recipe with techniques that fit into its memory limit, and a line that says which were added.
 
-    A recipe that names techniques keeps them. Raises GoalMissed where it, or everything, is predicted not to fit.
+    A recipe that names techniques keeps them. Raises GoalMissed where these, or all combinations, are predicted not to
+    fit.
     """
     if recipe.memory is None:
         return recipe, ""
     found = plan(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
     if recipe.techniques:
-        asked = Row(plain(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
+        asked = Row(as_candidate(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
         if not asked.fits(recipe.memory):
-            instead = f"Turn on: {compared(found.chosen, asked)}" if found.chosen else sentence(nothing(found))
+            instead = (
+                f"Turn on: {describe_cost(found.chosen, asked)}" if found.chosen else capitalize(explain_misfit(found))
+            )
             raise GoalMissed(
-                f"these techniques are predicted to take {binary(asked.need)}, of {binary(recipe.memory)}. {instead}"
+                f"these techniques are predicted to take {format_binary(asked.need)}, of "
+                f"{format_binary(recipe.memory)}. {instead}"
             )
         return recipe, ""
     if found.chosen is None:
-        raise GoalMissed(nothing(found))
-    return adopted(recipe, found.chosen), described(found.chosen)
+        raise GoalMissed(explain_misfit(found))
+    return adopt_techniques(recipe, found.chosen), describe(found.chosen)
 
 
-def advised(
+def advise(
     recipe: TrainingRecipe, subject: Subject, length: int, device: torch.device, steps: Steps, room: int
 ) -> tuple[TrainingRecipe | None, str]:
-    """After a step ran out of memory: a recipe that takes less, and what it turns on; None, and why, without one.
+    """After a step ran out of memory: a recipe that needs less, and what it turns on; None and the reason without one.
 
     room: bytes that were available before the run.
     """
     rates = measure(device)
-    failed = Row(plain(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
-    # What was predicted to fit and did not has shown how much there is.
+    failed = Row(as_candidate(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
+    # A prediction that fitted and a run that did not show how much memory there is.
     memory = min(recipe.memory or room, round(0.95 * failed.need))
     found = plan(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
     if found.chosen is None:
-        return None, sentence(nothing(found))
-    return adopted(recipe, found.chosen, memory), compared(found.chosen, failed)
+        return None, capitalize(explain_misfit(found))
+    return adopt_techniques(recipe, found.chosen, memory), describe_cost(found.chosen, failed)
 
 
-def plain(recipe: TrainingRecipe) -> Candidate:
-    """The recipe as a candidate."""
+def as_candidate(recipe: TrainingRecipe) -> Candidate:
+    """The recipe as a candidate of the planner."""
     return Candidate(training=recipe, whole=True, exact=True)
 
 
-def adopted(recipe: TrainingRecipe, row: Row, memory: int | None = None) -> TrainingRecipe:
-    """The recipe with the techniques of a row, and the memory that has turned out to be there."""
+def adopt_techniques(recipe: TrainingRecipe, row: Row, memory: int | None = None) -> TrainingRecipe:
+    """The recipe with the techniques of a row of the plan, and with a memory limit where one is given."""
     training: Training = row.candidate.training
     return recipe.model_copy(
         update={
             "techniques": training.techniques,
             "optimizer": training.optimizer,
-            "clip": training.clip,
+            "max_grad_norm": training.max_grad_norm,
             "memory": memory or recipe.memory,
         }
     )
 
 
-def described(row: Row) -> str:
-    """What a row turns on, as a recipe says it."""
+def describe(row: Row) -> str:
+    """The techniques of a row of the plan, and its predicted memory."""
     names = ", ".join(spelled(named) for named in row.candidate.training.techniques) or "no techniques"
-    return f"{names}; optimizer {row.candidate.training.optimizer.name}: {binary(row.need)} predicted"
+    return f"{names}; optimizer {row.candidate.training.optimizer.name}: {format_binary(row.need)} predicted"
 
 
-def compared(chosen: Row, asked: Row) -> str:
-    """The same, and what it costs."""
+def describe_cost(chosen: Row, asked: Row) -> str:
+    """The techniques of a row of the plan, with its time of a step relative to another row's."""
     times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
-    return f"{described(chosen)}, {times:.1f} times the time of a step"
+    return f"{describe(chosen)}, {times:.1f} times the time of a step"
 
 
-def sentence(words: str) -> str:
-    """With a capital."""
+def capitalize(words: str) -> str:
+    """The text with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
-def nothing(found: Plan) -> str:
-    """What is said where nothing fits."""
+def explain_misfit(found: Plan) -> str:
+    """The message where no combination of techniques fits."""
     least = min(found.rows, key=lambda row: row.need)
     return (
-        f"no combination of techniques fits into {binary(found.memory)}; the least that any takes is "
-        f"{binary(least.need)} ({least.candidate.name}). Take a smaller batch or length, or more memory"
+        f"no combination of techniques fits into {format_binary(found.memory)}; the least that any takes is "
+        f"{format_binary(least.need)} ({least.candidate.name}). Take a smaller batch or length, or more memory"
     )
 
 
-def available(device: torch.device) -> int:
-    """Bytes that a training may use: of the device, or of the machine as far as the process may have it.
+def measure_available(device: torch.device) -> int:
+    """Bytes that a training run may use: of the device, or of the machine within the limits of the process.
 
-    To be asked before a run: memory that was freed may stay mapped for the next.
+    Called before a run, since memory that a run has freed may stay mapped.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
@@ -149,6 +153,6 @@ def available(device: torch.device) -> int:
 
 
 def address_space() -> int:
-    """Bytes that the process has mapped; 0 where the system does not tell."""
+    """Bytes of address space that the process has mapped; 0 where the system does not report them."""
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else 0

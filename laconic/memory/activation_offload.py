@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.offload.activation_store import Disk, HostShelf, Place, Shelf
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 from laconic.units import Bytes
 
@@ -36,19 +36,19 @@ class Offload(Technique):
     smallest: Bytes = Field(default=2**20, ge=0)
     ahead: int = Field(default=1, ge=0)
 
-    def apply(self, kit: Kit) -> None:
-        shelf: Shelf = HostShelf(kit.host)
+    def apply(self, parts: StepParts) -> None:
+        shelf: Shelf = HostShelf(parts.host)
         if self.where == "disk":
-            disk = Disk(kit.device, self.folder)
-            kit.undo.append(disk.close)
+            disk = Disk(parts.device, self.folder)
+            parts.on_restore(disk.close)
             shelf = disk
-        kit.forward.append(partial(offloading, kit, shelf, self.smallest, self.ahead))
+        parts.add_forward_context(partial(offloading, parts, shelf, self.smallest, self.ahead))
 
 
 @contextmanager
-def offloading(kit: Kit, shelf: Shelf, smallest: int, ahead: int) -> Iterator[None]:
+def offloading(parts: StepParts, shelf: Shelf, smallest: int, ahead: int) -> Iterator[None]:
     """Round one forward pass."""
-    away = Away(kit, shelf, smallest, ahead)
+    away = Away(parts, shelf, smallest, ahead)
     with saved_tensors_hooks(away.pack, away.unpack):
         yield
     shelf.settle()
@@ -80,11 +80,11 @@ class View:
 class Away:
     """The storages that one forward pass has sent away. A storage that is saved more than once is sent once."""
 
-    def __init__(self, kit: Kit, shelf: Shelf, smallest: int, ahead: int) -> None:
+    def __init__(self, parts: StepParts, shelf: Shelf, smallest: int, ahead: int) -> None:
         self.shelf, self.smallest, self.ahead = shelf, smallest, ahead
-        self.device = kit.device
+        self.device = parts.device
         self.weights = WeakIdKeyDictionary(
-            {one.untyped_storage(): True for one in (*kit.module.parameters(), *kit.module.buffers())},
+            {one.untyped_storage(): True for one in (*parts.module.parameters(), *parts.module.buffers())},
             ref_type=weakref.ref,
         )
         self.known = WeakIdKeyDictionary(ref_type=weakref.ref)

@@ -9,7 +9,7 @@ from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from laconic.training.objectives.deferred_gradient import Late
 from laconic.training.objectives.linear_cross_entropy import Chunked
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -32,8 +32,8 @@ class ChunkedLoss(Technique):
     chunk: int = Field(default=512, ge=1)
     defer: bool = False
 
-    def apply(self, kit: Kit) -> None:
-        objective: Any = kit.objective
+    def apply(self, parts: StepParts) -> None:
+        objective: Any = parts.objective
         plain = getattr(objective, "cross_entropy", None)
         if plain is None:
             raise RecipeError(
@@ -41,10 +41,10 @@ class ChunkedLoss(Technique):
             )
         if self.defer:
             late = Late(self.chunk)
-            for table in tied(kit.module):
-                kit.undo.append(replace_forward(table, late.forward(table)))
+            for table in tied(parts.module):
+                parts.on_restore(replace_forward(table, late.forward(table)))
         objective.cross_entropy = late if self.defer else Chunked(self.chunk)
-        kit.undo.append(lambda: setattr(objective, "cross_entropy", plain))
+        parts.on_restore(lambda: setattr(objective, "cross_entropy", plain))
 
 
 def tied(module: nn.Module) -> list[nn.Embedding]:

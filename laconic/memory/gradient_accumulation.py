@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -20,10 +20,10 @@ class Accumulate(Technique):
 
     rows: int = Field(default=1, ge=1)
 
-    def apply(self, kit: Kit) -> None:
-        if not kit.objective.splits:
+    def apply(self, parts: StepParts) -> None:
+        if not parts.objective.splittable:
             raise RecipeError(
                 "accumulate: this task compares the rows of a batch with one another, so a batch cannot be taken in "
                 "parts. Remove accumulate, and take a smaller batch or checkpoint"
             )
-        kit.rows = self.rows
+        parts.accumulate_gradients(self.rows)

@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 DEAR = (
@@ -45,12 +46,12 @@ class Checkpointing(Technique):
     every: int = Field(default=1, ge=1)
 
     @property
-    def linear(self) -> bool:
+    def is_linear(self) -> bool:
         """Only where all layers are alike."""
         return self.every == 1
 
-    def apply(self, kit: Kit) -> None:
-        layers = blocks(kit.module)
+    def apply(self, parts: StepParts) -> None:
+        layers = find_layers(parts.module)
         if not layers:
             raise RecipeError(
                 "checkpoint: the model has no repeated layers (a ModuleList or Sequential of modules of one class), "
@@ -60,7 +61,7 @@ class Checkpointing(Technique):
         for layer in layers[:: self.every]:
             again = partial(contexts, normalisations(layer), dear)
             kept: dict[str, Any] = {"context_fn": again} if dear or normalisations(layer) else {}
-            kit.undo.append(replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept)))
+            parts.on_restore(replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **kept)))
 
 
 Context = AbstractContextManager[Any]

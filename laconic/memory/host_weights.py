@@ -1,18 +1,19 @@
 """Weights, gradients and the optimizer's state on the host; on the device what the layer under way computes with."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from laconic.memory.pure_bf16 import in_bf16
+from laconic.models.repeated_layers import find_layers
 from laconic.offload.host import Host
 from laconic.offload.memory_accounting import accounted
 from laconic.offload.streamed_weights import Doubles, Streamed, narrowed
-from laconic.training.step.parts import Groups, Kit, blocks
+from laconic.training.optimizers.host_optimizer import make_host_optimizer
+from laconic.training.step.cast_inputs import cast_inputs_to_bf16
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -38,38 +39,37 @@ class HostWeights(Technique):
 
     dtype: Literal["bf16", "fp32"] = "bf16"
 
-    def apply(self, kit: Kit) -> None:
-        for parameter in kit.module.parameters():
-            parameter.data = hosted(kit.host, parameter, travels=self.dtype == "fp32")
-        for owner in kit.module.modules():
+    def apply(self, parts: StepParts) -> None:
+        for parameter in parts.module.parameters():
+            parameter.data = hosted(parts.host, parameter, travels=self.dtype == "fp32")
+        for owner in parts.module.modules():
             for name, buffer in owner.named_buffers(recurse=False):
-                setattr(owner, name, buffer.to(kit.device))
+                setattr(owner, name, buffer.to(parts.device))
         if self.dtype == "bf16":
-            for part in kit.module.modules():
+            for part in parts.module.modules():
                 if narrowed(part):
-                    kit.undo.append(part.register_forward_pre_hook(like_weights, with_kwargs=True).remove)
-        layers = blocks(kit.module)
-        supply = Streamed(kit.host, DTYPES[self.dtype])
+                    parts.on_restore(part.register_forward_pre_hook(like_weights, with_kwargs=True).remove)
+        layers = find_layers(parts.module)
+        supply = Streamed(parts.host, DTYPES[self.dtype])
         for layer in layers:
             supply.hold(layer)
         supply.refresh()
-        doubles = Doubles(kit.module, {parameter for layer in layers for parameter in layer.parameters()}, supply)
+        doubles = Doubles(parts.module, {parameter for layer in layers for parameter in layer.parameters()}, supply)
 
         def refresh() -> None:
             supply.refresh()
             doubles.refresh()
 
-        make = kit.make_optimizer
-        kit.make_optimizer = lambda groups: on_host(make, groups, refresh)
-        kit.supply = supply
-        kit.forward.append(doubles.swapped)
-        kit.undo.append(lambda: restore(kit.module))
+        parts.wrap_optimizer(partial(make_host_optimizer, after=refresh))
+        parts.provide_weights(supply)
+        parts.add_forward_context(doubles.swapped)
+        parts.on_restore(lambda: restore(parts.module))
 
 
 def like_weights(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a layer with weights of its own is given, in BF16 where they are: FP32 comes from images and buffers."""
     lowers = any(weight.dtype is torch.bfloat16 for weight in part.parameters(recurse=False))
-    return in_bf16(part, args, kwargs) if lowers else None
+    return cast_inputs_to_bf16(part, args, kwargs) if lowers else None
 
 
 def hosted(host: Host, parameter: nn.Parameter, *, travels: bool) -> Tensor:
@@ -78,23 +78,6 @@ def hosted(host: Host, parameter: nn.Parameter, *, travels: bool) -> Tensor:
     with accounted("host", "parameters"):
         room = host.empty(parameter, dtype) if travels else torch.empty(parameter.shape, dtype=dtype, device="cpu")
         return room.copy_(parameter.data)
-
-
-def on_host(make: Callable[[Groups], Optimizer], groups: Groups, after: Callable[[], None]) -> Optimizer:
-    """The optimizer, whose bytes count as the host's; `after` follows each of its steps."""
-    optimizer = make(groups)
-    stack = ExitStack()
-
-    def before(*_: Any) -> None:
-        stack.enter_context(accounted("host"))
-
-    def behind(*_: Any) -> None:
-        after()
-        stack.close()
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(behind)
-    return optimizer
 
 
 def restore(module: nn.Module) -> None:

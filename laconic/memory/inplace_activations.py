@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 BY_RESULT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
@@ -32,10 +32,10 @@ class InPlace(Technique):
     slot: ClassVar[Slot] = "activations"
     exact: ClassVar[bool] = True
 
-    def apply(self, kit: Kit) -> None:
+    def apply(self, parts: StepParts) -> None:
         found = [
             after
-            for part in kit.module.modules()
+            for part in parts.module.modules()
             if isinstance(part, nn.Sequential)
             for before, after in pairwise(part)
             if isinstance(before, BY_INPUT) and isinstance(after, BY_RESULT) and not after.inplace
@@ -47,4 +47,4 @@ class InPlace(Technique):
             )
         for function in found:
             function.inplace = True
-            kit.undo.append(partial(setattr, function, "inplace", False))
+            parts.on_restore(partial(setattr, function, "inplace", False))

@@ -8,7 +8,8 @@ from pydantic import Field
 from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import Way, stack
 from laconic.layerwise.layerwise_pass import Means
-from laconic.training.step.parts import Kit, blocks, stacks
+from laconic.models.repeated_layers import find_layer_lists, find_layers
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -36,17 +37,17 @@ class Layerwise(Technique):
     keep: Literal["device", "host"] = "device"
 
     @property
-    def linear(self) -> bool:
+    def is_linear(self) -> bool:
         return self.snapshots is None
 
-    def apply(self, kit: Kit) -> None:
-        lists = stacks(kit.module)
+    def apply(self, parts: StepParts) -> None:
+        lists = find_layer_lists(parts.module)
         if not lists:
             raise RecipeError(
                 "layerwise: the model has no list of repeated layers; expected a ModuleList or Sequential of two or "
                 "more modules of one class. Take accumulate, or checkpoint by module names, in its place"
             )
-        every = [parameter for layer in blocks(kit.module) for parameter in layer.parameters()]
+        every = [parameter for layer in find_layers(parts.module) for parameter in layer.parameters()]
         if len(every) != len(set(every)):
             raise RecipeError(
                 "layerwise: layers share weights, whose gradients are whole only when all of them have run. Take "
@@ -57,11 +58,12 @@ class Layerwise(Technique):
                 "layerwise: a batch normalisation within the layers would count a batch twice, and sees only a part of "
                 "it. Take offload in its place"
             )
-        way = Way(Means(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.keep))
-        kit.undo.extend(stack(layers, way) for layers in lists)
-        kit.forward.append(way.open)
-        for part in kit.module.modules():
+        way = Way(Means(parts.weight_provider, parts.host, parts.device, self.rows, self.snapshots, self.keep))
+        for layers in lists:
+            parts.on_restore(stack(layers, way))
+        parts.add_forward_context(way.open)
+        for part in parts.module.modules():
             config: Any = getattr(part, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
-                kit.undo.append(partial(setattr, config, "use_cache", True))
+                parts.on_restore(partial(setattr, config, "use_cache", True))

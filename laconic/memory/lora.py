@@ -18,7 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from laconic import registry
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit, blocks
+from laconic.models.repeated_layers import find_layers
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 LINEAR = (nn.Linear, Conv1D)
@@ -62,19 +63,19 @@ class Lora(Technique):
     base: Literal["float32", "bfloat16"] = "float32"
     """The dtype of what is frozen; with bfloat16 the forward pass is under autocast."""
 
-    def apply(self, kit: Kit) -> None:
-        module = kit.module
+    def apply(self, parts: StepParts) -> None:
+        module = parts.module
         names = chosen(module, self.targets)
         learned = head(module, names) if self.train_head else []
         before = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         home = next(module.parameters()).device
-        layers = self._inject(kit, names)
+        layers = self._inject(parts, names)
         for layer in learned:
             layer.requires_grad_(True)
-        self._keep(kit, layers)
-        place(kit, DTYPES[self.base])
+        self._keep(parts, layers)
+        place(parts, DTYPES[self.base])
         if self.base != "float32":
-            kit.forward.append(partial(torch.autocast, kit.device.type, dtype=DTYPES[self.base]))
+            parts.add_forward_context(partial(torch.autocast, parts.device.type, dtype=DTYPES[self.base]))
 
         def undo() -> None:
             module.to(home)
@@ -87,11 +88,11 @@ class Lora(Technique):
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(before[name])
 
-        kit.undo.append(undo)
+        parts.on_restore(undo)
 
-    def _inject(self, kit: Kit, names: Sequence[str]) -> dict[str, Any]:
+    def _inject(self, parts: StepParts, names: Sequence[str]) -> dict[str, Any]:
         """Put peft's layers, by name, in the place of the chosen ones; everything but the adapters is frozen."""
-        peft, module = library(), kit.module
+        peft, module = library(), parts.module
         config = peft.LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
@@ -104,12 +105,12 @@ class Lora(Technique):
         layers: dict[str, Any] = {name: module.get_submodule(name) for name in names}
         for layer in layers.values():
             for matrix in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
-                matrix.weight = nn.Parameter(torch.empty(matrix.weight.shape, dtype=torch.float32, device=kit.device))
+                matrix.weight = nn.Parameter(torch.empty(matrix.weight.shape, dtype=torch.float32, device=parts.device))
             layer.reset_lora_parameters(ADAPTER, True)
             layer.cast_input_dtype_enabled = False  # autocast does so, without a copy in float32 on the way
         return layers
 
-    def _keep(self, kit: Kit, layers: Mapping[str, Any]) -> None:
+    def _keep(self, parts: StepParts, layers: Mapping[str, Any]) -> None:
         """Keep the frozen weights in another form."""
 
     def _restore(self, layer: Any) -> None:
@@ -118,7 +119,7 @@ class Lora(Technique):
 
 def chosen(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """The names of the layers that take an adapter. Raises RecipeError where there are none."""
-    inside = {part for block in blocks(module) for part in block.modules()}
+    inside = {part for block in find_layers(module) for part in block.modules()}
     linear = {name: part for name, part in module.named_modules() if type(part) in LINEAR}
     if targets is None:
         names = [name for name, part in linear.items() if part in inside]
@@ -148,7 +149,7 @@ def head(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     """The linear layers that come after the adapted ones and after the blocks, but for one over a vocabulary."""
     parts = dict(module.named_modules())
     order = list(parts)
-    inside = {part for block in blocks(module) for part in block.modules()}
+    inside = {part for block in find_layers(module) for part in block.modules()}
     tables = {id(part.weight) for part in parts.values() if isinstance(part, nn.Embedding)}
     words = [part.get_output_embeddings() for part in parts.values() if hasattr(part, "get_output_embeddings")]
     after = [parts[name] for name in order[order.index(names[-1]) + 1 :]]
@@ -162,12 +163,12 @@ def head(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     ]
 
 
-def place(kit: Kit, base: torch.dtype) -> None:
-    """Put the module on the kit's device, what is frozen in `base`."""
-    for tensor in chain(kit.module.parameters(), kit.module.buffers()):
+def place(parts: StepParts, base: torch.dtype) -> None:
+    """Put the module on the parts's device, what is frozen in `base`."""
+    for tensor in chain(parts.module.parameters(), parts.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
-        tensor.data = kit.host.get(tensor.data, dtype=base if frozen else None, category="parameters")
-        kit.host.wait()
+        tensor.data = parts.host.get(tensor.data, dtype=base if frozen else None, category="parameters")
+        parts.host.wait()
 
 
 def library() -> Any:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -16,8 +16,8 @@ class Bf16(Technique):
     slot: ClassVar[Slot] = "precision"
     exact: ClassVar[bool] = False
 
-    def apply(self, kit: Kit) -> None:
-        kit.forward.append(lambda: autocast(kit, torch.bfloat16))
+    def apply(self, parts: StepParts) -> None:
+        parts.add_forward_context(lambda: autocast(parts.device, torch.bfloat16))
 
 
 class Fp16(Technique):
@@ -34,12 +34,12 @@ class Fp16(Technique):
     scale: float = Field(default=2.0**16, gt=0)
     interval: int = Field(default=2000, ge=1)
 
-    def apply(self, kit: Kit) -> None:
-        kit.forward.append(lambda: autocast(kit, torch.float16))
-        kit.scaler = torch.amp.GradScaler(kit.device.type, init_scale=self.scale, growth_interval=self.interval)
+    def apply(self, parts: StepParts) -> None:
+        parts.add_forward_context(lambda: autocast(parts.device, torch.float16))
+        parts.scale_loss(torch.amp.GradScaler(parts.device.type, init_scale=self.scale, growth_interval=self.interval))
 
 
-def autocast(kit: Kit, dtype: torch.dtype) -> torch.autocast:
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Without torch's cache, which holds a copy of every weight until the pass ends: with checkpoint, where no graph
     holds them, that is half of the weights' bytes for nothing. Only a layer that is used twice is cast twice."""
-    return torch.autocast(kit.device.type, dtype=dtype, cache_enabled=False)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=False)

@@ -7,7 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.training.step.parts import Groups, Kit
+from laconic.training.optimizers import Groups
+from laconic.training.step.step_parts import OptimizerFactory, StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -22,25 +23,23 @@ class InBackward(Technique):
     exact: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
         "accumulate": "gradients of several parts would have to wait for the last",
-        "clip": "the norm of the whole gradient is known only when all of it is there",
+        "max_grad_norm": "the norm of the whole gradient is known only when all of it is there",
         "fp16": "the loss scale can be judged only when the whole gradient is there",
         "replicate": "a gradient is averaged over the ranks after it would have been used",
         "shard": "a gradient is averaged over the ranks after it would have been used",
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("per-parameter",)
 
-    def apply(self, kit: Kit) -> None:
-        make = kit.make_optimizer
-
-        def hooked(groups: Groups) -> Optimizer:
+    def apply(self, parts: StepParts) -> None:
+        def make_hooked(make: OptimizerFactory, groups: Groups) -> Optimizer:
             optimizer = make(groups)
             for number, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
                     hook = parameter.register_post_accumulate_grad_hook(partial(step_alone, optimizer, number))
-                    kit.undo.append(hook.remove)
+                    parts.on_restore(hook.remove)
             return optimizer
 
-        kit.make_optimizer = hooked
+        parts.wrap_optimizer(make_hooked)
 
 
 def step_alone(optimizer: Optimizer, number: int, parameter: Tensor) -> None:

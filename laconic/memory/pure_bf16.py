@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from laconic.training.step.parts import Kit
+from laconic.training.step.cast_inputs import cast_inputs_to_bf16
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -25,30 +26,20 @@ class PureBf16(Technique):
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("stochastic-rounding",)
 
-    def apply(self, kit: Kit) -> None:
+    def apply(self, parts: StepParts) -> None:
         changed: dict[int, nn.Parameter] = {}
-        for part in kit.module.modules():
+        for part in parts.module.modules():
             own = [one for one in part.parameters(recurse=False) if one.dtype is torch.float32]
             if not own or getattr(part, "running_mean", None) is not None:
                 continue
             changed |= {id(one): one for one in own}
-            hook = part.register_forward_pre_hook(in_bf16, with_kwargs=True)
-            kit.undo.append(hook.remove)
+            hook = part.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
+            parts.on_restore(hook.remove)
         convert(changed.values(), torch.bfloat16)
-        kit.undo.append(lambda: convert(changed.values(), torch.float32))
+        parts.on_restore(lambda: convert(changed.values(), torch.float32))
 
 
 def convert(parameters: Any, dtype: torch.dtype) -> None:
     """Change the precision of parameters, which stay the objects that they are."""
     for parameter in parameters:
         parameter.data = parameter.data.to(dtype)
-
-
-def in_bf16(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a layer with weights of its own is given, in their precision: FP32 comes from images and from buffers."""
-    return tuple(map(lower, args)), {name: lower(value) for name, value in kwargs.items()}
-
-
-def lower(value: Any) -> Any:
-    """A tensor of FP32 in BF16; anything else as it is."""
-    return value.bfloat16() if isinstance(value, Tensor) and value.dtype is torch.float32 else value

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from laconic.memory.lora import Lora
 from laconic.offload.memory_accounting import accounted, alike
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 
 BLOCK = 64
 """Weights that have one scale."""
@@ -47,13 +47,13 @@ class Qlora(Lora):
     double: bool = True
     """Whether the blocks' scales are quantized too, to 8 bits with a scale for each 256."""
 
-    def _keep(self, kit: Kit, layers: Mapping[str, Any]) -> None:
-        values = torch.tensor(NF4, device=kit.device)
+    def _keep(self, parts: StepParts, layers: Mapping[str, Any]) -> None:
+        values = torch.tensor(NF4, device=parts.device)
         pairs = torch.cartesian_prod(values, values)
         for layer in layers.values():
             original = layer.get_base_layer()
-            weight = kit.host.get(original.weight.data, category="temporaries")
-            kit.host.wait()
+            weight = parts.host.get(original.weight.data, category="temporaries")
+            parts.host.wait()
             layer.base_layer = FourBit(original, weight, values, pairs, double=self.double)
 
     def _restore(self, layer: Any) -> None:

@@ -12,8 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 BACKENDS = {
@@ -39,8 +40,8 @@ class Sdpa(Technique):
     backend: Literal["flash", "efficient", "math"] | None = None
     float32: bool = False
 
-    def apply(self, kit: Kit) -> None:
-        model: Any = next((part for part in kit.module.modules() if hasattr(part, "set_attn_implementation")), None)
+    def apply(self, parts: StepParts) -> None:
+        model: Any = next((part for part in parts.module.modules() if hasattr(part, "set_attn_implementation")), None)
         if model is None:
             raise RecipeError("sdpa: this is no model of transformers, so its attention cannot be exchanged. Remove it")
         before = model.config._attn_implementation
@@ -50,14 +51,14 @@ class Sdpa(Technique):
             raise RecipeError(f"sdpa: {type(model).__name__} does not take it: {error}. Remove it") from None
         if model.config._attn_implementation != "sdpa":
             raise RecipeError(f"sdpa: the attention of {type(model).__name__} cannot be exchanged. Remove it")
-        kit.undo.append(lambda: model.set_attn_implementation(before))
+        parts.on_restore(lambda: model.set_attn_implementation(before))
         contexts: list[Callable[[], AbstractContextManager[Any]]] = [InFloat32] if self.float32 else []
         if self.backend is not None:
             contexts.append(partial(sdpa_kernel, BACKENDS[self.backend]))
         # Round the layers, not round the step: a layer that is computed again in the backward pass needs it too.
-        for part in blocks(kit.module) or (kit.module,):
+        for part in find_layers(parts.module) or (parts.module,):
             for context in contexts:
-                kit.undo.append(replace_forward(part, within(context, part.forward)))
+                parts.on_restore(replace_forward(part, within(context, part.forward)))
 
 
 class InFloat32(TorchFunctionMode):

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from laconic.errors import RecipeError
 from laconic.tensor import Array, Arrays
-from laconic.training.objectives.next_token import FILLED, Layout, NextToken, blank, write
-from laconic.training.step.parts import Kit
+from laconic.training.objectives.next_token import FILLED, NextToken, TextLayout, blank, write
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -28,8 +28,8 @@ class Packing(Technique):
 
     length: int | None = Field(default=None, ge=1)
 
-    def apply(self, kit: Kit) -> None:
-        objective, model = kit.objective, getattr(kit.module, "model", kit.module)
+    def apply(self, parts: StepParts) -> None:
+        objective, model = parts.objective, getattr(parts.module, "model", parts.module)
         if not isinstance(objective, NextToken):
             raise RecipeError(
                 "packing puts several texts into a row, where each token reads only what is before it; this model "
@@ -42,10 +42,10 @@ class Packing(Technique):
                 f"would see one another. Remove packing"
             )
         plain, objective.layout = objective.layout, Packed(self.length)
-        kit.undo.append(lambda: setattr(objective, "layout", plain))
+        parts.on_restore(lambda: setattr(objective, "layout", plain))
 
 
-class Packed(Layout):
+class Packed(TextLayout):
     """As many texts to a row as fit."""
 
     def __init__(self, length: int | None = None) -> None:
@@ -69,7 +69,7 @@ class Packed(Layout):
         counts = {} if (filled == width).all() else {FILLED: filled}
         return arrays | {"position_ids": positions} | counts
 
-    def example(self, rows: int, width: int) -> Arrays:
+    def make_example(self, rows: int, width: int) -> Arrays:
         # Two texts to a row: what looks for texts finds some, and takes the way that it takes in training.
         half = np.arange(width) % max(1, -(-width // 2))
         return {"position_ids": np.tile(half, (rows, 1))}

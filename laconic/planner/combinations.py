@@ -11,9 +11,9 @@ from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.meta_model import Subject
 from laconic.planner.simulate import imagined, imagining
-from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
-from laconic.training.step.legality import conflict
+from laconic.training.step.compatibility import find_conflict
+from laconic.training.step_assembly import make_step_parts
 
 Choice = tuple[Any, ...]
 """Techniques as a recipe writes them."""
@@ -73,7 +73,7 @@ def candidates(subject: Subject, training: Training, device: torch.device, devic
         techniques = placed(choice, fits)
         if techniques is None:
             continue
-        changed = training.with_techniques(techniques, optimizer=optimizer, clip=clip)
+        changed = training.with_techniques(techniques, optimizer=optimizer, max_grad_norm=clip)
         if legal(changed, devices):
             candidate = judged(changed, training, subject)
             found.setdefault(candidate.name, candidate)
@@ -97,7 +97,7 @@ def placed(choice: Choice, fits: set[str]) -> tuple[Named, ...] | None:
 
 def proposals(training: Training, device: torch.device, free: Choice) -> Iterator[tuple[Choice, Named, float | None]]:
     """Techniques, optimizer and clip of each combination, legal or not. free: those of FREE that have a place."""
-    given, clip = training.optimizer, training.clip
+    given, clip = training.optimizer, training.max_grad_norm
     asked = tuple({named.name: named.config} for named in training.techniques)
     yield (), given, clip
     yield asked, given, clip
@@ -128,12 +128,12 @@ def applicable(subject: Subject, training: Training) -> set[str]:
     for name, named in sorted({spelled(named): named for named in known}.items()):
         try:
             technique = named.configure("technique")
-            parts = training.with_techniques(()).parts()
+            parts = training.with_techniques(()).components()
             module = subject.copy()
             with imagining():
-                kit = make_kit(imagined(module), subject.objective(), parts, torch.device("cpu"))
+                step = make_step_parts(imagined(module), subject.objective(), parts, torch.device("cpu"))
                 if not technique.requires:
-                    technique.apply(kit)
+                    technique.apply(step)
             found.add(name)
         except (RecipeError, MissingPackage):
             if name in asked:
@@ -143,14 +143,19 @@ def applicable(subject: Subject, training: Training) -> set[str]:
 
 def cut(training: Training) -> dict[str, Any]:
     """Accumulation over eight parts of a batch, as far as it has as many rows."""
-    return {"accumulate": {"rows": max(1, training.batch // 8)}}
+    return {"accumulate": {"rows": max(1, training.batch_size // 8)}}
 
 
 def legal(training: Training, devices: int = 1) -> bool:
     """Whether the techniques go together, and with the optimizer and the mesh."""
-    way = training.mesh.way if devices > 1 else None
+    way = training.mesh.parallelism if devices > 1 else None
     techniques = {named.name: named.configure("technique") for named in training.techniques}
-    return conflict(techniques, training.optimizer.configure("optimizer"), clip=training.clip, way=way) is None
+    return (
+        find_conflict(
+            techniques, training.optimizer.configure("optimizer"), max_grad_norm=training.max_grad_norm, parallelism=way
+        )
+        is None
+    )
 
 
 def judged(training: Training, given: Training, subject: Subject) -> Candidate:
@@ -161,7 +166,7 @@ def judged(training: Training, given: Training, subject: Subject) -> Candidate:
     exact = (
         all(technique.exact for technique in techniques.values())
         and training.optimizer == given.optimizer
-        and training.clip == given.clip
+        and training.max_grad_norm == given.max_grad_norm
         and not (statistics and "accumulate" in techniques)
     )
     return Candidate(training, whole=not ADAPTERS & techniques.keys(), exact=exact)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from laconic.training.step.parts import stacks
+from laconic.models.repeated_layers import find_layer_lists
 
 ENDS = 2
 """Layers from each end of the stack that are looked at one by one. What lies between is like one of them."""
@@ -45,7 +45,7 @@ def extended(values: tuple[float, float], depth: int, ends: int = ENDS) -> float
 @contextmanager
 def cut(module: nn.Module, depth: int) -> Iterator[None]:
     """The module with only the first layers of its one stack, while the body runs."""
-    (stack,) = stacks(module)
+    (stack,) = find_layer_lists(module)
     whole = dict(stack._modules)
     stack._modules = dict(list(whole.items())[:depth])
     try:
@@ -56,7 +56,7 @@ def cut(module: nn.Module, depth: int) -> Iterator[None]:
 
 def deep(module: nn.Module, ends: int = ENDS) -> int | None:
     """How many layers the module's stack has, where it has one, of layers all alike, that is worth a detour."""
-    found = stacks(module)
+    found = find_layer_lists(module)
     if len(found) != 1:
         return None
     layers = list(found[0].children())

@@ -14,14 +14,14 @@ from laconic.training.settings import Training
 def predict_fleet(
     subject: Subject, training: Training, length: int, rates: Rates, world: int, *, whole: bool = False
 ) -> Prediction:
-    """What the first of `world` ranks takes, which has as much as any; `training.batch` rows are those of all.
+    """What the first of `world` ranks takes, which has as much as any; `training.batch_size` rows are those of all.
 
     Its time is that of the computation alone: how long gradients travel depends on what connects the ranks. whole: as
     in `predict`. Raises RecipeError where the mesh does not fit so many ranks, or there are fewer rows than ranks.
     """
-    if training.batch < world:
+    if training.batch_size < world:
         raise RecipeError(
-            f"a batch of {training.batch} rows cannot be shared by {world} ranks. Give each rank a row at least"
+            f"a batch of {training.batch_size} rows cannot be shared by {world} ranks. Give each rank a row at least"
         )
     with imagined_group(world):
         ranks = Ranks.of(0, world, torch.device("cpu"), training.mesh)

@@ -163,13 +163,13 @@ def largest_batch(
         return None
 
     def peak(rows: int) -> int:
-        found = foretold(subject, training.model_copy(update={"batch": rows}), length, rates, devices)
+        found = foretold(subject, training.model_copy(update={"batch_size": rows}), length, rates, devices)
         return replace(chosen, prediction=found).need
 
     limit = memory * (1 - HEADROOM)
-    row = sum(each.nbytes for each in subject.objective().example(1, length).values())
-    most = max(2 * training.batch, WIDEST // row)
-    good, bad = training.batch, 0
+    row = sum(each.nbytes for each in subject.objective().make_example(1, length).values())
+    most = max(2 * training.batch_size, WIDEST // row)
+    good, bad = training.batch_size, 0
     known = {good: chosen.need}
     guess = 2 * good
     for _ in range(ATTEMPTS):

@@ -21,7 +21,7 @@ def show(plan: Plan, *, everything: bool = False) -> None:
     """Print the table, the choice, and how to say it in a recipe."""
     training, (unit, _) = plan.plain.candidate.training, unit_of(plan.plain.prediction.peak)
     title = (
-        f"{plan.subject.name}: {counted(plan.subject.parameters)} parameters, batch {training.batch}, "
+        f"{plan.subject.name}: {counted(plan.subject.parameters)} parameters, batch {training.batch_size}, "
         f"length {plan.length}; {unit}{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
     )
     rows = list(plan.rows) if everything else shown(plan)
@@ -114,7 +114,7 @@ def verdict(plan: Plan) -> str:
 
 def caution(row: Row) -> str | None:
     """What its optimizer was measured to lose."""
-    return row.candidate.training.parts().optimizer.caution
+    return row.candidate.training.components().optimizer.caution
 
 
 def told(size: int) -> str:
@@ -136,7 +136,7 @@ def recipe_lines(row: Row) -> str:
     training = row.candidate.training
     content: dict[str, Any] = {
         "optimizer": training.optimizer.plain(),
-        "clip": training.clip,
+        "max_grad_norm": training.max_grad_norm,
         "techniques": [named.plain() for named in training.techniques],
     }
     if training.mesh != Mesh():
@@ -150,7 +150,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "model": plan.subject.name,
         "task": plan.subject.task.name,
         "parameters": plan.subject.parameters,
-        "batch": plan.plain.candidate.training.batch,
+        "batch": plan.plain.candidate.training.batch_size,
         "length": plan.length,
         "memory": plan.memory,
         "devices": plan.devices,
@@ -168,7 +168,7 @@ def described(row: Row, plan: Plan) -> dict[str, Any]:
         "name": row.candidate.name,
         "techniques": [named.plain() for named in training.techniques],
         "optimizer": training.optimizer.plain(),
-        "clip": training.clip,
+        "max_grad_norm": training.max_grad_norm,
         "exact": row.candidate.exact,
         "whole": row.candidate.whole,
         "caution": caution(row),

@@ -17,12 +17,11 @@ from laconic.planner.meta_model import Subject
 from laconic.planner.rates import Rates, per_parameter
 from laconic.planner.simulate import imagined, simulate
 from laconic.planner.step_cost import STEPPING, Meter, Work
-from laconic.training.assembly import make_kit
-from laconic.training.parallel.distribute import spread
 from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Parts, Training
+from laconic.training.settings import Training, TrainingComponents
 from laconic.training.step.objective import Batch
-from laconic.training.step.parts import Kit
+from laconic.training.step.train_state import TrainState
+from laconic.training.step_assembly import distribute_step, make_step_parts
 
 MICRO = 2
 """Micro-batches that are simulated: the second meets the gradients of the first, and all others are like it."""
@@ -50,13 +49,13 @@ class Prediction:
 def predict(
     subject: Subject, training: Training, length: int, rates: Rates, *, whole: bool = False, ranks: Ranks | None = None
 ) -> Prediction:
-    """Simulate a step of `training.batch` rows of `length` tokens, on one device, or on the first of several ranks.
+    """Simulate a step of `training.batch_size` rows of `length` tokens on one device, or on the first of several ranks.
 
     A deep stack of equal layers is simulated twice with few of them, and the line through both is followed, part by
     part; `whole` simulates all of them. Raises RecipeError where the techniques do not fit the model.
     """
-    parts = training.parts()
-    linear = all(technique.linear for technique in parts.techniques.values())
+    parts = training.components()
+    linear = all(technique.is_linear for technique in parts.techniques.values())
     ranks = ranks or Ranks()
     # Weights of shards are gathered a layer ahead.
     ends = ENDS if ranks.axes is None else ENDS + 1
@@ -72,40 +71,46 @@ def predict(
 
 
 def simulated(
-    module: nn.Module, subject: Subject, training: Training, parts: Parts, length: int, rates: Rates, ranks: Ranks
+    module: nn.Module,
+    subject: Subject,
+    training: Training,
+    parts: TrainingComponents,
+    length: int,
+    rates: Rates,
+    ranks: Ranks,
 ) -> tuple[Course, Work]:
     """The course of memory, and the work of one step."""
-    rows, times = ceil(training.batch / ranks.world), 1.0
+    rows, times = ceil(training.batch_size / ranks.world), 1.0
     cuts = [technique.rows for technique in parts.techniques.values() if isinstance(technique, Accumulate)]
     if cuts and rows > MICRO * cuts[0]:
         times = rows / (MICRO * cuts[0])
         rows = MICRO * cuts[0]
 
-    made: list[Kit] = []
+    made: list[TrainState] = []
 
-    def prepare() -> tuple[Kit, Batch]:
+    def prepare() -> tuple[TrainState, Batch]:
         objective = subject.objective()
         places = any(technique.places for technique in parts.techniques.values())
         with accounted("host" if places else "device"):
             imagined(module)
-        kit = make_kit(module, objective, parts, torch.device("cpu"))
-        spread(kit, training, ranks)
-        kit.parts = 1  # no more of them than are simulated
-        kit.assemble()
-        made.append(kit)
-        return kit, objective.example(rows, length)
+        step = make_step_parts(module, objective, parts, torch.device("cpu"))
+        # No more micro-batches than are simulated.
+        distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.world}), ranks)
+        state = step.assemble()
+        made.append(state)
+        return state, objective.make_example(rows, length)
 
     meter = Meter(rates)
-    course = simulate(prepare, meter=meter, clip=training.clip)
+    course = simulate(prepare, meter=meter, clip=training.max_grad_norm)
     work = stepping(made[0], parts, meter.phases.pop(STEPPING, Work()), rates)
     for phase, each in meter.phases.items():
         work = work.plus(each, times if phase in ("forward", "backward") else 1.0)
     return course, work
 
 
-def stepping(kit: Kit, parts: Parts, work: Work, rates: Rates) -> Work:
+def stepping(state: TrainState, parts: TrainingComponents, work: Work, rates: Rates) -> Work:
     """The optimizer's own work, from what it was measured to take for a parameter on the side where it is done."""
-    count = sum(parameter.numel() for group in kit.optimizer.param_groups for parameter in group["params"])
+    count = sum(parameter.numel() for group in state.optimizer.param_groups for parameter in group["params"])
     if work.host > work.device:
         return Work(host=count * per_parameter(parts.optimizer, rates.host or rates))
     return Work(device=count * per_parameter(parts.optimizer, rates))

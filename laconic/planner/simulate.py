@@ -24,14 +24,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from laconic.models.repeated_layers import find_layers
 from laconic.offload.memory_accounting import Category, current, simulating
 from laconic.planner.memory_timeline import Course, Ledger
 from laconic.planner.step_cost import STEPPING, Meter
 from laconic.training.step.objective import Batch
-from laconic.training.step.parts import Kit, blocks
-from laconic.training.step.step import step
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
 
-Prepare = Callable[[], tuple[Kit, Batch]]
+Prepare = Callable[[], tuple[TrainState, Batch]]
 
 STEPS = 2
 """The optimizer's state is born in the first step, so the second is the one that all others are like."""
@@ -154,12 +155,12 @@ class Aside:
 
 
 @contextmanager
-def watched(watch: Watch, kit: Kit) -> Iterator[None]:
-    """Tell the watch what the kit's tensors are for, and where in the model the step is."""
+def watched(watch: Watch, state: TrainState) -> Iterator[None]:
+    """Tell the watch what the step's tensors are for, and where in the model the step is."""
     ledger = watch.ledger
     handles: list[Any] = []
     place: dict[Tensor, str] = {}
-    layers = blocks(kit.module)
+    layers = find_layers(state.module)
     for index, layer in enumerate(layers):
         name = f"{index}/{len(layers)}"
         place.update(dict.fromkeys(layer.parameters(), name))
@@ -179,32 +180,31 @@ def watched(watch: Watch, kit: Kit) -> Iterator[None]:
         hook: Callable[[Tensor], None] = lambda gradient: call(parameter, gradient)  # noqa: E731
         return parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    for parameter in kit.module.parameters():
+    for parameter in state.module.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             handles.append(parameter.register_post_accumulate_grad_hook(reduced))  # type: ignore[no-untyped-call]
         elif parameter.requires_grad:
             handles.append(register(parameter, arrived))
-    handles.append(kit.optimizer.register_step_pre_hook(lambda *_: watch.steps(True)))
-    handles.append(kit.optimizer.register_step_post_hook(lambda *_: watch.steps(False)))
-    kept, kit.span = kit.span, ledger.span
+    handles.append(state.optimizer.register_step_pre_hook(lambda *_: watch.steps(True)))
+    handles.append(state.optimizer.register_step_post_hook(lambda *_: watch.steps(False)))
     try:
-        yield
+        with state.observe_phases(ledger.span):
+            yield
     finally:
-        kit.span = kept
         for handle in handles:
             handle.remove()
 
 
-def settle(watch: Watch, kit: Kit) -> None:
+def settle(watch: Watch, state: TrainState) -> None:
     """Claim what the step has left: parameters, gradients, the optimizer's state."""
-    for parameter in kit.module.parameters():
+    for parameter in state.module.parameters():
         if parameter.grad is not None:
             watch.claim(parameter.grad, "gradients")
-    for state in kit.optimizer.state.values():
-        for value in tree_iter(state):
+    for values in state.optimizer.state.values():
+        for value in tree_iter(values):
             if isinstance(value, Tensor):
                 watch.claim(value, "optimizer")
-    for tensor in (*kit.module.parameters(), *kit.module.buffers()):
+    for tensor in (*state.module.parameters(), *state.module.buffers()):
         watch.claim(tensor, "parameters")
 
 
@@ -217,51 +217,51 @@ def trace(
     clip: float | None = None,
     primed: bool = False,
 ) -> Course:
-    """The course of memory over some steps of a kit, on tensors of whatever kind `prepare` makes.
+    """The course of memory over some steps, on tensors of whatever kind `prepare` makes.
 
     meter: is told of the work of the last step. primed: the optimizer's state is there before the first.
     """
     ledger = Ledger()
     watch = Watch(ledger, device, meter)
     with watch:
-        kit, batch = prepare()
+        state, batch = prepare()
         if primed:
-            prime(kit)  # watched, since who makes the state says on which side it lies
-            settle(watch, kit)
+            prime(state)  # watched, since who makes the state says on which side it lies
+            settle(watch, state)
         ledger.begin()
-        with watched(watch, kit):
+        with watched(watch, state):
             for _ in range(steps):
                 if meter:
                     meter.phases.clear()
-                step(kit, batch, clip=clip)
-                settle(watch, kit)
+                train_step(state, batch, max_grad_norm=clip)
+                settle(watch, state)
     return ledger.close()
 
 
-def prime(kit: Kit) -> None:
+def prime(state: TrainState) -> None:
     """Let the optimizer make its state, without a step of the model."""
-    for group in kit.optimizer.param_groups:
+    for group in state.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
-    kit.optimizer.step()
-    kit.optimizer.zero_grad(set_to_none=True)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
 
 
 def simulate(prepare: Prepare, steps: int = 1, *, meter: Meter | None = None, clip: float | None = None) -> Course:
     """The course of memory over steps that are like all later ones, nothing allocated.
 
-    prepare: builds the kit and a batch, from fake tensors (see `imagined`).
+    prepare: builds the training state and a batch, from fake tensors (see `imagined`).
     """
     with simulating(), imagining():
         made: Prepare = lambda: never_overflowing(*prepare())  # noqa: E731
         return trace(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 
 
-def never_overflowing(kit: Kit, batch: Batch) -> tuple[Kit, Batch]:
-    """The same kit with a scaler of the loss that steps without looking for overflows: numbers that are not there."""
-    if kit.scaler.is_enabled():
-        kit.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
-    return kit, batch
+def never_overflowing(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
+    """The same state with a scaler of the loss that steps without looking for overflows: numbers that are not there."""
+    if state.scaler.is_enabled():
+        state.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
+    return state, batch
 
 
 def imagining() -> FakeTensorMode:

@@ -1,4 +1,4 @@
-"""The interface of a technique, and which may be combined."""
+"""The interface of a technique, which replaces a part of the training step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 
 Slot = Literal["allocator", "batch", "weights", "attention", "loss", "precision", "activations", "compile", "optimizer"]
 SLOTS: tuple[Slot, ...] = (
@@ -20,36 +20,40 @@ SLOTS: tuple[Slot, ...] = (
     "compile",
     "optimizer",
 )
-"""The part of a step that a technique replaces, in the order in which techniques are applied."""
+"""The parts of a step that techniques replace, in the order in which techniques are applied."""
 
 
 class Technique(BaseModel, ABC):
-    """A frozen config beside the code that puts it to work. Its fields are the knobs."""
+    """The settings of a technique, and the code that applies it to a training step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     slot: ClassVar[Slot]
     exact: ClassVar[bool]
-    """Whether the losses are those of plain FP32 training to 1e-5."""
+    """Whether losses equal those of plain FP32 training to 1e-5."""
     excludes: ClassVar[Mapping[str, str]] = {}
-    """Techniques by name, or "clip", that this one cannot be combined with, each with the reason, in a few words."""
+    """What this technique cannot be combined with, and why: techniques by name, "max_grad_norm" (gradient clipping),
+    "replicate" (data parallelism) or "shard" (fully sharded data parallelism)."""
     requires: ClassVar[Sequence[str]] = ()
-    """Techniques by name, one of which must be there too."""
+    """Techniques by name, one of which must be used too."""
     requires_of_optimizer: ClassVar[Sequence[str]] = ()
     """"per-parameter": the optimizer must be able to step one parameter at a time. "stochastic-rounding": its setting
     of that name must be on."""
 
+    loses_zeros: ClassVar[str] = ""
+    """Why pruned weights would not stay zero with this technique; empty where they do."""
+
     places: ClassVar[bool] = False
-    """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
+    """Whether it places the weights itself; else they are moved to the device before it is applied."""
 
     simulated: ClassVar[bool] = True
-    """Whether a simulated step tells what it saves."""
+    """Whether the memory that it saves can be predicted by simulating a step."""
 
     @property
-    def linear(self) -> bool:
-        """Whether the memory in each part of a step grows in a straight line with the number of layers."""
+    def is_linear(self) -> bool:
+        """Whether the memory in each phase of a step grows linearly with the number of layers."""
         return True
 
     @abstractmethod
-    def apply(self, kit: Kit) -> None:
-        """Put its part into the kit. Raises RecipeError where the model gives it nothing to work on."""
+    def apply(self, parts: StepParts) -> None:
+        """Replace parts of the step. Raises RecipeError where the technique does not apply to the model."""
