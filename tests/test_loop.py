@@ -173,7 +173,7 @@ def test_the_seeds_of_steps_and_of_runs_do_not_meet():
 
 def test_everybody_is_told_of_each_step_once_and_in_order():
     listener, after = Listener(), []
-    losses, _ = looped(observers=[listener], events=[after.append])
+    losses, _ = looped(observers=[listener], callbacks=[after.append])
     assert [report.step for report in listener.reports] == after == [1, 2, 3, 4, 5]
     assert [report.loss for report in listener.reports] == losses
     assert [report.rows for report in listener.reports] == [8, 8, 8, 6, 8]
@@ -233,7 +233,7 @@ def test_the_model_is_judged_before_after_each_epoch_and_at_the_end(tmp_path):
 
 def test_a_step_is_told_of_before_the_model_is_judged_after_it(tmp_path):
     seen = {}
-    taught(tmp_path, judge=lambda kit, done: seen.update({done: written(tmp_path / LOG)}), steps=9)
+    taught(tmp_path, evaluate=lambda state, done: seen.update({done: written(tmp_path / LOG)}), steps=9)
     assert seen == {0: 0, 4: 4, 8: 8, 9: 9}
 
 
@@ -328,8 +328,8 @@ def command(tmp_path, monkeypatch, capsys):
     torch.save(Stopping().state_dict(), tmp_path / "weights.pt")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch: 8\nsteps: 7\nevery: 100\n"
-        "optimizer: {adamw: {lr: 0.02}}\nfeed: {workers: 0}\n"
+        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch_size: 8\nsteps: 7\nsnapshot_every: 100\n"
+        "optimizer: {adamw: {lr: 0.02}}\nloader: {workers: 0}\n"
     )
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import pytest

@@ -11,7 +11,7 @@ from laconic.tensor import Array
 
 
 class BatchSampler:
-    """The rows of each step's batch, for any number of steps. They depend on the step alone: resuming needs no state."""
+    """The rows of each step's batch, for any number of steps. They depend on the step alone, so resuming is free."""
 
     def __init__(
         self,
