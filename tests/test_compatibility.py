@@ -11,7 +11,7 @@ from laconic.training.optimizers.adamw import AdamW
 from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, check_compatibility, find_conflict, sort_by_slot
 from laconic.training.step.technique import SLOTS, Technique
 
-SPECIAL = {"clip", "replicate", "shard"}
+SPECIAL = {"max_grad_norm", "replicate", "shard"}
 """What a technique may exclude beside other techniques."""
 NAMES = sorted(registry.TECHNIQUES)
 ADAMW = AdamW(implementation="loop", stochastic_rounding=True)
@@ -77,7 +77,7 @@ def test_what_a_technique_needs_is_asked_for_and_suffices(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_clip_is_refused_with_the_reason_where_it_is_excluded(name):
-    if "clip" not in find(name).excludes:
+    if "max_grad_norm" not in find(name).excludes:
         check_compatibility(given(name, *find(name).requires[:1]), ADAMW, max_grad_norm=1.0)
         return
     with pytest.raises(RecipeError, match="Set max_grad_norm: null"):

@@ -208,9 +208,9 @@ def test_targets_of_a_module_without_blocks_learn_and_so_does_what_follows_them(
 def test_a_state_is_taken_up_again(kind):
     state = make_state(llama(), kind(rank=4))
     learn(state, steps=2)
-    state = {name: value.clone() for name, value in state.weights().items()}
+    weights = {name: value.clone() for name, value in state.weights().items()}
     again = make_state(llama(), kind(rank=4))
-    again.module.load_state_dict(state)
+    again.module.load_state_dict(weights)
     batch = state.objective.make_example(2, 6)
     with torch.no_grad(), state.forward_context():
         assert torch.equal(answers(again.module, batch), answers(state.module, batch))

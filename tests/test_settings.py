@@ -26,7 +26,7 @@ def test_what_is_not_said_is_as_people_fine_tune(tmp_path):
 
 
 def test_the_command_line_stands_above_the_file(tmp_path):
-    recipe = load(tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch: 4\n", batch=2, data={"train": "e.csv"})
+    recipe = load(tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch_size: 4\n", batch_size=2, data={"train": "e.csv"})
     assert recipe.batch_size == 2
     assert str(recipe.data.train) == "e.csv"
     assert recipe.data.limit == 9
@@ -43,12 +43,12 @@ def test_it_reads_back_as_it_was_written(tmp_path):
 source: model
 data: {train: d.jsonl, evaluate: e.jsonl}
 task: causal-lm
-length: 9
+max_length: 9
 techniques: [sdpa, {checkpoint: {policy: selective}}, {accumulate: {rows: 2}}]
 optimizer: {lion: {lr: 0.001}}
 schedule: {cosine: {floor: 0.1}}
 memory: 2GiB
-feed: {workers: 0}
+loader: {workers: 0}
 mesh: {replicate: 2}
 """
     recipe = load(tmp_path, text)
@@ -60,8 +60,8 @@ mesh: {replicate: 2}
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("batchs: 2", "unknown key 'batchs'. Did you mean 'batch'?"),
-        ("batch: 0", "batch: input should be greater than or equal to 1, got 0"),
+        ("batch_siz: 2", "unknown key 'batch_siz'. Did you mean 'batch_size'?"),
+        ("batch_size: 0", "batch_size: input should be greater than or equal to 1, got 0"),
         ("epochs: 0", "epochs: input should be greater than 0, got 0"),
         ("memory: lots", "memory: expected a size as 25 MB, 8 GiB or a number of bytes, got 'lots'"),
         ("task: causal-ml", "task: unknown task 'causal-ml'. Did you mean 'causal-lm'?"),
@@ -73,7 +73,7 @@ mesh: {replicate: 2}
         ("techniques: sdpa", "techniques: input should be a list, got 'sdpa'"),
         ("techniques: [{a: 1, b: 2}]", "expected a name, or {name: {setting: value}}"),
         ("techniques: [fp16, bf16]", "fp16 and bf16 cannot be combined: each is the precision of a step"),
-        ("techniques: [in-backward]", "in-backward and clip cannot be combined"),
+        ("techniques: [in-backward]", "in-backward and gradient clipping cannot be combined"),
         ("techniques: [host-weights]", "host-weights works on top of layerwise. Add it"),
         ("techniques: ['models:Keep']", "models:Keep is not a technique"),
         ("techniques: ['laconic.recipes.recipe:Goal']", "laconic.recipes.recipe:Goal is not a technique"),
@@ -81,7 +81,13 @@ mesh: {replicate: 2}
         ("data: {train: d.jsonl, calibrate: e}", "data: unknown key 'calibrate'"),
         ("data: {evaluate: e}", "data.train: field required"),
         ("builder: models", "builder: expected 'package.module:factory', got 'models'"),
-        ("feed: {workers: -1}", "feed.workers"),
+        ("loader: {workers: -1}", "loader.workers"),
+        ("loader: {pin: true}", "loader: key 'pin' is now called 'pin_memory'"),
+        ("batch: 2", "key 'batch' is now called 'batch_size'"),
+        ("length: 9", "key 'length' is now called 'max_length'"),
+        ("clip: 1.0", "key 'clip' is now called 'max_grad_norm'"),
+        ("feed: {workers: 0}", "key 'feed' is now called 'loader'"),
+        ("every: 9", "key 'every' is now called 'snapshot_every'"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_expected(tmp_path, line, said):
@@ -108,7 +114,7 @@ def test_epochs_are_whole_batches_of_which_the_last_may_be_smaller(rows, batch, 
 
 def test_techniques_can_be_exchanged_with_nothing_else_changed():
     training = Training(batch_size=3, techniques=(Named(name="bf16"),))
-    other = training.with_techniques((Named(name="sdpa"),), clip=None)
+    other = training.with_techniques((Named(name="sdpa"),), max_grad_norm=None)
     assert [named.name for named in other.techniques] == ["sdpa"]
     assert (other.batch_size, other.max_grad_norm, training.max_grad_norm) == (3, None, 1.0)
 
