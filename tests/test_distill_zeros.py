@@ -15,7 +15,7 @@ from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import load_source
-from laconic.training.step.sparsity_masks import kept
+from laconic.training.step.sparsity_masks import has_property
 
 QUICK = {"batch_size": 8, "steps": 4, "loader": {"workers": 0}}
 ROUNDED = {"name": "adamw", "config": {"lr": 2e-3, "stochastic_rounding": True}}
@@ -87,11 +87,11 @@ def test_zeros_that_no_stage_made_are_weights_like_others(original, given):
 
 def test_a_stage_that_fills_them_ends_it(original):
     made, other = (Record(stage=name, config={}, key="") for name in ("prune.unstructured", "prune.ffn"))
-    assert kept([made], "zeros")
-    assert kept([made, Record(stage="distill.heal", config={}, key="")], "zeros")
-    assert not kept([made, other], "zeros")
-    assert kept([other, made], "zeros")
-    assert not kept([], "zeros")
+    assert has_property([made], "zeros")
+    assert has_property([made, Record(stage="distill.heal", config={}, key="")], "zeros")
+    assert not has_property([made, other], "zeros")
+    assert has_property([other, made], "zeros")
+    assert not has_property([], "zeros")
 
 
 @pytest.mark.parametrize("technique", ["lora", "qlora"])

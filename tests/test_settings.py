@@ -26,7 +26,9 @@ def test_what_is_not_said_is_as_people_fine_tune(tmp_path):
 
 
 def test_the_command_line_stands_above_the_file(tmp_path):
-    recipe = load(tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch_size: 4\n", batch_size=2, data={"train": "e.csv"})
+    recipe = load(
+        tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch_size: 4\n", batch_size=2, data={"train": "e.csv"}
+    )
     assert recipe.batch_size == 2
     assert str(recipe.data.train) == "e.csv"
     assert recipe.data.limit == 9

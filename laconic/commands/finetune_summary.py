@@ -1,12 +1,14 @@
 """The result of `laconic finetune`, as a table and as JSON."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laconic.commands.tables import OUT, grid
-from laconic.finetune.finetune import FinetuneResult
+
+if TYPE_CHECKING:
+    from laconic.finetune.finetune import FinetuneResult
 
 
-def show(result: FinetuneResult) -> None:
+def show(result: "FinetuneResult") -> None:
     """Print the figures before and after, and the next command."""
     table = grid(
         f"{result.folder.name}: {result.checkpoint.task.name}", "on samples set aside", "before", "after", right=(1, 2)
@@ -21,7 +23,7 @@ def show(result: FinetuneResult) -> None:
     OUT.print(f"\nNext: laconic compress {result.folder} --data FILE{trust} -o {result.folder}.laconic", soft_wrap=True)
 
 
-def summary(result: FinetuneResult) -> dict[str, Any]:
+def summary(result: "FinetuneResult") -> dict[str, Any]:
     """The result as JSON-ready values."""
     return {
         "checkpoint": str(result.folder),

@@ -30,6 +30,7 @@ class HostWeights(Technique):
     slot: ClassVar[Slot] = "weights"
     exact: ClassVar[bool] = False
     places: ClassVar[bool] = True
+    loses_zeros: ClassVar[str] = "keeps copies of the weights on the device"
     requires: ClassVar[Sequence[str]] = ("layerwise",)
     excludes: ClassVar[Mapping[str, str]] = {
         "fp16": "its scaler looks for the gradients on the device. bf16 layers need none",

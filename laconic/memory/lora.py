@@ -46,6 +46,7 @@ class Lora(Technique):
     slot: ClassVar[Slot] = "weights"
     exact: ClassVar[bool] = False
     places: ClassVar[bool] = True
+    loses_zeros: ClassVar[str] = "adds to the weights what it has learned"
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "frozen weights have no gradients and no optimizer's state for the host to hold",
         "pure-bf16": "adapters learn in float32; base: bfloat16 is for the frozen weights",

@@ -39,7 +39,7 @@ def observe(
     components: TrainingComponents,
     ranks: Ranks,
     folder: Path,
-    settings: ObserverSettings,
+    settings: ObserverSettings | None,
     cache: Cache,
     *,
     start: int,
@@ -52,6 +52,7 @@ def observe(
     if not ranks.is_first:
         yield []
         return
+    settings = settings or ObserverSettings()
     flops = make_flops(state, components, cache)
     gauge = Gauge(state.device, flops)
     profile = Profile(folder / TRACE, state.device) if settings.trace else None

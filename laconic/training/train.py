@@ -97,8 +97,7 @@ def train(
                 evaluate=lambda done: evaluate(state, done),
                 callbacks=[make(state) for make in factories],
             )
-            chosen = observers or ObserverSettings()
-            with loader, observe(state, components, ranks, folder, chosen, cache, start=len(losses)) as seen:
+            with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
                 run_steps(state, loader, settings, losses, seen)
         evaluate(state, steps)
     energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
