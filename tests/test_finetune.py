@@ -290,7 +290,11 @@ MISTAKES = [
     (["absent", "classes.jsonl"], "", "does not exist"),
     (["bert", "classes.jsonl"], "techniques: [chekpoint]", "Did you mean 'checkpoint'?"),
     (["bert", "classes.jsonl"], "techniques: [in-backward]", "Set max_grad_norm: null"),
-    (["bert", "classes.jsonl"], "techniques: [in-backward, accumulate]\nclip: null", "would have to wait for the last"),
+    (
+        ["bert", "classes.jsonl"],
+        "techniques: [in-backward, accumulate]\nmax_grad_norm: null",
+        "would have to wait for the last",
+    ),
     (["bert", "classes.jsonl"], "techniques: [chunked-loss]", "no logits over a vocabulary"),
     (["mini", "pairs.jsonl"], "techniques: [accumulate]", "compares the rows of a batch with one another"),
     (["bert", "classes.jsonl"], "max_length: 65", "takes 3 to 64 tokens, and max_length is 65"),
@@ -309,7 +313,7 @@ def test_a_mistake_is_answered_in_one_sentence_and_leaves_nothing(laconic, home,
     (home / "one.txt").write_text("a b a b\n")
     source, data = given
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"source: {home / source}\ndata: {home / data}\nsteps: 2\nfeed: {{workers: 0}}\n{more}\n")
+    recipe.write_text(f"source: {home / source}\ndata: {home / data}\nsteps: 2\nloader: {{workers: 0}}\n{more}\n")
     code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "tuned")
     assert (code, out) == (2, "")
     assert "Traceback" not in err

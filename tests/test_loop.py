@@ -328,8 +328,8 @@ def command(tmp_path, monkeypatch, capsys):
     torch.save(Stopping().state_dict(), tmp_path / "weights.pt")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch_size: 8\nsteps: 7\nsnapshot_every: 100\n"
-        "optimizer: {adamw: {lr: 0.02}}\nloader: {workers: 0}\n"
+        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch_size: 8\nsteps: 7\n"
+        "snapshot_every: 100\noptimizer: {adamw: {lr: 0.02}}\nloader: {workers: 0}\n"
     )
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -18,8 +18,8 @@ PERIOD = 0.1
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One reading of a device. at: seconds. busy: recent share of time with a running kernel, 0 to 1. watts. memory: bytes
-    in use on the whole device, by all processes. None for what the device does not report."""
+    """One reading of a device. at: seconds. busy: recent share of time with a running kernel, 0 to 1. watts. memory:
+    bytes in use on the whole device, by all processes. None for what the device does not report."""
 
     at: float
     busy: float | None
