@@ -231,7 +231,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
 
     plain = type(made).taught
     monkeypatch.setattr(
-        type(made), "taught", lambda self, one, given, events=(): plain(self, one, given, (*events, lambda kit: stop))
+        type(made),
+        "taught",
+        lambda self, one, given, callbacks=(): plain(self, one, given, (*callbacks, lambda state: stop)),
     )
     with pytest.raises(KeyboardInterrupt):
         made.apply(student, given)

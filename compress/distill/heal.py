@@ -91,7 +91,7 @@ class Heal(Distil):
         )
         taken = 0
         if course.before < WHOLE:
-            taken = len(self.taught(checkpoint, context, (course.make_callback,)).losses)
+            taken = len(self.taught(checkpoint, context, (course.event,)).losses)
         figures = {
             "fidelity before": course.before,
             "fidelity after": course.looks[course.best],

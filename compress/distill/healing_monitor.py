@@ -69,7 +69,7 @@ class Course:
         fill(self._plain, read_safetensors(self._folder / BEST), self._folder / BEST)
         return self._plain
 
-    def make_callback(self, state: TrainState) -> StepCallback:
+    def event(self, state: TrainState) -> StepCallback:
         """What looks after a step, hurries the schedule where the time or the gain runs out, and ends the run with it.
 
         Raises RecipeError for techniques that keep the weights in another form.
