@@ -24,8 +24,8 @@ LENGTH = 64
 TECHNIQUES = ["bf16", {"sdpa": {"float32": True}}]
 TRAINING = {
     "task": "text-classification",
-    "length": LENGTH,
-    "batch": 32,
+    "max_length": LENGTH,
+    "batch_size": 32,
     "epochs": 3,
     "optimizer": {"adamw": {"lr": 2.0e-4}},
     "schedule": {"onecycle": {}},
@@ -53,7 +53,7 @@ def classifier(folder: Path) -> dict[str, Any]:
     return {
         "source": str(tuned),
         "data": {"train": str(unlabelled), "calibrate": str(labelled)},
-        "heal": {"length": LENGTH, "techniques": TECHNIQUES},
+        "heal": {"max_length": LENGTH, "techniques": TECHNIQUES},
     }
 
 

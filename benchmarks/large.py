@@ -107,7 +107,7 @@ def speed(models: tuple[Model, ...], rates: DeviceRates) -> None:
                 flush=True,
             )
         begin = time.perf_counter()
-        tried = list_combinations(model.subject, Training(batch=ROWS), torch.device("cpu"))
+        tried = list_combinations(model.subject, Training(batch_size=ROWS), torch.device("cpu"))
         for candidate in tried:
             predict(model.subject, candidate.training, TOKENS, rates)
         print(f"| {size} | all {len(tried)} of a plan | | {time.perf_counter() - begin:.1f} | | |", flush=True)

@@ -31,11 +31,11 @@ from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.device_rates import DeviceRates, measure_rates
 from laconic.planner.prediction import predict
 from laconic.planner.simulate import STEPS, Prepare, trace_memory
-from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
 from laconic.training.step.objective import Batch
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
+from laconic.training.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -67,16 +67,15 @@ def measured(model: Model, training: Training, rates: DeviceRates) -> Line:
     assert whole.timeline is not None
     both = int((whole.timeline.device + whole.timeline.host).max())
 
-    def prepare() -> tuple[Kit, Batch]:
+    def prepare() -> tuple[TrainState, Batch]:
         torch.manual_seed(0)
         objective = model.subject.objective()
-        kit = make_kit(model.real(), objective, training.parts(), CPU)
-        kit.assemble()
-        return kit, padded(objective.example(model.batch, model.length))
+        state = make_step_parts(model.real(), objective, training.components(), CPU).assemble()
+        return state, padded(objective.make_example(model.batch, model.length))
 
-    watched = trace_memory(prepare, CPU, clip=training.clip).peak()
+    watched = trace_memory(prepare, CPU, clip=training.max_grad_norm).peak()
     gc.collect()
-    allocated = allocator_peak(prepare, training.clip)
+    allocated = allocator_peak(prepare, training.max_grad_norm)
     return Line(spoken(training), predicted.peak, whole.peak, watched, both, allocated)
 
 
@@ -94,12 +93,12 @@ def allocator_peak(prepare: Prepare, clip: float | None) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
-            kit, batch = prepare()
+            state, batch = prepare()
             gc.collect()
             with record_function(MARK):
                 for _ in range(STEPS):
-                    step(kit, batch, clip=clip)
-            del kit, batch
+                    train_step(state, batch, max_grad_norm=clip)
+            del state, batch
             gc.collect()
         path = Path(folder) / "trace.json"
         found.export_chrome_trace(str(path))

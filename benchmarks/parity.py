@@ -29,9 +29,10 @@ from laconic.config import Named
 from laconic.errors import RecipeError
 from laconic.finetune.evaluate import evaluate
 from laconic.hashing import hash_of
+from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.train import Watching, teach
+from laconic.training.train import train
 
 PLAIN = "plain"
 SEEDS, FEWER = 5, 3
@@ -120,9 +121,9 @@ def run(study: Study, trial: Trial, seed: int) -> dict[str, Any]:
     objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, study.learn)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            taught = teach(
+            taught = train(
                 checkpoint, study.learn, settings, Path(folder), ranks=Ranks(), objective=copy.copy(objective),
-                watching=Watching(quiet=True),
+                observers=ObserverSettings(quiet=True),
             )  # fmt: skip
         except RecipeError as error:
             return {"refused": str(error)}
@@ -198,7 +199,8 @@ def main() -> None:
             continue
         study = make()
         print(
-            f"\n{study.name}: {len(study.learn)} samples, {len(study.held)} held back, batch {study.training.batch}\n\n"
+            f"\n{study.name}: {len(study.learn)} samples, {len(study.held)} held back, "
+            f"batch {study.training.batch_size}\n\n"
             f"| techniques | seeds x steps | apart, first {EARLY} steps | apart, all steps "
             f"| held-out loss, {'perplexity' if name == 'language' else 'accuracy'} | verdict |\n"
             f"| --- | --- | --- | --- | --- | --- |"

@@ -37,11 +37,12 @@ from laconic.recipes.recipe import Step
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec
-from laconic.training.data.batch_loader import FeedSettings
+from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.objectives.next_token import NextToken
+from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.train import Watching, teach
+from laconic.training.train import train
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 512, 96, 3, 48
 HELD = 0.1
@@ -83,16 +84,16 @@ def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpo
     start = Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
     training = Training(
         steps=steps,
-        batch=16,
+        batch_size=16,
         optimizer=Named(name="adamw", config={"lr": 3e-3, "weight_decay": 0.01}),
         schedule=Named(name="cosine"),
-        feed=FeedSettings(workers=0),
-        every=10**6,
+        loader=LoaderSettings(workers=0),
+        snapshot_every=10**6,
     )
     kept = folder / f"sparsity-{hash_of(start.key, learn.fingerprint, training.model_dump(mode='json'))}.safetensors"
     if not kept.is_file():
         with tempfile.TemporaryDirectory() as scratch:
-            taught = teach(start, learn, training, Path(scratch), ranks=Ranks(), watching=Watching(quiet=True))
+            taught = train(start, learn, training, Path(scratch), ranks=Ranks(), observers=ObserverSettings(quiet=True))
         module = prepare(taught.module)
         write_weights(module, kept)
     module = prepare(module)

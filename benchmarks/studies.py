@@ -27,7 +27,7 @@ from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
-from laconic.training.data.batch_loader import FeedSettings
+from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.settings import Training
 
 HELD = 0.2
@@ -64,12 +64,12 @@ def training(steps: int, batch: int, lr: float) -> Training:
     """AdamW at a constant rate, so that a few steps are the first of many."""
     return Training(
         steps=steps,
-        batch=batch,
-        clip=None,
+        batch_size=batch,
+        max_grad_norm=None,
         optimizer=Named(name="adamw", config={"lr": lr, "weight_decay": 0.01}),
         schedule=Named(name="constant"),
-        feed=FeedSettings(workers=0),
-        every=10**6,
+        loader=LoaderSettings(workers=0),
+        snapshot_every=10**6,
     )
 
 

@@ -71,7 +71,9 @@ def settings(choice: Iterable[Any], optimizer: Any, batch: int) -> Training:
     """Settings of training with this combination; the gradient is clipped where that is possible."""
     techniques = tuple(Named.model_validate(each) for each in choice)
     clip = None if any(named.name == "optimizer-in-backward" for named in techniques) else 1.0
-    return Training(batch=batch, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
+    return Training(
+        batch_size=batch, techniques=techniques, optimizer=Named.model_validate(optimizer), max_grad_norm=clip
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ OBJECTIVES = {
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
     "targets": "laconic.training.objectives.array_targets:Targets",
-    "text-embedding": "laconic.training.objectives.embedding_choice:TextEmbedding",
+    "text-embedding": "laconic.training.objectives.text_embedding_objective:TextEmbeddingObjective",
 }
 """Training objectives, which tasks name; `of(task, dataset)` makes one."""
 
@@ -45,7 +45,7 @@ STAGES = {
     "distill.logits": "compress.distill.logits:LogitDistillation",
     "distill.relations": "compress.distill.relations:RelationDistillation",
     "distill.student": "compress.distill.student:Student",
-    "finetune": "compress.finetune:Finetune",
+    "finetune": "compress.finetune_stage:Finetune",
     "prune.ffn": "compress.prune.ffn:Ffn",
     "prune.heads": "compress.prune.heads:Heads",
     "prune.layers": "compress.prune.layers:Layers",

@@ -11,9 +11,10 @@ from torch.nn.functional import cross_entropy
 from laconic.models.language_model import disable_packing_detection
 from laconic.offload.host_memory import HostMemory
 from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Technique
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
 
 WORDS, LENGTH, ROWS = 61, 12, 4
 SHAPE = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -29,7 +30,7 @@ class Classes(Objective):
     def collate(self, samples: Any, labels: Any) -> Batch:
         raise NotImplementedError
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         return batch[TARGETS].numel()
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -38,7 +39,7 @@ class Classes(Objective):
         logits = output if isinstance(output, Tensor) else output.logits
         return cross_entropy(logits.flatten(0, -2).float(), batch[TARGETS].flatten(), reduction="sum")
 
-    def example(self, rows: int, length: int) -> Batch:
+    def make_example(self, rows: int, length: int) -> Batch:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(0, WORDS, (rows, length + 1), generator=generator)
         return {"input_ids": ids[:, :-1].clone(), TARGETS: ids[:, 1:].clone()}
@@ -46,7 +47,7 @@ class Classes(Objective):
 
 def texts() -> Batch:
     """Each token's next."""
-    return Classes().example(ROWS, LENGTH)
+    return Classes().make_example(ROWS, LENGTH)
 
 
 def sentences() -> Batch:
@@ -93,29 +94,29 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
 }
 
 
-def kit_of(
+def make_state(
     module: nn.Module, techniques: Iterable[Technique] = (), rows: int | None = None, device: str = "cpu"
-) -> Kit:
-    """An assembled kit; its AdamW steps as one kernel would, without a second copy of the weights."""
+) -> TrainState:
+    """A training state; its AdamW steps as one kernel would, without a second copy of the weights."""
     place = torch.device(device)
-    kit = Kit(
+    parts = StepParts(
         module=module.train(),
         objective=Classes(),
         make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3, foreach=False),
-        groups=lambda module: [{"params": [each for each in module.parameters() if each.requires_grad]}],
-        rows=rows,
+        group_parameters=lambda module: [{"params": [each for each in module.parameters() if each.requires_grad]}],
         device=place,
         host=HostMemory(place),
     )
+    if rows is not None:
+        parts.accumulate_gradients(rows)
     for technique in techniques:
-        technique.apply(kit)
-    kit.assemble()
-    return kit
+        technique.apply(parts)
+    return parts.assemble()
 
 
-def learn(kit: Kit, batch: Batch, steps: int = 5, clip: float | None = 1.0) -> list[float]:
+def learn(state: TrainState, batch: Batch, steps: int = 5, clip: float | None = 1.0) -> list[float]:
     """The losses of some steps on one batch."""
-    return [float(step(kit, batch, clip=clip)) for _ in range(steps)]
+    return [float(train_step(state, batch, max_grad_norm=clip)) for _ in range(steps)]
 
 
 def build(make: Callable[[], nn.Module]) -> nn.Module:

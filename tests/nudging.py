@@ -85,7 +85,7 @@ def prepare(folder):
 
 
 def recipe(folder, **changes):
-    heal = {"distill.heal": {"steps": 12, "batch": 8, "every": 2, "eval_every": 4, "patience": 9}}
+    heal = {"distill.heal": {"steps": 12, "batch_size": 8, "snapshot_every": 2, "eval_every": 4, "patience": 9}}
     stages = [{"nudging:Nudge": {"size": 0.05}}, heal, {"nudging:Nudge": {"size": 0.02}}]
     return Recipe.parse(
         {

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from laconic.config import Named
-from laconic.training.assembly import make_kit
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers.adamw import AdamW
-from laconic.training.settings import Parts
+from laconic.training.settings import TrainingComponents
 from laconic.training.step.objective import TARGETS
-from laconic.training.step.step import step
+from laconic.training.step.train_step import train_step
+from laconic.training.step_assembly import make_step_parts
 
 
 class Block(nn.Module):
@@ -32,13 +32,13 @@ class Block(nn.Module):
 def trained(module: nn.Module, **techniques: Any) -> dict[str, Tensor]:
     """The weights and statistics after three steps."""
     found = {name: Named(name=name, config=config).configure("technique") for name, config in techniques.items()}
-    kit = make_kit(module, CrossEntropy(None), Parts(AdamW(), None, found), torch.device("cpu"))
-    kit.assemble()
+    components = TrainingComponents(AdamW(), None, found)
+    state = make_step_parts(module, CrossEntropy(None), components, torch.device("cpu")).assemble()
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         image = torch.randn(6, 4, 4, 4, generator=generator)
-        step(kit, {"image": image, TARGETS: torch.tensor([0, 1, 2, 0, 1, 2])})
-    return kit.finish().state_dict()
+        train_step(state, {"image": image, TARGETS: torch.tensor([0, 1, 2, 0, 1, 2])})
+    return state.finish().state_dict()
 
 
 @pytest.mark.parametrize("policy", ["full", "selective"])

@@ -59,7 +59,7 @@ def test_every_setting_that_differs_is_named_and_no_other(pair):
 
 def test_a_stage_that_only_one_went_through_is_a_row_with_what_was_asked_of_it(pair):
     record = unseal(pair[0] / MANIFEST)["history"][0]
-    healed = record | {"stage": "distill.heal", "config": {"steps": 5, "batch": 32}}
+    healed = record | {"stage": "distill.heal", "config": {"steps": 5, "batch_size": 32}}
     recipe = {"seed": 0, "goal": {}, "stages": [{"name": "distill.heal", "config": {"steps": 5}}]}
     change(pair[0], history=[healed, healed, record], recipe=recipe)
     differ = {each["setting"]: (each["a"], each["b"]) for each in compare(*pair)["differ"]}

@@ -28,9 +28,9 @@ from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import probe_module
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
-from laconic.training.step.objective import tensors
+from laconic.training.step.objective import to_tensors
 
-QUICK = {"batch": 8, "steps": 6, "feed": {"workers": 0}}
+QUICK = {"batch_size": 8, "steps": 6, "loader": {"workers": 0}}
 MAKERS = {
     "bert": (save_bert, "text-classification"),
     "mini": (save_embedder, None),
@@ -141,11 +141,11 @@ def test_a_batch_in_parts_has_the_sum_of_the_whole(originals, name):
     batch = taught.collate(originals[source].task.examples(5, seed=2), None)
     module = harmed(originals[source]).module
     whole = taught.loss(module, batch).item()
-    if taught.splits:
+    if taught.splittable:
         parts = taught.split(batch, 2)
         assert len(parts) == 3
         assert sum(taught.loss(module, part).item() for part in parts) == pytest.approx(whole, rel=1e-3)
-        assert sum(taught.terms(part) for part in parts) == taught.terms(batch)
+        assert sum(taught.count_terms(part) for part in parts) == taught.count_terms(batch)
     else:
         assert name == "similarities"
 
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
     more = (
         {"project": True} if stage is FeatureDistillation else {"eval_every": 3, "patience": 9} if stage is Heal else {}
     )
-    made = stage(**{**QUICK, "steps": 9, "every": 2, **more})
+    made = stage(**{**QUICK, "steps": 9, "snapshot_every": 2, **more})
     student = harmed(originals["mini"])
     whole = made.apply(student, context(originals["mini"], name="whole"))
     given = context(originals["mini"], name="killed")
@@ -232,7 +232,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
 
     plain = type(made).train
     monkeypatch.setattr(
-        type(made), "train", lambda self, one, given, events=(): plain(self, one, given, (*events, lambda kit: stop))
+        type(made),
+        "train",
+        lambda self, one, given, callbacks=(): plain(self, one, given, (*callbacks, lambda state: stop)),
     )
     with pytest.raises(KeyboardInterrupt):
         made.apply(student, given)
@@ -248,7 +250,7 @@ TECHNIQUES = {
     "checkpoint": (Heal, {"techniques": ["gradient-checkpointing"]}),
     "checkpoint of attention": (RelationDistillation, {"techniques": ["gradient-checkpointing"]}),
     "accumulate": (FeatureDistillation, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
-    "in-backward": (EmbeddingDistillation, {"techniques": ["optimizer-in-backward"], "clip": None}),
+    "in-backward": (EmbeddingDistillation, {"techniques": ["optimizer-in-backward"], "max_grad_norm": None}),
     "offload": (FeatureDistillation, {"techniques": [{"activation-offload": {"min_bytes": 64}}]}),
     "8-bit moments": (EmbeddingDistillation, {"optimizer": "adamw-8bit"}),
     "low-rank adapters": (FeatureDistillation, {"techniques": [{"lora": {"rank": 2}}]}),
@@ -273,7 +275,7 @@ def test_it_learns_with_the_memory_techniques(originals, context, name):
 
 @pytest.mark.parametrize("technique", ["gradient-checkpointing", {"gradient-accumulation": {"rows": 3}}])
 def test_exact_techniques_give_the_weights_of_plain_distillation(originals, context, technique):
-    settings = {**QUICK, "optimizer": {"sgd": {"lr": 0.05}}, "clip": None}
+    settings = {**QUICK, "optimizer": {"sgd": {"lr": 0.05}}, "max_grad_norm": None}
     student = harmed(originals["mini"])
     plain = FeatureDistillation(**settings).apply(student, context(originals["mini"], name="plain"))
     lean = FeatureDistillation(**settings, techniques=[technique]).apply(
@@ -334,7 +336,7 @@ WRONG = {
         {"heads": 5},
         "5 relation heads do not divide 32 features",
     ),
-    "vectors of a classifier": ("net", LogitDistillation, {"length": 3}, "length is for texts"),
+    "vectors of a classifier": ("net", LogitDistillation, {"max_length": 3}, "max_length is for texts"),
     "logits of vectors": ("mini", LogitDistillation, {}, "distill.logits is for classes"),
     "hidden states that are not kept": ("mini", Heal, {"techniques": ["layerwise"]}, "layerwise keeps nothing of a"),
     "adapters that cannot be looked at": ("mini", Heal, {"techniques": ["lora"]}, "is kept in another form"),
@@ -385,7 +387,7 @@ def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
     found = Heal(**QUICK, optimizer={"adamw": {"lr": 2e-4}}).apply(student, context(original))
     assert found.history[-1].figures["best step"], "it was worth it"
     assert not torch.equal(found.module.stem_norm.running_mean, student.module.stem_norm.running_mean)
-    batch = tensors(original.task.typical(2, 8))
+    batch = to_tensors(original.task.typical(2, 8))
     assert torch.equal(found.module(**batch), found.module(**batch))
     with pytest.raises(RecipeError, match="unknown technique"):
         Heal(**QUICK, techniques=["nothing"]).apply(student, context(original, name="other"))

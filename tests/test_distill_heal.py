@@ -16,7 +16,7 @@ from laconic.cache import Cache
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.training.optimizers.schedule import Cosine, Linear
 
-QUICK = {"batch": 8, "steps": 12, "feed": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
+QUICK = {"batch_size": 8, "steps": 12, "loader": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_same_recipe_heals_to_the_same_bytes(student, context):
 
 
 def test_what_healing_made_worse_is_thrown_away(student, context):
-    settings = QUICK | {"optimizer": {"name": "sgd", "config": {"lr": 500.0}}, "clip": None, "steps": 4}
+    settings = QUICK | {"optimizer": {"name": "sgd", "config": {"lr": 500.0}}, "max_grad_norm": None, "steps": 4}
     given = context()
     found = Heal(**settings).apply(student, given)
     figures = found.history[-1].figures
@@ -136,7 +136,7 @@ class Power(Exception):
 
 
 def test_a_healing_that_was_killed_while_it_looked_asks_nothing_twice(student, context):
-    settings = {**QUICK, "steps": 8, "every": 2}
+    settings = {**QUICK, "steps": 8, "snapshot_every": 2}
     made = Heal(**settings, eval_every=2, patience=9)
     whole = made.apply(student, context("whole"))
     given = context("killed")

@@ -20,7 +20,7 @@ from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import probe_module
 from laconic.tasks.tensors import Tensors
 
-QUICK = {"batch": 8, "steps": 8, "feed": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
+QUICK = {"batch_size": 8, "steps": 8, "loader": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
 MAKERS = {
     "mini": (save_embedder, None),
     "bert": (save_bert, "text-classification"),

@@ -9,15 +9,15 @@ from models import save_bert
 from compress.distill.features import FeatureDistillation
 from compress.distill.heal import Heal
 from compress.distill.logits import LogitDistillation
-from compress.finetune import Finetune
+from compress.finetune_stage import Finetune
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import load_source
-from laconic.training.step.zero_masks import kept
+from laconic.training.step.sparsity_masks import has_property
 
-QUICK = {"batch": 8, "steps": 4, "feed": {"workers": 0}}
+QUICK = {"batch_size": 8, "steps": 4, "loader": {"workers": 0}}
 ROUNDED = {"name": "adamw", "config": {"lr": 2e-3, "stochastic_rounding": True}}
 
 
@@ -54,7 +54,7 @@ STAGES = {
     "healing": (Heal, {"eval_every": 1}),
     "checkpoint": (FeatureDistillation, {"techniques": ["gradient-checkpointing"]}),
     "accumulate": (Finetune, {"techniques": [{"gradient-accumulation": {"rows": 3}}]}),
-    "in-backward": (LogitDistillation, {"techniques": ["optimizer-in-backward"], "clip": None}),
+    "in-backward": (LogitDistillation, {"techniques": ["optimizer-in-backward"], "max_grad_norm": None}),
     "8-bit moments": (LogitDistillation, {"optimizer": "adamw-8bit"}),
     "BF16 alone": (LogitDistillation, {"techniques": ["pure-bf16"], "optimizer": ROUNDED}),
     "layers one by one": (LogitDistillation, {"techniques": ["layerwise"]}),
@@ -87,11 +87,11 @@ def test_zeros_that_no_stage_made_are_weights_like_others(original, given):
 
 def test_a_stage_that_fills_them_ends_it(original):
     made, other = (Record(stage=name, config={}, key="") for name in ("prune.unstructured", "prune.ffn"))
-    assert kept([made], "zeros")
-    assert kept([made, Record(stage="distill.heal", config={}, key="")], "zeros")
-    assert not kept([made, other], "zeros")
-    assert kept([other, made], "zeros")
-    assert not kept([], "zeros")
+    assert has_property([made], "zeros")
+    assert has_property([made, Record(stage="distill.heal", config={}, key="")], "zeros")
+    assert not has_property([made, other], "zeros")
+    assert has_property([other, made], "zeros")
+    assert not has_property([], "zeros")
 
 
 @pytest.mark.parametrize("technique", ["lora", "qlora"])

@@ -16,10 +16,10 @@ from laconic.config import Named
 from laconic.errors import MissingPackage
 from laconic.planner.memory_plan import HEADROOM
 from laconic.recipes.recipe import Data, Goal, Recipe
-from laconic.training.data.batch_loader import FeedSettings
+from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingData, TrainingRecipe
-from laconic.training.step.legality import NEEDS, ONE
+from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
@@ -145,7 +145,7 @@ def test_what_techniques_ask_of_an_optimizer_is_explained():
             attribute, _ = NEEDS[need]
             assert attribute == "per_parameter" or f"`{attribute}: true`" in " ".join(row_of(name, "Techniques"))
     assert all(registry.resolve("optimizer", name).per_parameter for name in registry.OPTIMIZERS)
-    for slot in ONE:
+    for slot in EXCLUSIVE_SLOTS:
         assert f"`{slot}`" in page("training.md")
 
 
@@ -178,7 +178,7 @@ def test_what_every_task_learns_from_is_explained(name):
     assert len(row_of(name, "What each task")) == 3
 
 
-@pytest.mark.parametrize("model", [TrainingRecipe, TrainingData, FeedSettings, Mesh])
+@pytest.mark.parametrize("model", [TrainingRecipe, TrainingData, LoaderSettings, Mesh])
 def test_every_key_of_a_recipe_of_training_is_explained(model):
     first = [line.split("|")[1] for line in page("training.md").splitlines() if line.startswith("| `")]
     assert [key for key in model.model_fields if not any(f"`{key}`" in cell for cell in first)] == []
@@ -189,7 +189,7 @@ def test_the_recipes_of_training_on_the_page_are_good_ones():
     whole = [content for content in found if "source" in content]
     assert whole
     for content in found:
-        TrainingRecipe.model_validate({"source": "m", "data": "d.jsonl"} | content).parts()
+        TrainingRecipe.model_validate({"source": "m", "data": "d.jsonl"} | content).components()
 
 
 def test_the_headroom_of_a_plan_is_as_the_page_says():

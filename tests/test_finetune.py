@@ -16,7 +16,7 @@ from contexts import torch_context
 from PIL import Image
 from safetensors.torch import load_file
 
-from compress.finetune import Finetune
+from compress.finetune_stage import Finetune
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE
@@ -25,7 +25,7 @@ from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.planner import device_rates as measuring
-from laconic.training.callbacks.journal import lines
+from laconic.training.callbacks.journal import read_lines
 
 HERE = Path(__file__).parent
 WORDS = ("hello", "world", "a", "b")
@@ -106,7 +106,7 @@ def tune(laconic, home, tmp_path):
 
     def run(source: str, data: str, output: str = "tuned", *arguments: str, **changes):
         recipe = tmp_path / f"{output}.yaml"
-        settings = {"batch": 8, "steps": 6, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
+        settings = {"batch_size": 8, "steps": 6, "optimizer": {"adamw": {"lr": 0.01}}, "loader": {"workers": 0}}
         content = {"source": str(home / source), "data": str(home / data), **settings, **changes}
         recipe.write_text(json.dumps(content))
         code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / output, "--json", *arguments)
@@ -121,7 +121,7 @@ TASKS = {
     "text-classification": ("bert", "classes.jsonl", {"task": "text-classification"}),
     "text-embedding": ("mini", "pairs.jsonl", {}),
     "image-classification": ("vit", "digits", {}),
-    "tensors": ("net.pt", "digits.npz", {"builder": "digits:DigitsNet", "batch": 32}),
+    "tensors": ("net.pt", "digits.npz", {"builder": "digits:DigitsNet", "batch_size": 32}),
     "causal-lm": ("gpt2", "texts.txt", {"task": "causal-lm"}),
 }
 
@@ -139,7 +139,7 @@ def test_each_task_is_learned_and_its_checkpoint_opens(tune, home, tmp_path, tas
     assert opened.task.name == task
     assert opened.history[-1].stage == "finetune"
     assert opened.history[-1].figures["loss after"] == found["after"]["loss"]
-    assert [line["step"] for line in lines(tmp_path / "tuned" / "training" / "train.jsonl")] == list(range(1, 31))
+    assert [line["step"] for line in read_lines(tmp_path / "tuned" / "training" / "train.jsonl")] == list(range(1, 31))
 
 
 def test_the_labels_of_the_data_are_those_of_the_result(tune, tmp_path):
@@ -163,8 +163,8 @@ def test_the_same_command_writes_the_same_bytes_over_what_it_wrote(tune, tmp_pat
 
 
 def test_texts_are_cut_while_it_learns_and_not_afterwards(tune, tmp_path):
-    found = tune("gpt2", "texts.txt", length=5)
-    (line, *_) = lines(tmp_path / "tuned" / "training" / "train.jsonl")
+    found = tune("gpt2", "texts.txt", max_length=5)
+    (line, *_) = read_lines(tmp_path / "tuned" / "training" / "train.jsonl")
     assert line["tokens"] == 8 * 4
     opened = Checkpoint.load(tmp_path / "tuned")
     assert len(opened.task.encode(["a b " * 10])["input_ids"][0]) == 22
@@ -207,7 +207,7 @@ SGD = {"optimizer": {"sgd": {"lr": 0.05}}}
 @pytest.mark.parametrize("case", EXACT)
 def test_exact_techniques_together_leave_the_weights_of_plain_training(tune, tmp_path, case):
     source, techniques = EXACT[case]
-    changes = SGD | ({"clip": None} if "optimizer-in-backward" in techniques else {})
+    changes = SGD | ({"max_grad_norm": None} if "optimizer-in-backward" in techniques else {})
     plain = tune(source, SAMPLES[source], "plain", **changes)
     found = tune(source, SAMPLES[source], "lean", techniques=techniques, **changes)
     assert found["losses"] == pytest.approx(plain["losses"], abs=1e-5)
@@ -232,7 +232,7 @@ def test_inexact_techniques_learn_and_their_checkpoint_opens(tune, tmp_path, tec
 
 
 def test_with_a_memory_the_fastest_that_fit_are_turned_on(tune):
-    given = {"builder": "digits:DigitsNet", "batch": 64}
+    given = {"builder": "digits:DigitsNet", "batch_size": 64}
     plain = tune("net.pt", "digits.npz", memory="1GiB", **given)["turned_on"]
     assert plain.endswith("predicted")
     assert "gradient-accumulation" not in plain
@@ -258,7 +258,7 @@ def answers(laconic, home, tmp_path):
 
 
 def test_a_result_goes_straight_into_compression(tune, answers, tmp_path):
-    tune("net.pt", "digits.npz", builder="digits:DigitsNet", batch=32, steps=40)
+    tune("net.pt", "digits.npz", builder="digits:DigitsNet", batch_size=32, steps=40)
     found = answers(tmp_path / "tuned", {"fidelity": 0.9})
     tuned = Checkpoint.load(tmp_path / "tuned", trust=True)
     with torch.no_grad():
@@ -267,7 +267,7 @@ def test_a_result_goes_straight_into_compression(tune, answers, tmp_path):
 
 
 def test_training_is_a_stage_of_a_recipe_of_compression(answers, home):
-    training = {"steps": 60, "batch": 32, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
+    training = {"steps": 60, "batch_size": 32, "optimizer": {"adamw": {"lr": 0.01}}, "loader": {"workers": 0}}
     # The answers are to be others than those of the model that came: from there on what was trained is the original.
     found = answers(home / "net.pt", {}, {"finetune": training}, builder="digits:DigitsNet")
     assert (found == digits.samples()[1][:200]).mean() > 0.6
@@ -278,7 +278,7 @@ def test_two_stages_of_training_are_two_steps_of_the_history(home, tmp_path):
     data = Dataset.of(
         ["a b", "hello", "b a", "world", "a", "b"], checkpoint.task, labels=["yes", "no", "yes", "no", "yes", "maybe"]
     )  # fmt: skip
-    given = {"steps": 3, "batch": 2, "every": 1, "feed": {"workers": 0}}
+    given = {"steps": 3, "batch_size": 2, "snapshot_every": 1, "loader": {"workers": 0}}
     stage = Finetune.model_validate(given)
     once = stage.apply(checkpoint, torch_context(checkpoint, tmp_path, dataset=data, key="first"))
     before = {name: value.clone() for name, value in once.module.state_dict().items()}
@@ -305,17 +305,17 @@ MISTAKES = [
     (["bert", "missing.jsonl"], "", "there is no"),
     (["absent", "classes.jsonl"], "", "does not exist"),
     (["bert", "classes.jsonl"], "techniques: [gradient-chekpointing]", "Did you mean 'gradient-checkpointing'?"),
-    (["bert", "classes.jsonl"], "techniques: [optimizer-in-backward]", "Set clip: null"),
+    (["bert", "classes.jsonl"], "techniques: [optimizer-in-backward]", "Set max_grad_norm: null"),
     (
         ["bert", "classes.jsonl"],
-        "techniques: [optimizer-in-backward, gradient-accumulation]\nclip: null",
+        "techniques: [optimizer-in-backward, gradient-accumulation]\nmax_grad_norm: null",
         "would have to wait for the last",
     ),
     (["bert", "classes.jsonl"], "techniques: [chunked-cross-entropy]", "no logits over a vocabulary"),
     (["mini", "pairs.jsonl"], "techniques: [gradient-accumulation]", "compares the rows of a batch with one another"),
-    (["bert", "classes.jsonl"], "length: 65", "takes 3 to 64 tokens, and length is 65"),
-    (["bert", "classes.jsonl"], "length: 2", "takes 3 to 64 tokens, and length is 2"),
-    (["vit", "digits"], "length: 9", "length is for texts"),
+    (["bert", "classes.jsonl"], "max_length: 65", "takes 3 to 64 tokens, and max_length is 65"),
+    (["bert", "classes.jsonl"], "max_length: 2", "takes 3 to 64 tokens, and max_length is 2"),
+    (["vit", "digits"], "max_length: 9", "max_length is for texts"),
     (["vit", "classes.jsonl"], "", "there is no 'image'"),
     (["bert", "classes.jsonl"], "optimizer: adam", "Did you mean 'adamw'?"),
     (["net.pt", "digits.npz"], "", "builder"),
@@ -329,7 +329,7 @@ def test_a_mistake_is_answered_in_one_sentence_and_leaves_nothing(laconic, home,
     (home / "one.txt").write_text("a b a b\n")
     source, data = given
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"source: {home / source}\ndata: {home / data}\nsteps: 2\nfeed: {{workers: 0}}\n{more}\n")
+    recipe.write_text(f"source: {home / source}\ndata: {home / data}\nsteps: 2\nloader: {{workers: 0}}\n{more}\n")
     code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "tuned")
     assert (code, out) == (2, "")
     assert "Traceback" not in err
@@ -366,7 +366,7 @@ def test_a_failure_of_training_has_exit_code_1_and_leaves_nothing(laconic, home,
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"source: {home / 'bert'}\ndata: {home / 'classes.jsonl'}\nsteps: 9\noptimizer: {{sgd: {{lr: 1.0e+38}}}}\n"
-        f"clip: null\nfeed: {{workers: 0}}\n"
+        f"max_grad_norm: null\nloader: {{workers: 0}}\n"
     )
     code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "tuned")
     assert (code, out) == (1, "")
@@ -409,7 +409,7 @@ from laconic.finetune.advice import address_space
 from laconic.finetune.finetune import finetune
 from laconic.training.settings import TrainingRecipe
 recipe, output, room = sys.argv[1:]
-small = TrainingRecipe.load(Path(recipe), batch=16, memory="1GiB", data={"limit": 100})
+small = TrainingRecipe.load(Path(recipe), batch_size=16, memory="1GiB", data={"limit": 100})
 finetune(small, Path(output + "-small"))  # everything is imported, and the machine is measured
 limit = address_space() + int(room)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -433,7 +433,7 @@ FRUGAL = {
 
 
 @pytest.fixture
-def short_of_memory(tmp_path):
+def translate_memory_errors(tmp_path):
     """Runs `laconic finetune` of wide layers, without --auto and with it, in a process that may map so many more bytes
     than it has at the start."""
     rows, widths = 9000, [16, 1024, 1024, 1024, 1024, 4]
@@ -445,7 +445,7 @@ def short_of_memory(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"source: net.pt\nbuilder: models:Perceptron\narguments: {{widths: {widths}}}\ndata: data.npz\n"
-        f"batch: 8000\nsteps: 1\nfeed: {{workers: 0}}\n"
+        f"batch_size: 8000\nsteps: 1\nloader: {{workers: 0}}\n"
     )
 
     def run(room: int) -> subprocess.CompletedProcess:
@@ -459,8 +459,8 @@ def short_of_memory(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="only Linux tells what a process has mapped")
-def test_out_of_memory_it_is_said_what_to_turn_on_and_auto_does_so(short_of_memory, tmp_path):
-    done = short_of_memory(130 * 2**20)
+def test_out_of_memory_it_is_said_what_to_turn_on_and_auto_does_so(translate_memory_errors, tmp_path):
+    done = translate_memory_errors(130 * 2**20)
     assert "Traceback" not in done.stderr
     said, told = (line for line in done.stderr.splitlines() if "ran out of memory" in line)
     assert said.startswith("laconic: the machine ran out of memory: ")

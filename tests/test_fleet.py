@@ -16,11 +16,10 @@ from laconic.planner.device_rates import DeviceRates, RateCurve
 from laconic.planner.meta_model import open_meta_model
 from laconic.planner.prediction import predict_rank, sum_categories
 from laconic.planner.simulate import trace_memory
-from laconic.training.assembly import make_kit
-from laconic.training.parallel.distribute import spread
 from laconic.training.parallel.mesh import Mesh
-from laconic.training.parallel.ranks import Ranks, started
+from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.settings import Training
+from laconic.training.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 24, 6
@@ -40,7 +39,7 @@ RUNS = {
 
 def settings(name, batch=ROWS):
     mesh, techniques = RUNS[name]
-    return Training(batch=batch, mesh=mesh, techniques=techniques)
+    return Training(batch_size=batch, mesh=mesh, techniques=techniques)
 
 
 def save_config(folder, layers):
@@ -101,7 +100,7 @@ def measure_each(rank, folder):
     subject = open_meta_model(folder)
     for name in ("all_gather_single", "reduce_scatter_single"):
         setattr(torch.distributed, name, let_go(getattr(torch.distributed, name)))  # in a process of the test's own
-    with started(CPU, Mesh()):
+    with open_ranks(CPU, Mesh()):
         for name in RUNS:
             training = settings(name)
             ranks, module = Ranks.of(rank, 2, CPU, training.mesh), subject.copy().to_empty(device=CPU)
@@ -110,12 +109,12 @@ def measure_each(rank, folder):
 
             def prepare(training=training, ranks=ranks, module=module):
                 objective = subject.objective()
-                kit = make_kit(module, objective, training.parts(), CPU)
-                spread(kit, training, ranks)
-                kit.assemble()
-                return kit, objective.example(ROWS // 2, LENGTH)
+                parts = make_step_parts(module, objective, training.components(), CPU)
+                distribute_step(parts, training, ranks)
+                state = parts.assemble()
+                return state, objective.make_example(ROWS // 2, LENGTH)
 
-            course = trace_memory(prepare, CPU, clip=training.clip)
+            course = trace_memory(prepare, CPU, clip=training.max_grad_norm)
             found[name] = {"peak": course.peak(), "host": int(course.host.max()), "phases": course.phases()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

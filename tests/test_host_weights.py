@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from lessons import MODELS, build, gpt2, kit_of, learn, llama, texts
+from lessons import MODELS, build, gpt2, learn, llama, make_state, texts
 from torch import nn
 
 from laconic.errors import RecipeError
@@ -13,8 +13,8 @@ from laconic.memory.host_weights import HostWeights
 from laconic.memory.layerwise import Layerwise
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.simulate import fakify, simulate, trace_memory
-from laconic.training.step.legality import check
-from laconic.training.step.step import step
+from laconic.training.step.compatibility import check_compatibility
+from laconic.training.step.train_step import train_step
 
 EXACT = [HostWeights(dtype="fp32"), Layerwise()]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
@@ -30,9 +30,9 @@ def _one_thread():
 
 def trained(make, batch, techniques=(), rows=None):
     """Losses, and the weights learned."""
-    kit = kit_of(build(make), techniques, rows)
-    losses = learn(kit, batch)
-    return losses, kit.finish().state_dict()
+    state = make_state(build(make), techniques, rows)
+    losses = learn(state, batch)
+    return losses, state.finish().state_dict()
 
 
 def assert_same(found, wanted):
@@ -63,12 +63,12 @@ def mixed(make, batch, steps=5):
     """Losses with a model in BF16 and float32 masters, in a few plain lines."""
     master = build(make).train()
     model = copy.deepcopy(master).bfloat16()
-    plain = kit_of(model)
+    plain = make_state(model)
     pairs = list(zip(master.parameters(), model.parameters(), strict=True))
     optimizer = torch.optim.AdamW(master.parameters(), lr=3e-3, foreach=False)
     losses = []
     for _ in range(steps):
-        loss = plain.lesson(batch) / plain.objective.terms(batch)
+        loss = plain.loss_module(batch) / plain.objective.count_terms(batch)
         loss.backward()
         losses.append(float(loss.detach()))
         for wide, narrow in pairs:
@@ -96,11 +96,11 @@ def test_parts_of_a_batch_add_up_in_float32():
 
 
 def test_weights_keep_their_names_and_are_float32_at_any_time():
-    kit = kit_of(build(gpt2), [HostWeights(), Layerwise()])
-    before = {name: weight.clone() for name, weight in kit.state().items()}
+    state = make_state(build(gpt2), [HostWeights(), Layerwise()])
+    before = {name: weight.clone() for name, weight in state.weights().items()}
     assert list(before) == list(build(gpt2).state_dict())
-    learn(kit, texts(), steps=1)
-    after = kit.state()
+    learn(state, texts(), steps=1)
+    after = state.weights()
     assert {weight.dtype for weight in after.values()} == {torch.float32}
     assert all(
         not torch.equal(before[name], after[name]) for name in ("transformer.wte.weight", "transformer.ln_f.bias")
@@ -108,22 +108,22 @@ def test_weights_keep_their_names_and_are_float32_at_any_time():
 
 
 def test_the_state_of_the_optimizer_goes_into_plain_training_and_back():
-    host = kit_of(build(gpt2), EXACT)
+    host = make_state(build(gpt2), EXACT)
     learn(host, texts(), steps=2)
-    plain = kit_of(build(gpt2))
-    plain.module.load_state_dict(host.state())
+    plain = make_state(build(gpt2))
+    plain.module.load_state_dict(host.weights())
     plain.optimizer.load_state_dict(copy.deepcopy(host.optimizer.state_dict()))
     assert learn(plain, texts(), steps=2) == pytest.approx(learn(host, texts(), steps=2), abs=1e-5)
     assert host.optimizer.state_dict().keys() == plain.optimizer.state_dict().keys()
 
 
 def test_evaluation_sees_what_was_learned():
-    kit = kit_of(build(gpt2), EXACT)
-    learn(kit, texts(), steps=2)
-    with torch.no_grad(), kit.passing():
-        during = float(kit.lesson(texts()))
+    state = make_state(build(gpt2), EXACT)
+    learn(state, texts(), steps=2)
+    with torch.no_grad(), state.forward_context():
+        during = float(state.loss_module(texts()))
     with torch.no_grad():
-        assert during == pytest.approx(float(kit.objective.loss(kit.finish(), texts())), abs=1e-4)
+        assert during == pytest.approx(float(state.objective.loss(state.finish(), texts())), abs=1e-4)
 
 
 def test_what_is_frozen_stays_and_has_no_gradient():
@@ -138,15 +138,15 @@ def test_what_is_frozen_stays_and_has_no_gradient():
 
 def test_undone_the_module_is_plain_again():
     model = build(gpt2)
-    kit = kit_of(model, [HostWeights(), Layerwise()])
-    learn(kit, texts(), steps=1)
-    finished = kit.finish()
+    state = make_state(model, [HostWeights(), Layerwise()])
+    learn(state, texts(), steps=1)
+    finished = state.finish()
     assert finished is model
     assert type(model.transformer.h) is nn.ModuleList
     assert model.lm_head.weight is model.transformer.wte.weight
     assert not any(part._forward_pre_hooks for part in model.modules())
     assert all(parameter.is_leaf and parameter.requires_grad for parameter in model.parameters())
-    assert learn(kit_of(model), texts(), steps=1)[0] < 4.2
+    assert learn(make_state(model), texts(), steps=1)[0] < 4.2
 
 
 def courses(make, batch, techniques):
@@ -155,10 +155,10 @@ def courses(make, batch, techniques):
     twin = copy.deepcopy(module)
 
     def fake():
-        return kit_of(fakify(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
+        return make_state(fakify(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
 
     def real():
-        return kit_of(module, techniques), {name: each.clone() for name, each in batch.items()}
+        return make_state(module, techniques), {name: each.clone() for name, each in batch.items()}
 
     return simulate(fake), trace_memory(real, torch.device("cpu"))
 
@@ -178,7 +178,7 @@ def test_the_device_holds_no_more_than_two_layers_and_a_copy_of_the_rest():
     rest = size - len(model.transformer.h) * layer
 
     def real():
-        return kit_of(model, [HostWeights(), Layerwise(rows=1)]), texts()
+        return make_state(model, [HostWeights(), Layerwise(rows=1)]), texts()
 
     course = trace_memory(real, torch.device("cpu"))
     device, host = ({name: values.max() for name, values in course.series(side).items()} for side in ("device", "host"))
@@ -192,16 +192,16 @@ def test_the_device_holds_no_more_than_two_layers_and_a_copy_of_the_rest():
 
 def test_what_cannot_be_combined_is_refused():
     with pytest.raises(RecipeError, match="works on top of layerwise"):
-        check({"host-weights": HostWeights()}, None)
+        check_compatibility({"host-weights": HostWeights()}, None)
     for other in HostWeights.excludes:
         with pytest.raises(RecipeError, match=f"host-weights and {other} cannot be combined"):
-            check({"host-weights": HostWeights(), "layerwise": Layerwise(), other: Layerwise()}, None)
+            check_compatibility({"host-weights": HostWeights(), "layerwise": Layerwise(), other: Layerwise()}, None)
 
 
 @GPU
 def test_on_a_gpu_the_weights_are_on_the_host_and_the_losses_those_of_plain_training():
     wanted, _ = trained(gpt2, texts())
-    kit = kit_of(build(gpt2), EXACT, device="cuda")
+    state = make_state(build(gpt2), EXACT, device="cuda")
     batch = {name: tensor.cuda() for name, tensor in texts().items()}
-    assert [float(step(kit, batch, clip=1.0)) for _ in range(5)] == pytest.approx(wanted, abs=1e-4)
-    assert {parameter.device.type for parameter in kit.module.parameters()} == {"cpu"}
+    assert [float(train_step(state, batch, max_grad_norm=1.0)) for _ in range(5)] == pytest.approx(wanted, abs=1e-4)
+    assert {parameter.device.type for parameter in state.module.parameters()} == {"cpu"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lessons import MODELS, SHAPE, WORDS, build, gpt2, kit_of, learn, llama, texts
+from lessons import MODELS, SHAPE, WORDS, build, gpt2, learn, llama, make_state, texts
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -40,9 +40,9 @@ def _one_thread():
 
 def trained(make, batch, techniques=(), rows=None, steps=5, clip=1.0):
     """Losses, and the weights learned."""
-    kit = kit_of(build(make), techniques, rows)
-    losses = learn(kit, batch, steps, clip)
-    return losses, kit.finish().state_dict()
+    state = make_state(build(make), techniques, rows)
+    losses = learn(state, batch, steps, clip)
+    return losses, state.finish().state_dict()
 
 
 def assert_same(found, wanted):
@@ -116,12 +116,12 @@ def test_an_optimizer_in_the_backward_pass_gets_each_gradient_once_and_whole():
 
 
 def test_hooks_of_a_parameter_are_called_once_a_pass():
-    kit = kit_of(build(gpt2), [Layerwise(rows=1)])
+    state = make_state(build(gpt2), [Layerwise(rows=1)])
     calls = []
-    for name, parameter in kit.module.named_parameters():
+    for name, parameter in state.module.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(name))
-    learn(kit, texts(), steps=1)
-    assert sorted(calls) == sorted(name for name, _ in kit.module.named_parameters())
+    learn(state, texts(), steps=1)
+    assert sorted(calls) == sorted(name for name, _ in state.module.named_parameters())
 
 
 def frozen(learns):
@@ -192,11 +192,11 @@ def test_a_batch_of_as_many_rows_as_tokens_is_right():
 def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class_behind():
     model = build(gpt2)
     names, cache = list(model.state_dict()), model.config.use_cache
-    kit = kit_of(model, [Layerwise()])
+    state = make_state(model, [Layerwise()])
     assert list(model.state_dict()) == names
     assert [*model.transformer.h] == list(model.transformer.h.children())
-    learn(kit, texts(), steps=1)
-    kit.finish()
+    learn(state, texts(), steps=1)
+    state.finish()
     assert type(model.transformer.h) is nn.ModuleList
     assert not hasattr(model.transformer.h, "stack_state")
     assert model.config.use_cache is cache
@@ -204,10 +204,10 @@ def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class
 
 def test_without_gradients_the_layers_run_as_they_are():
     model = build(gpt2)
-    kit = kit_of(model, [Layerwise(rows=1)])
-    with torch.no_grad(), kit.passing():
-        inside = kit.lesson(texts())
-    assert torch.equal(inside, kit.objective.loss(kit.finish(), texts()))
+    state = make_state(model, [Layerwise(rows=1)])
+    with torch.no_grad(), state.forward_context():
+        inside = state.loss_module(texts())
+    assert torch.equal(inside, state.objective.loss(state.finish(), texts()))
 
 
 def peaks(make, batch, techniques):
@@ -216,11 +216,11 @@ def peaks(make, batch, techniques):
     twin = copy.deepcopy(module)
 
     def fake():
-        kit = kit_of(fakify(twin), techniques)
-        return kit, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+        state = make_state(fakify(twin), techniques)
+        return state, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
 
     def real():
-        return kit_of(module, techniques), {name: tensor.clone() for name, tensor in batch.items()}
+        return make_state(module, techniques), {name: tensor.clone() for name, tensor in batch.items()}
 
     return simulate(fake), trace_memory(real, torch.device("cpu"))
 
@@ -243,7 +243,7 @@ def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
 
     def peak(*techniques):
         def fake():
-            return kit_of(fakify(build(gpt2)), techniques), {n: torch.empty_like(t) for n, t in batch.items()}
+            return make_state(fakify(build(gpt2)), techniques), {n: torch.empty_like(t) for n, t in batch.items()}
 
         return sum(simulate(fake).phases()["backward"].values())
 
@@ -254,12 +254,12 @@ def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
 
 
 def test_layers_run_as_often_as_the_schedule_says():
-    kit = kit_of(build(gpt2), [Layerwise(snapshots=2)])
+    state = make_state(build(gpt2), [Layerwise(snapshots=2)])
     runs = []
-    for layer in kit.module.transformer.h:
+    for layer in state.module.transformer.h:
         layer.register_forward_hook(lambda *_: runs.append(1))
-    learn(kit, texts(), steps=1)
-    steps = len(kit.module.transformer.h)
+    learn(state, texts(), steps=1)
+    steps = len(state.module.transformer.h)
     # Once each on the way up, which the schedule counts but for the last, and once each to be taken back.
     assert len(runs) == count_advances(steps, 2) + 1 + steps
 
@@ -301,9 +301,9 @@ def left_out(layers, hidden):
     ],
 )
 def test_a_model_that_does_something_else_with_its_layers_is_refused(way, sentence):
-    kit = kit_of(build(partial(Net, way)), [Layerwise()])
+    state = make_state(build(partial(Net, way)), [Layerwise()])
     with pytest.raises(RecipeError, match=sentence):
-        learn(kit, texts(), steps=1)
+        learn(state, texts(), steps=1)
 
 
 class Layer(nn.Module):
@@ -343,40 +343,40 @@ def test_what_layers_may_not_be_given_is_refused_with_what_to_try(extra, sentenc
     net = build(partial(Net, given(extra, named)))
     net.layers = nn.ModuleList([Layer(), Layer()])
     with pytest.raises(RecipeError, match=sentence):
-        learn(kit_of(net, [Layerwise(rows=1)]), texts(), steps=1)
+        learn(make_state(net, [Layerwise(rows=1)]), texts(), steps=1)
 
 
 def test_layers_that_return_more_than_their_hidden_states_are_refused():
     net = build(partial(Net, lambda layers, hidden: hidden + sum(layer(hidden)[0] for layer in layers)))
     net.layers = nn.ModuleList([Layer(gives=True), Layer(gives=True)])
     with pytest.raises(RecipeError, match="returns more tensors than its hidden states"):
-        learn(kit_of(net, [Layerwise()]), texts(), steps=1)
+        learn(make_state(net, [Layerwise()]), texts(), steps=1)
 
 
 def test_a_model_without_a_list_of_layers_is_refused():
     with pytest.raises(RecipeError, match="no list of repeated layers"):
-        kit_of(nn.Linear(2, 2), [Layerwise()])
+        make_state(nn.Linear(2, 2), [Layerwise()])
 
 
 def test_layers_that_share_weights_are_refused():
     net = Net(loop)
     net.layers[1][0].weight = net.layers[0][0].weight
     with pytest.raises(RecipeError, match="layers share weights"):
-        kit_of(net, [Layerwise()])
+        make_state(net, [Layerwise()])
 
 
 def test_layers_with_batch_statistics_are_refused():
     net = Net(loop)
     net.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(12)) for _ in range(2)])
     with pytest.raises(RecipeError, match="batch normalization"):
-        kit_of(net, [Layerwise()])
+        make_state(net, [Layerwise()])
 
 
 @GPU
 def test_on_a_gpu_losses_are_those_of_plain_training_and_dropout_is_drawn_again():
     def losses(techniques):
-        kit = kit_of(build(partial(gpt2, dropout=0.3)).cuda(), techniques, device="cuda")
-        return learn(kit, {name: tensor.cuda() for name, tensor in texts().items()})
+        state = make_state(build(partial(gpt2, dropout=0.3)).cuda(), techniques, device="cuda")
+        return learn(state, {name: tensor.cuda() for name, tensor in texts().items()})
 
     assert losses([Layerwise(snapshots=2)]) == pytest.approx(losses([]), abs=1e-4)
 

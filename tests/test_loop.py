@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,18 +24,20 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
 from laconic.tensor import TensorSpec
-from laconic.training.callbacks.journal import lines
-from laconic.training.callbacks.monitor import StepReport
-from laconic.training.data.batch_loader import Feed, FeedSettings
-from laconic.training.data.batch_sampler import Order
-from laconic.training.loop import Run, seed_of, short_of_memory, stopping, train
+from laconic.training.callbacks.journal import read_lines
+from laconic.training.callbacks.monitor import Observer, StepReport
+from laconic.training.data.batch_loader import BatchLoader, LoaderSettings
+from laconic.training.data.batch_sampler import BatchSampler
+from laconic.training.loop import LoopSettings, catch_signals, run_steps, step_seed, translate_memory_errors
 from laconic.training.objectives.array_targets import Targets
+from laconic.training.observers import LOG, ObserverSettings
 from laconic.training.optimizers.schedule import Linear
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import trained
-from laconic.training.train import LOG, SNAPSHOTS, Judge, Taught, Watching, teach
+from laconic.training.step.step_parts import StepParts
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.trained_modules import trainable_parameters
+from laconic.training.train import SNAPSHOTS, Evaluate, TrainResult, train
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -93,19 +95,21 @@ def checkpoint(make: Callable[[], nn.Module] = Dropping) -> Checkpoint:
 
 
 def settings(**changes) -> Training:
-    given = {"batch": 8, "steps": 6, "optimizer": {"adamw": {"lr": 0.02}}, "feed": {"workers": 0}, **changes}
+    given = {"batch_size": 8, "steps": 6, "optimizer": {"adamw": {"lr": 0.02}}, "loader": {"workers": 0}, **changes}
     return Training.model_validate(given)
 
 
-def taught(folder: Path, judge: Judge | None = None, make: Callable[[], nn.Module] = Dropping, **changes) -> Taught:
-    given = {} if judge is None else {"judge": judge}
-    return teach(
-        checkpoint(make), dataset(), settings(**changes), folder, ranks=Ranks(), watching=Watching(quiet=True),
+def taught(
+    folder: Path, evaluate: Evaluate | None = None, make: Callable[[], nn.Module] = Dropping, **changes
+) -> TrainResult:
+    given = {} if evaluate is None else {"evaluate": evaluate}
+    return train(
+        checkpoint(make), dataset(), settings(**changes), folder, ranks=Ranks(), observers=ObserverSettings(quiet=True),
         cache=Cache(folder / "cache"), **given,
     )  # fmt: skip
 
 
-def weights(result: Taught) -> dict[str, Tensor]:
+def weights(result: TrainResult) -> dict[str, Tensor]:
     return result.module.state_dict()
 
 
@@ -125,23 +129,27 @@ class Listener:
     def close(self) -> None: ...
 
 
-def looped(steps: int = 5, seed: int = 0, rate: float = 0.02, **given) -> tuple[list[float], Kit]:
+def looped(
+    steps: int = 5, seed: int = 0, rate: float = 0.02, observers: Sequence[Observer] = (), **given
+) -> tuple[list[float], TrainState]:
     """The losses of the bare loop."""
     data, task = dataset(), plain_task("tensors", (X,), Path())
     objective = Targets.of(task, data)
     torch.manual_seed(0)
-    kit = Kit(
+    state = StepParts(
         module=Dropping().train(),
         objective=objective,
         make_optimizer=lambda groups: torch.optim.SGD(groups, lr=rate),
-        groups=lambda module: [{"params": trained(module)}],
-    )
-    kit.assemble()
-    order = Order(ROWS, 8, seed)
+        group_parameters=lambda module: [{"params": trainable_parameters(module)}],
+    ).assemble()
+    state.scheduler = Linear().build(state.optimizer, steps)
     losses: list[float] = []
-    with Feed(data, objective.collate, order, device=CPU, settings=FeedSettings(workers=0), stop=steps) as feed:
-        train(kit, feed, Linear().build(kit.optimizer, steps), Run(steps=steps, seed=seed, **given), losses)
-    return losses, kit
+    loader = BatchLoader(
+        data, objective.collate, BatchSampler(ROWS, 8, seed), device=CPU, settings=LoaderSettings(workers=0), stop=steps
+    )
+    with loader:
+        run_steps(state, loader, LoopSettings(steps=steps, seed=seed, **given), losses, observers)
+    return losses, state
 
 
 def test_a_seed_decides_every_loss_to_the_bit():
@@ -160,12 +168,12 @@ def test_what_was_drawn_before_is_no_matter():
 
 
 def test_the_seeds_of_steps_and_of_runs_do_not_meet():
-    assert len({seed_of(seed, step) for seed in range(20) for step in range(200)}) == 20 * 200
+    assert len({step_seed(seed, step) for seed in range(20) for step in range(200)}) == 20 * 200
 
 
 def test_everybody_is_told_of_each_step_once_and_in_order():
     listener, after = Listener(), []
-    losses, _ = looped(observers=[listener], events=[after.append])
+    losses, _ = looped(observers=[listener], callbacks=[after.append])
     assert [report.step for report in listener.reports] == after == [1, 2, 3, 4, 5]
     assert [report.loss for report in listener.reports] == losses
     assert [report.rows for report in listener.reports] == [8, 8, 8, 6, 8]
@@ -175,7 +183,7 @@ def test_everybody_is_told_of_each_step_once_and_in_order():
 
 def test_snapshots_come_every_so_many_steps_when_their_losses_are_known():
     kept = []
-    found, _ = looped(steps=5, every=2, keep=lambda steps, wait: kept.append((steps, wait)))
+    found, _ = looped(steps=5, snapshot_every=2, save=lambda steps, wait: kept.append((steps, wait)))
     assert kept == [(2, False), (4, False)]
     assert len(found) == 5
 
@@ -189,24 +197,24 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_advice():
 
 def test_no_snapshot_is_written_of_a_loss_that_is_no_number(tmp_path):
     with pytest.raises(TrainingFailure, match="the loss is"):
-        taught(tmp_path, optimizer={"sgd": {"lr": 1e38}}, clip=None, every=1)
+        taught(tmp_path, optimizer={"sgd": {"lr": 1e38}}, max_grad_norm=None, snapshot_every=1)
     found = [json.loads(path.read_text()) for path in (tmp_path / SNAPSHOTS).glob("step-*.json")]
     assert all("nan" not in json.dumps(card).lower() for card in found)
 
 
 def test_whoever_watches_is_let_go_when_training_fails(tmp_path):
     with pytest.raises(TrainingFailure):
-        taught(tmp_path, optimizer={"sgd": {"lr": 1e38}}, clip=None)
-    assert [line["step"] for line in lines(tmp_path / LOG)] == list(range(1, len(lines(tmp_path / LOG)) + 1))
+        taught(tmp_path, optimizer={"sgd": {"lr": 1e38}}, max_grad_norm=None)
+    assert [line["step"] for line in read_lines(tmp_path / LOG)] == list(range(1, len(read_lines(tmp_path / LOG)) + 1))
     assert held(tmp_path / LOG) == 0
 
 
 def test_whoever_watches_is_let_go_when_somebody_after_him_cannot_begin(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     with pytest.raises(OSError, match="tensorboard"):
-        teach(
+        train(
             checkpoint(), dataset(), settings(), tmp_path, ranks=Ranks(),
-            watching=Watching(quiet=True, tensorboard=True), cache=Cache(tmp_path / "cache"),
+            observers=ObserverSettings(quiet=True, tensorboard=True), cache=Cache(tmp_path / "cache"),
         )  # fmt: skip
     assert held(tmp_path / LOG) == 0
 
@@ -219,13 +227,13 @@ def held(path: Path) -> int:
 
 def test_the_model_is_judged_before_after_each_epoch_and_at_the_end(tmp_path):
     asked = []
-    taught(tmp_path, judge=lambda kit, done: asked.append((done, kit.module.training)), steps=9)
+    taught(tmp_path, evaluate=lambda state, done: asked.append((done, state.module.training)), steps=9)
     assert asked == [(0, True), (4, True), (8, True), (9, True)]
 
 
 def test_a_step_is_told_of_before_the_model_is_judged_after_it(tmp_path):
     seen = {}
-    taught(tmp_path, judge=lambda kit, done: seen.update({done: written(tmp_path / LOG)}), steps=9)
+    taught(tmp_path, evaluate=lambda state, done: seen.update({done: written(tmp_path / LOG)}), steps=9)
     assert seen == {0: 0, 4: 4, 8: 8, 9: 9}
 
 
@@ -242,7 +250,11 @@ def written(log: Path) -> int:
         {"techniques": [{"fp16": {"scale": 1e38}}]},
         {"optimizer": {"sgd": {"lr": 0.1}}},
         {"optimizer": "adamw-8bit"},
-        {"clip": None, "techniques": ["optimizer-in-backward"], "optimizer": {"adamw": {"implementation": "loop"}}},
+        {
+            "max_grad_norm": None,
+            "techniques": ["optimizer-in-backward"],
+            "optimizer": {"adamw": {"implementation": "loop"}},
+        },
         {"techniques": [{"gradient-accumulation": {"rows": 4}}], "schedule": {"onecycle": {"warmup": 0.5}}},
     ],
     ids=str,
@@ -257,19 +269,19 @@ def test_an_interrupted_run_goes_on_to_the_same_losses_and_weights(tmp_path, cha
     assert part.losses == whole.losses
     assert len(part.losses) == 6
     assert same(weights(part), weights(whole))
-    assert [line["step"] for line in lines(tmp_path / "part" / LOG)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_lines(tmp_path / "part" / LOG)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_that_was_done_is_not_done_again(tmp_path):
-    first = taught(tmp_path, every=6)
-    again = taught(tmp_path, every=6)
+    first = taught(tmp_path, snapshot_every=6)
+    again = taught(tmp_path, snapshot_every=6)
     assert again.losses == first.losses
     assert same(weights(again), weights(first))
 
 
 def test_a_request_to_stop_is_heard_at_the_end_of_a_step_and_a_second_one_at_once():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with stopping() as stop:
+    with catch_signals() as stop:
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(5)
@@ -301,12 +313,12 @@ def test_a_thread_trains_without_hearing_signals():
     ],
 )  # fmt: skip
 def test_what_torch_says_without_memory_is_known(raised, said):
-    with pytest.raises(OutOfMemory, match=said), short_of_memory():
+    with pytest.raises(OutOfMemory, match=said), translate_memory_errors():
         raise raised
 
 
 def test_another_failure_is_not_taken_for_want_of_memory():
-    with pytest.raises(RuntimeError, match="shapes") as caught, short_of_memory():
+    with pytest.raises(RuntimeError, match="shapes") as caught, translate_memory_errors():
         raise RuntimeError("shapes do not fit")
     assert not isinstance(caught.value, OutOfMemory)
 
@@ -320,8 +332,8 @@ def command(tmp_path, monkeypatch, capsys):
     torch.save(Stopping().state_dict(), tmp_path / "weights.pt")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch: 8\nsteps: 7\nevery: 100\n"
-        "optimizer: {adamw: {lr: 0.02}}\nfeed: {workers: 0}\n"
+        "source: weights.pt\nbuilder: test_loop:Stopping\ndata: data.npz\nbatch_size: 8\nsteps: 7\n"
+        "snapshot_every: 100\noptimizer: {adamw: {lr: 0.02}}\nloader: {workers: 0}\n"
     )
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -356,7 +368,7 @@ def test_the_command_stops_when_it_is_asked_to_and_the_same_command_goes_on(comm
     assert "Traceback" not in err
     assert not (tmp_path / "tuned").exists()
     assert [path.name for path in (tmp_path / "tuned.training" / SNAPSHOTS).glob("*.json")] == ["step-000000003.json"]
-    assert len(lines(tmp_path / "tuned.training" / LOG)) == 3
+    assert len(read_lines(tmp_path / "tuned.training" / LOG)) == 3
 
     code, out, _ = command("tuned")
     assert code == 0
@@ -368,5 +380,5 @@ def test_the_command_stops_when_it_is_asked_to_and_the_same_command_goes_on(comm
     assert json.loads(out)["before"] == json.loads(whole)["before"]
     for name in ("model.safetensors", "model.json"):
         assert (tmp_path / "tuned" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    steps = [line["step"] for line in lines(tmp_path / "tuned" / "training" / LOG)]
+    steps = [line["step"] for line in read_lines(tmp_path / "tuned" / "training" / LOG)]
     assert steps == [1, 2, 3, 4, 5, 6, 7]

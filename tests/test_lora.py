@@ -27,12 +27,14 @@ from laconic.memory.qlora import (
     quantize_scales,
 )
 from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.repeated_layers import find_layers
 from laconic.offload.memory_accounting import account_as
 from laconic.planner.simulate import fakify, simulate, trace_memory
-from laconic.training.step.legality import conflict
+from laconic.training.step.compatibility import find_conflict
 from laconic.training.step.objective import Objective
-from laconic.training.step.parts import Kit, blocks
-from laconic.training.step.step import step, trained
+from laconic.training.step.step_parts import StepParts
+from laconic.training.step.train_step import train_step
+from laconic.training.step.trained_modules import trainable_parameters
 
 SIZES = {"vocab_size": 40, "max_position_embeddings": 64}
 
@@ -51,21 +53,21 @@ class Labels(Objective):
     def collate(self, samples, labels):
         raise NotImplementedError
 
-    def terms(self, batch):
+    def count_terms(self, batch):
         return batch["targets"].numel()
 
     def loss(self, module, batch):
         logits = answers(module, batch)
         return functional.cross_entropy(logits.flatten(0, -2).float(), batch["targets"].flatten(), reduction="sum")
 
-    def example(self, rows, length):
+    def make_example(self, rows, length):
         ids = torch.arange(rows * length).view(rows, length) % SIZES["vocab_size"]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "targets": ids}
 
 
 class Classes(Labels):
-    def example(self, rows, length):
-        return super().example(rows, length) | {"targets": torch.arange(rows) % 3}
+    def make_example(self, rows, length):
+        return super().make_example(rows, length) | {"targets": torch.arange(rows) % 3}
 
 
 def answers(module, batch):
@@ -97,23 +99,22 @@ def bert(folder):
     return load_source(folder).module
 
 
-def make_kit(module, technique, objective=None, lr=0.003):
+def make_state(module, technique, objective=None, lr=0.003):
     module.train().requires_grad_(True)
     torch.manual_seed(0)
-    kit = Kit(
+    parts = StepParts(
         module=module,
         objective=objective or Labels(),
         make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=lr),
-        groups=lambda module: [{"params": trained(module)}],
+        group_parameters=lambda module: [{"params": trainable_parameters(module)}],
     )
-    technique.apply(kit)
-    kit.assemble()
-    return kit
+    technique.apply(parts)
+    return parts.assemble()
 
 
-def learn(kit, steps=6, rows=4):
-    batch = kit.objective.example(rows, 6)
-    return [float(step(kit, batch)) for _ in range(steps)]
+def learn(state, steps=6, rows=4):
+    batch = state.objective.make_example(rows, 6)
+    return [float(train_step(state, batch)) for _ in range(steps)]
 
 
 def snapshot(module):
@@ -133,14 +134,14 @@ def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, te
     before = snapshot(module)
     classes = [type(part) for part in module.modules()]
     technique, near = TECHNIQUES[technique]
-    kit = make_kit(module, technique, objective)
-    losses = learn(kit)
+    state = make_state(module, technique, objective)
+    losses = learn(state)
     assert losses[-1] < losses[0]
     module.eval()
-    batch = objective.example(4, 6)
+    batch = objective.make_example(4, 6)
     with torch.no_grad():
         expected = answers(module, batch)
-        assert kit.finish() is module
+        assert state.finish() is module
         torch.testing.assert_close(answers(module, batch), expected, atol=near, rtol=near)
     assert [type(part) for part in module.modules()] == classes
     after = snapshot(module)
@@ -154,19 +155,21 @@ def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, te
 
 
 def test_only_adapters_and_the_head_learn(bert):
-    kit = make_kit(bert, Lora(rank=4), Classes())
+    state = make_state(bert, Lora(rank=4), Classes())
     names = {name for name, parameter in bert.named_parameters() if parameter.requires_grad}
     assert {name for name in names if "lora_" not in name} == {
         f"model.{layer}.{kind}" for layer in ("bert.pooler.dense", "classifier") for kind in ("weight", "bias")
     }
     frozen = {name: value for name, value in snapshot(bert).items() if name not in names}
-    learn(kit, steps=1)
+    learn(state, steps=1)
     assert all(torch.equal(value, frozen[name]) for name, value in bert.state_dict().items() if name in frozen)
-    assert {id(parameter) for parameter in kit.optimizer.state} <= {id(parameter) for parameter in trained(bert)}
+    assert {id(parameter) for parameter in state.optimizer.state} <= {
+        id(parameter) for parameter in trainable_parameters(bert)
+    }
 
 
 def test_without_train_head_the_head_stays(bert):
-    make_kit(bert, Lora(train_head=False), Classes())
+    make_state(bert, Lora(train_head=False), Classes())
     assert all("lora_" in name for name, parameter in bert.named_parameters() if parameter.requires_grad)
 
 
@@ -184,16 +187,16 @@ def test_an_output_layer_over_a_vocabulary_is_no_head(make):
 
 
 def test_a_bfloat16_base_learns_under_autocast_and_merges_in_float32(bert):
-    kit = make_kit(bert, Lora(rank=4, base_dtype="bfloat16"), Classes())
+    state = make_state(bert, Lora(rank=4, base_dtype="bfloat16"), Classes())
     kinds = {parameter.requires_grad: parameter.dtype for parameter in bert.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
-    losses = learn(kit)
+    losses = learn(state)
     assert losses[-1] < losses[0]
     bert.eval().float()
-    batch = kit.objective.example(4, 6)
+    batch = state.objective.make_example(4, 6)
     with torch.no_grad():
         expected = answers(bert, batch)
-        torch.testing.assert_close(answers(kit.finish(), batch), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(answers(state.finish(), batch), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_targets_are_the_ends_of_names():
@@ -213,38 +216,38 @@ def test_targets_of_a_module_without_blocks_learn_and_so_does_what_follows_them(
 
 @pytest.mark.parametrize("kind", [Lora, Qlora])
 def test_a_state_is_taken_up_again(kind):
-    kit = make_kit(llama(), kind(rank=4))
-    learn(kit, steps=2)
-    state = {name: value.clone() for name, value in kit.state().items()}
-    again = make_kit(llama(), kind(rank=4))
-    again.module.load_state_dict(state)
-    batch = kit.objective.example(2, 6)
-    with torch.no_grad(), kit.passing():
-        assert torch.equal(answers(again.module, batch), answers(kit.module, batch))
+    state = make_state(llama(), kind(rank=4))
+    learn(state, steps=2)
+    weights = {name: value.clone() for name, value in state.weights().items()}
+    again = make_state(llama(), kind(rank=4))
+    again.module.load_state_dict(weights)
+    batch = state.objective.make_example(2, 6)
+    with torch.no_grad(), state.forward_context():
+        assert torch.equal(answers(again.module, batch), answers(state.module, batch))
 
 
 @pytest.mark.parametrize("technique", [Lora(rank=4), Qlora(rank=4, base_dtype="float32")])
 def test_adapters_learn_through_checkpointed_blocks(technique):
     def checkpointed(module):
-        for block in blocks(module):
+        for block in find_layers(module):
             forward = block.forward
             block.forward = lambda *args, forward=forward, **kwargs: checkpoint(
                 forward, *args, use_reentrant=False, **kwargs
             )
         return module
 
-    plain = learn(make_kit(gpt2(), technique))
-    assert learn(make_kit(checkpointed(gpt2()), technique)) == pytest.approx(plain, abs=1e-6)
+    plain = learn(make_state(gpt2(), technique))
+    assert learn(make_state(checkpointed(gpt2()), technique)) == pytest.approx(plain, abs=1e-6)
 
 
 def test_the_result_is_saved_and_opened(folder, tmp_path):
     source = load_source(folder)
-    kit = make_kit(source.module, Lora(rank=4), Classes())
-    learn(kit)
-    module = kit.finish()
+    state = make_state(source.module, Lora(rank=4), Classes())
+    learn(state)
+    module = state.finish()
     result = Checkpoint.of(module, source.task, outputs=source.outputs, source=source.source, size=source.size)
     result.save(tmp_path / "tuned")
-    batch = kit.objective.example(2, 6)
+    batch = state.objective.make_example(2, 6)
     again = Checkpoint.load(tmp_path / "tuned").module
     torch.testing.assert_close(answers(again, batch), answers(module, batch), atol=0, rtol=0)
 
@@ -260,7 +263,7 @@ def test_the_result_is_saved_and_opened(folder, tmp_path):
 )
 def test_a_model_without_layers_to_adapt_is_refused(module, targets, said):
     with pytest.raises(RecipeError, match=said):
-        Lora(targets=targets).apply(Kit(module, Labels(), torch.optim.SGD, lambda module: []))
+        Lora(targets=targets).apply(StepParts(module, Labels(), torch.optim.SGD, lambda module: []))
 
 
 def test_what_it_cannot_be_combined_with_is_said():
@@ -269,7 +272,7 @@ def test_what_it_cannot_be_combined_with_is_said():
         excludes: ClassVar = {}
 
     for name in Lora.excludes:
-        assert f"lora and {name} cannot be combined" in conflict({"lora": Lora(), name: Other()}, None)
+        assert f"lora and {name} cannot be combined" in find_conflict({"lora": Lora(), name: Other()}, None)
 
 
 def test_peft_opens_quietly():
@@ -283,8 +286,8 @@ def peaks(technique, width=64):
         with account_as("host"):
             module = gpt2(width)
             module = fakify(module) if fake else module
-        kit = make_kit(module, technique)
-        return kit, kit.objective.example(4, 32)
+        state = make_state(module, technique)
+        return state, state.objective.make_example(4, 32)
 
     return simulate(lambda: prepare(True)).peak(), trace_memory(lambda: prepare(False), torch.device("cpu")).peak()
 
@@ -342,7 +345,7 @@ def test_scales_of_scales_are_near():
 def test_frozen_weights_take_about_four_bits(double, bits):
     module = gpt2(128)
     weights = sum(module.get_submodule(name).weight.numel() for name in select_targets(module, None))
-    make_kit(module, Qlora(double_quantization=double))
+    make_state(module, Qlora(double_quantization=double))
     layers = [part for part in module.modules() if isinstance(part, Nf4Linear)]
     size = sum(value.nbytes for part in layers for name, value in part.state_dict().items() if name != "bias")
     assert size * 8 / weights == pytest.approx(bits, abs=0.01)
@@ -352,7 +355,7 @@ def test_frozen_weights_take_about_four_bits(double, bits):
 def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
     module = llama()
     name = "model.layers.0.mlp.up_proj"
-    make_kit(module, Qlora(targets=(name,), base_dtype="float32"))
+    make_state(module, Qlora(targets=(name,), base_dtype="float32"))
     layer = module.get_submodule(name).base_layer
     x = torch.randn(3, 32, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
@@ -361,6 +364,6 @@ def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
 
 
 def test_four_bits_learn_under_autocast(bert):
-    kit = make_kit(bert, Qlora(rank=4), Classes())
-    losses = learn(kit)
+    state = make_state(bert, Qlora(rank=4), Classes())
+    losses = learn(state)
     assert losses[-1] < losses[0]

@@ -14,10 +14,10 @@ from torch.nn import functional
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
 from laconic.training.callbacks import flops as flops_module
-from laconic.training.callbacks.energy import Energy, Meter, Sample, integrate, summarise
+from laconic.training.callbacks.energy import DeviceSample, Energy, NvmlDevice, integrate, summarise
 from laconic.training.callbacks.flops import Flops, Peak, datasheet, device_peak
-from laconic.training.callbacks.journal import Journal, lines
-from laconic.training.callbacks.monitor import Average, Gauge, Progress, StepReport, peak_memory
+from laconic.training.callbacks.journal import Journal, read_lines
+from laconic.training.callbacks.monitor import Gauge, MovingAverage, Progress, StepReport, peak_memory
 from laconic.training.callbacks.tensorboard import TensorBoard
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ class Fixed:
 
     peak = PEAK
 
-    def utilisation(self, units, seconds):
+    def utilization(self, units, seconds):
         return 0.5
 
 
@@ -73,7 +73,7 @@ def test_the_peak_of_a_cuda_run_is_that_of_its_tensors():
 
 
 def test_the_average_forgets_slowly_and_has_no_bias_to_zero():
-    average = Average()
+    average = MovingAverage()
     assert math.isnan(average.value)
     assert average.add(4.0) == pytest.approx(4.0)
     assert average.add(2.0) == pytest.approx((0.9 * 4 + 2) / 1.9)
@@ -166,7 +166,7 @@ def test_a_resumed_journal_cuts_what_came_after_and_half_a_line(tmp_path, gauge)
     again = Journal(path, gauge, start=2)
     again.step(report(3, loss=7.0))
     again.close()
-    assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 2.0), (2, 2.0), (3, 7.0)]
+    assert [(line["step"], line["loss"]) for line in read_lines(path)] == [(1, 2.0), (2, 2.0), (3, 7.0)]
     assert path.read_text().count("\n") == 3
     Journal(path, gauge).close()
     assert path.read_text() == ""
@@ -176,7 +176,7 @@ def test_a_resumed_journal_cuts_what_came_after_and_half_a_line(tmp_path, gauge)
 
 
 def forward(flops, module, x, name="forward"):
-    with flops.span(name):
+    with flops.phase(name):
         return module(x)
 
 
@@ -185,20 +185,20 @@ def test_flops_are_those_of_the_model_three_times_forward(tmp_path):
     module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
     for _ in range(2):  # two micro-batches of one step
         forward(flops, module, torch.ones(8, 32)).sum().backward()
-    with flops.span("optimizer"):
+    with flops.phase("optimizer"):
         pass
     forward(flops, module, torch.ones(8, 32))
     step = 3 * 2 * 16 * (32 * 64 + 64 * 16)
-    assert flops.utilisation(16, 1.0) == pytest.approx(step / 1e9)
-    assert flops.utilisation(8, 0.25) == pytest.approx(2 * step / 1e9)
+    assert flops.utilization(16, 1.0) == pytest.approx(step / 1e9)
+    assert flops.utilization(8, 0.25) == pytest.approx(2 * step / 1e9)
 
 
 def test_frozen_parameters_take_no_gradient_of_their_own():
     counted = {}
     for learning in (0.0, 1.0):
-        flops = Flops(PEAK, learning=learning)
+        flops = Flops(PEAK, trainable=learning)
         forward(flops, nn.Linear(4, 4), torch.ones(2, 4))
-        counted[learning] = flops.utilisation(2, 1.0)
+        counted[learning] = flops.utilization(2, 1.0)
     assert counted[0.0] == pytest.approx(counted[1.0] * 2 / 3)
 
 
@@ -206,28 +206,28 @@ def test_what_is_computed_again_is_not_counted_and_the_loss_stays_the_same():
     module, x = nn.Linear(16, 16), torch.randn(4, 16)
     plain = module(x)
     flops = Flops(PEAK)
-    with flops.span("forward"):
+    with flops.phase("forward"):
         y = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
-    with flops.span("backward"):
+    with flops.phase("backward"):
         y.sum().backward()
     assert torch.equal(plain, y)
-    assert flops.utilisation(4, 1.0) == pytest.approx(3 * 2 * 4 * 16 * 16 / 1e9)
+    assert flops.utilization(4, 1.0) == pytest.approx(3 * 2 * 4 * 16 * 16 / 1e9)
 
 
 def test_attention_is_counted_on_a_cpu():
     q, k, v = (torch.randn(2, 4, n, 16, requires_grad=True) for n in (8, 12, 12))
     flops = Flops(PEAK)
-    with flops.span("forward"):
+    with flops.phase("forward"):
         functional.scaled_dot_product_attention(q, k, v)
-    assert flops.utilisation(1, 1.0) == pytest.approx(3 * 2 * (2 * 2 * 4 * 8 * 12 * 16) / 1e9)
+    assert flops.utilization(1, 1.0) == pytest.approx(3 * 2 * (2 * 2 * 4 * 8 * 12 * 16) / 1e9)
 
 
 def test_a_product_with_4_bit_weights_is_counted():
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     layer = bitsandbytes.nn.Linear4bit(64, 32, quant_type="nf4", compute_dtype=torch.float32).to(CPU)
-    flops = Flops(PEAK, learning=0)
+    flops = Flops(PEAK, trainable=0)
     forward(flops, layer, torch.ones(8, 64, requires_grad=True))
-    assert flops.utilisation(8, 1.0) == pytest.approx(2 * 2 * 8 * 64 * 32 / 1e9)
+    assert flops.utilization(8, 1.0) == pytest.approx(2 * 2 * 8 * 64 * 32 / 1e9)
 
 
 def test_a_compiled_model_is_counted_and_compiled_after_the_first_step():
@@ -241,14 +241,14 @@ def test_a_compiled_model_is_counted_and_compiled_after_the_first_step():
     flops = Flops(PEAK)
     for _ in range(2):
         forward(flops, compiled, torch.ones(4, 16)).sum().backward()
-        with flops.span("optimizer"):
+        with flops.phase("optimizer"):
             counts.append(len(met))
     assert counts == [0, 1]
-    assert flops.utilisation(4, 1.0) == pytest.approx(3 * 2 * 4 * 16 * 16 / 1e9)
+    assert flops.utilization(4, 1.0) == pytest.approx(3 * 2 * 4 * 16 * 16 / 1e9)
 
 
 def test_nothing_counted_is_no_utilisation():
-    assert Flops(PEAK).utilisation(8, 1.0) is None
+    assert Flops(PEAK).utilization(8, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_the_peak_is_measured_once_and_kept(tmp_path, monkeypatch):
     first = device_peak(CPU, torch.float32, cache)
     assert first.flops > 1e8
     assert (first.precision, first.source.startswith("measured here")) == ("FP32", True)
-    monkeypatch.setattr(flops_module, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(flops_module, "measure_peak", lambda *_: pytest.fail("measured again"))
     assert device_peak(CPU, torch.float32, cache) == first
     assert "TFLOP/s in FP32 (measured here" in str(first)
 
@@ -296,7 +296,7 @@ def test_the_peak_is_measured_once_and_kept(tmp_path, monkeypatch):
 def test_a_measured_peak_does_not_exceed_the_data_sheet():
     device = torch.device("cuda")
     stated = device_peak(device, torch.bfloat16, Cache()).flops
-    assert 0.3 * stated < flops_module.measure(device, torch.bfloat16) < 1.02 * stated
+    assert 0.3 * stated < flops_module.measure_peak(device, torch.bfloat16) < 1.02 * stated
 
 
 # Energy
@@ -346,7 +346,7 @@ def nvml(counter=(), power=(), busy=(), knows=True, starts=True):
 
 def test_energy_is_the_difference_of_the_device_s_counter():
     fake = nvml(counter=(5_000, 65_000), power=(200_000,) * 999, busy=(50,) * 999)
-    energy = Energy(Meter(fake, "1"))
+    energy = Energy(NvmlDevice(fake, "1"))
     energy.step(report(1, tokens=40))
     energy.close()
     usage = energy.usage
@@ -357,7 +357,7 @@ def test_energy_is_the_difference_of_the_device_s_counter():
 
 
 def test_the_device_is_sampled_while_the_run_goes_on():
-    energy = Energy(Meter(nvml(counter=(1, 2)), "1"))
+    energy = Energy(NvmlDevice(nvml(counter=(1, 2)), "1"))
     waiting = energy._closed
     waiting.wait(0.35)
     energy.close()
@@ -366,7 +366,11 @@ def test_the_device_is_sampled_while_the_run_goes_on():
 
 
 def test_without_a_counter_energy_is_summed_up_from_power():
-    samples = [Sample(0.0, None, 100.0, None), Sample(2.0, 0.25, 300.0, 5), Sample(3.0, 0.75, 100.0, 4)]
+    samples = [
+        DeviceSample(0.0, None, 100.0, None),
+        DeviceSample(2.0, 0.25, 300.0, 5),
+        DeviceSample(3.0, 0.75, 100.0, 4),
+    ]
     usage = summarise(samples, None, 0)
     assert (usage.joules, usage.source, usage.joules_per_unit) == (600.0, "power", None)
     assert (usage.watts, usage.busy, usage.memory, usage.seconds) == (200.0, 0.5, 5, 3.0)
@@ -374,7 +378,7 @@ def test_without_a_counter_energy_is_summed_up_from_power():
 
 
 def test_a_device_that_tells_nothing_is_told_nothing_about():
-    usage = summarise([Sample(0.0, None, None, None), Sample(1.0, None, None, None)], None, 7)
+    usage = summarise([DeviceSample(0.0, None, None, None), DeviceSample(1.0, None, None, None)], None, 7)
     assert (usage.busy, usage.watts, usage.joules, usage.source, usage.memory) == (None,) * 5
 
 

@@ -21,7 +21,7 @@ from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken
 from laconic.training.objectives.ranking import Ranking
 from laconic.training.step.objective import TARGETS
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a b", "while every request waits"]
 SAVED = {
@@ -88,22 +88,21 @@ def test_every_task_has_an_objective(name):
 @pytest.mark.parametrize("name", SAVED)
 def test_a_step_on_an_example_is_simulated_without_a_value(checkpoint, name):
     found = checkpoint(name)
-    objective = objective_class(name).of(found.task)
-    real = objective.example(3, 12)
+    objective = registry.resolve("objective", name).of(found.task)
+    real = objective.make_example(3, 12)
     rows = {len(tensor) for tensor in real.values()}
     assert rows == {6 if name == "text-embedding" else 3}
     assert "attention_mask" not in real or real["attention_mask"].all()
     module = BUILD[found.source["kind"]](found.source).train().requires_grad_(True)
 
     def prepare():
-        kit = Kit(
+        parts = StepParts(
             fakify(module),
             objective,
             lambda groups: torch.optim.SGD(groups, lr=0.1),
             lambda module: [{"params": list(module.parameters())}],
         )
-        kit.assemble()
-        return kit, objective.example(3, 12)
+        return parts.assemble(), objective.make_example(3, 12)
 
     assert simulate(prepare).peak() > 0
 
@@ -120,7 +119,7 @@ def test_samples_without_labels_teach_nothing(checkpoint, name):
 def mean_and_gradient(objective, module, batch, rows):
     module.requires_grad_(True).zero_grad()
     parts = objective.split(batch, rows)
-    total = sum(objective.terms(part) for part in parts)
+    total = sum(objective.count_terms(part) for part in parts)
     loss = sum(objective.loss(module, part) / total for part in parts)
     loss.backward()
     gradient = torch.cat([each.grad.flatten() for each in module.parameters() if each.grad is not None])
@@ -148,8 +147,8 @@ def test_classes_are_learned_by_cross_entropy(checkpoint):
     logits = found.module(**{name: tensor for name, tensor in batch.items() if name != TARGETS})
     expected = cross_entropy(logits, torch.tensor([0, 2, 1, 1]), reduction="sum")
     torch.testing.assert_close(objective.loss(found.module, batch), expected)
-    assert objective.terms(batch) == 4
-    assert objective.tokens(batch) == sum(len(found.task.tokenizer.encode(text).ids) for text in TEXTS)
+    assert objective.count_terms(batch) == 4
+    assert objective.count_tokens(batch) == sum(len(found.task.tokenizer.encode(text).ids) for text in TEXTS)
 
 
 def test_whole_numbers_are_classes_and_others_are_reached_by_their_square():
@@ -160,7 +159,7 @@ def test_whole_numbers_are_classes_and_others_are_reached_by_their_square():
     torch.testing.assert_close(objective.loss(fixed(logits, None), classes), expected)
     numbers = objective.collate(samples, [[1.0, 1.0], [0.0, 0.0]])
     assert objective.loss(fixed(logits), numbers) == pytest.approx(0.5 + 4.5)
-    assert objective.terms(numbers) == 2
+    assert objective.count_terms(numbers) == 2
     single = objective.collate(samples, [0.5, 1.0])
     assert objective.loss(fixed(torch.tensor([[1.5], [1.0]])), single) == pytest.approx(1)
 
@@ -179,9 +178,9 @@ def test_an_example_has_labels_like_those_of_the_data():
     task = Tensors((X,))
     samples = [{"x": np.full(4, number, np.float32)} for number in range(3)]
     numbers = Dataset.of(samples, task, labels=[[0.5, 1.5]] * 3)
-    assert Targets.of(task, numbers).example(5, 1)[TARGETS].shape == (5, 2)
+    assert Targets.of(task, numbers).make_example(5, 1)[TARGETS].shape == (5, 2)
     classes = Dataset.of(samples, task, labels=[0, 1, 2])
-    assert Targets.of(task, classes).example(5, 1)[TARGETS].dtype == torch.int64
+    assert Targets.of(task, classes).make_example(5, 1)[TARGETS].dtype == torch.int64
 
 
 # Language models
@@ -192,9 +191,9 @@ def test_each_next_token_is_a_term_and_padding_is_none(checkpoint):
     objective = NextToken.of(found.task)
     batch = objective.collate(TEXTS, None)
     lengths = [len(found.task.tokenizer.encode(text).ids) for text in TEXTS]
-    assert objective.terms(batch) == objective.tokens(batch) == sum(lengths) - 4
+    assert objective.count_terms(batch) == objective.count_tokens(batch) == sum(lengths) - 4
     assert batch["input_ids"].shape == (4, max(lengths) - 1)
-    assert int((batch[TARGETS] != IGNORED).sum()) == objective.terms(batch)
+    assert int((batch[TARGETS] != IGNORED).sum()) == objective.count_terms(batch)
     expected = 0.0
     for text in TEXTS:
         ids = torch.tensor([found.task.tokenizer.encode(text).ids])
@@ -206,7 +205,7 @@ def test_rows_of_one_length_have_no_mask(checkpoint):
     objective = NextToken.of(checkpoint("causal-lm").task)
     batch = objective.collate(["a b", "b a"], None)
     assert batch.keys() == {"input_ids", TARGETS}
-    assert objective.terms(batch) == 6
+    assert objective.count_terms(batch) == 6
 
 
 def test_a_label_is_the_token_that_follows(checkpoint):
@@ -214,7 +213,7 @@ def test_a_label_is_the_token_that_follows(checkpoint):
     objective = NextToken.of(task)
     world = task.parse_label("world")
     batch = objective.collate(["hello", "a b"], [world, world])
-    assert objective.terms(batch) == 3 + 4
+    assert objective.count_terms(batch) == 3 + 4
     assert batch[TARGETS][1, -1] == batch[TARGETS][0, 2] == world
 
 
@@ -224,7 +223,7 @@ def test_texts_of_a_token_each_have_nothing_to_foretell(checkpoint):
     try:
         with pytest.raises(DataError, match="two tokens"):
             NextToken.of(task).collate(["a", "b"], None)
-        assert NextToken.of(task).terms(NextToken.of(task).collate(["a", "a b"], None)) == 1
+        assert NextToken.of(task).count_terms(NextToken.of(task).collate(["a", "a b"], None)) == 1
     finally:
         task.tokenizer.post_processor = kept
 
@@ -238,7 +237,7 @@ def test_the_loss_from_hidden_states_can_be_replaced(checkpoint):
         return hidden.sum()
 
     objective.cross_entropy = spy
-    objective.loss(found.module, objective.example(2, 8))
+    objective.loss(found.module, objective.make_example(2, 8))
     assert seen == [((16, 32), (40, 32), None, torch.int64)]
 
 
@@ -273,8 +272,8 @@ def test_cosines_are_put_into_the_order_of_the_scores():
     batch = objective.collate(["a", "b", "a", "c", "b", "c"], [0.9, 0.9, 0.1, 0.1, 0.1, 0.1])
     ordered = vectors([1, 0], [1, 0.1], [1, 0], [0, 1], [1, 0], [0.1, 1])
     reversed_ = vectors([1, 0], [0, 1], [1, 0], [1, 0.1], [1, 0], [1, 0])
-    assert objective.terms(batch) == 3
-    assert not objective.splits
+    assert objective.count_terms(batch) == 3
+    assert not objective.splittable
     low, high = (float(objective.loss(fixed(each), batch)) for each in (ordered, reversed_))
     cosines = [float(reversed_[index] @ reversed_[index + 1]) for index in (0, 2, 4)]
     expected = np.log1p(sum(np.exp(20 * (cosine - cosines[0])) for cosine in cosines[1:]))
@@ -297,7 +296,7 @@ def test_each_text_finds_its_own_among_the_others():
     states = vectors([1, 0], [1, 0.2], [0, 1], [0.3, 1])
     expected = cross_entropy(states[0::2] @ states[1::2].T * 20, torch.arange(2), reduction="sum")
     torch.testing.assert_close(objective.loss(fixed(states), batch), expected)
-    assert objective.terms(batch) == 2
+    assert objective.count_terms(batch) == 2
     twins = objective.collate(["a", "b", "c", "b"], None)
     assert float(objective.loss(fixed(vectors([1, 0], [0, 1], [0, 1], [0, 1])), twins)) == 0
 

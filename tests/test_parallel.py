@@ -18,15 +18,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from laconic.errors import DataError, RecipeError, TrainingFailure
-from laconic.training.assembly import make_kit
-from laconic.training.data.batch_sampler import Order
+from laconic.training.data.batch_sampler import BatchSampler
 from laconic.training.objectives.array_targets import Targets
-from laconic.training.parallel.distribute import spread
 from laconic.training.parallel.mesh import Mesh
-from laconic.training.parallel.ranks import Ranks, started
+from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.settings import Training
 from laconic.training.snapshots.snapshot import Snapshots
-from laconic.training.step.step import step
+from laconic.training.step.parallel_strategy import ParallelStrategy
+from laconic.training.step.train_step import train_step
+from laconic.training.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
 COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3
@@ -69,20 +69,24 @@ def rows_of(numbers):
 
 
 def settings(mesh, techniques=(), optimizer="adamw", clip=0.5):
-    return Training(batch=BATCH, mesh=mesh, techniques=techniques, optimizer={optimizer: {"lr": 1e-2}}, clip=clip)
+    return Training(
+        batch_size=BATCH, mesh=mesh, techniques=techniques, optimizer={optimizer: {"lr": 1e-2}}, max_grad_norm=clip
+    )
 
 
 def assembled(training, ranks, model=None):
     torch.manual_seed(2)
-    kit = make_kit(model or Classifier(), Targets(None), training.parts(), CPU)
-    spread(kit, training, ranks)
-    kit.assemble()
-    return kit
+    parts = make_step_parts(model or Classifier(), Targets(None), training.components(), CPU)
+    distribute_step(parts, training, ranks)
+    return parts.assemble()
 
 
-def learn(kit, training, ranks, start=0, stop=STEPS):
-    order = Order(COUNT, training.batch, seed=0, rank=ranks.rank, world=ranks.world)
-    return [float(step(kit, rows_of(order.batch(number)), clip=training.clip)) for number in range(start, stop)]
+def learn(state, training, ranks, start=0, stop=STEPS):
+    order = BatchSampler(COUNT, training.batch_size, seed=0, rank=ranks.rank, world=ranks.world)
+    return [
+        float(train_step(state, rows_of(order.batch(number)), max_grad_norm=training.max_grad_norm))
+        for number in range(start, stop)
+    ]
 
 
 def answers(module):
@@ -90,8 +94,8 @@ def answers(module):
         return module(rows_of([0, 1, 2])["ids"]).float()
 
 
-def state_of(kit):
-    return {"model": kit.state(), "optimizer": kit.optimizer.state_dict()}
+def content_of(state):
+    return {"model": state.weights(), "optimizer": state.optimizer.state_dict()}
 
 
 # What the ranks do
@@ -126,41 +130,40 @@ def by_two_ranks(scene, folder, monkeypatch):
 def run_each(rank, folder):
     """Every run, its losses and its module's answers at the end."""
     found = {}
-    with started(CPU, Mesh()):
+    with open_ranks(CPU, Mesh()):
         for name, (mesh, techniques) in RUNS.items():
             training = settings(mesh, techniques)
             ranks = Ranks.of(rank, 2, CPU, training.mesh)
-            kit = assembled(training, ranks)
-            losses = learn(kit, training, ranks)
-            found[name] = {"losses": losses, "answers": answers(kit.finish()).tolist()}
+            state = assembled(training, ranks)
+            losses = learn(state, training, ranks)
+            found[name] = {"losses": losses, "answers": answers(state.finish()).tolist()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 def shard_and_keep(rank, folder):
     """A sharded run that ends after a snapshot, and what can be seen of it on the way."""
     training = settings({"shard": None})
-    with started(CPU, training.mesh) as ranks:
+    with open_ranks(CPU, training.mesh) as ranks:
         assert ranks.any(rank == 1)
         assert not ranks.any(False)
-        kit = assembled(training, ranks)
-        with kit.gathered():
-            assert torch.equal(answers(kit.module), answers(Classifier()))
-        losses = learn(kit, training, ranks, 0, KEPT)
-        assert all(isinstance(weight, DTensor) for weight in kit.state().values())
-        held = sum(weight.to_local().numel() for weight in kit.state().values())
+        state = assembled(training, ranks)
+        with state.strategy.gather_weights():
+            assert torch.equal(answers(state.module), answers(Classifier()))
+        losses = learn(state, training, ranks, 0, KEPT)
+        assert all(isinstance(weight, DTensor) for weight in state.weights().values())
+        held = sum(weight.to_local().numel() for weight in state.weights().values())
         assert 0.45 < held / sum(weight.numel() for weight in Classifier().parameters()) < 0.55
         with Snapshots(folder / "snapshots") as snapshots:
-            snapshots.save(KEPT, state_of(kit), wait=True)
-        with kit.gathered():
-            during = answers(kit.module)
-        losses += learn(kit, training, ranks, KEPT)
+            snapshots.save(KEPT, content_of(state), wait=True)
+        with state.strategy.gather_weights():
+            during = answers(state.module)
+        losses += learn(state, training, ranks, KEPT)
         (folder / "losses.json").write_text(json.dumps(losses))
-        kit = assembled(training, ranks)
+        state = assembled(training, ranks)
         with Snapshots(folder / "snapshots") as snapshots:
-            learn(kit, training, ranks, 0, 1)
-            state = state_of(kit)
-            assert snapshots.load(state) == KEPT
-        module = kit.finish()
+            learn(state, training, ranks, 0, 1)
+            assert snapshots.load(content_of(state)) == KEPT
+        module = state.finish()
         assert torch.equal(answers(module), during)
         assert [type(layer) for layer in module.layers] == [nn.TransformerEncoderLayer] * 3
         assert list(vars(module.layers[0])) == list(vars(Classifier().layers[0]))
@@ -172,12 +175,12 @@ def shard_and_keep(rank, folder):
 def fail_on_one(rank, folder):
     training = settings({})
     try:
-        with started(CPU, training.mesh, timeout=timedelta(seconds=SECONDS)) as ranks:
-            kit = assembled(training, ranks)
-            learn(kit, training, ranks, 0, 1)
+        with open_ranks(CPU, training.mesh, timeout=timedelta(seconds=SECONDS)) as ranks:
+            state = assembled(training, ranks)
+            learn(state, training, ranks, 0, 1)
             if rank == 1:
                 raise DataError("row 7 does not fit")
-            learn(kit, training, ranks, 1, 2)
+            learn(state, training, ranks, 1, 2)
     except (DataError, TrainingFailure) as error:
         (folder / f"{rank}.txt").write_text(f"{type(error).__name__}: {error}")
         sys.exit(error.exit_code)
@@ -200,9 +203,9 @@ def alone():
     found = {}
     for name, (_, techniques) in RUNS.items():
         training = settings({}, techniques)
-        kit = assembled(training, Ranks())
-        losses = learn(kit, training, Ranks())
-        found[name] = {"losses": losses, "answers": answers(kit.finish()).tolist()}
+        state = assembled(training, Ranks())
+        losses = learn(state, training, Ranks())
+        found[name] = {"losses": losses, "answers": answers(state.finish()).tolist()}
     return found
 
 
@@ -220,11 +223,11 @@ def test_a_run_of_two_ranks_goes_on_alone(tmp_path, monkeypatch, alone):
     assert by_two_ranks(shard_and_keep, tmp_path, monkeypatch) == [0, 0]
     assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(alone["replicas"]["losses"], abs=1e-5)
     training = settings({})
-    kit = assembled(training, Ranks())
-    learn(kit, training, Ranks(), 0, 1)  # so that there is room for the optimizer's state
+    state = assembled(training, Ranks())
+    learn(state, training, Ranks(), 0, 1)  # so that there is room for the optimizer's state
     with Snapshots(tmp_path / "snapshots") as snapshots:
-        assert snapshots.load(state_of(kit)) == KEPT
-    losses = learn(kit, training, Ranks(), KEPT, STEPS)
+        assert snapshots.load(content_of(state)) == KEPT
+    losses = learn(state, training, Ranks(), KEPT, STEPS)
     assert losses == pytest.approx(alone["replicas"]["losses"][KEPT:], abs=1e-5)
 
 
@@ -236,33 +239,40 @@ def test_a_rank_that_fails_ends_the_other_and_says_why(tmp_path, monkeypatch):
     assert (tmp_path / "0.txt").read_text().startswith("TrainingFailure: rank 0 stopped, since another rank has")
 
 
+class TermsOfAnotherRank(ParallelStrategy):
+    """All rows of the batch are another rank's."""
+
+    def reduce_terms(self, terms):
+        return 4.0
+
+
 @pytest.mark.parametrize("kind", ["Bert", "Llama", "ViT"])
 def test_a_rank_without_rows_has_no_loss_and_gradients_of_zero(kind):
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     text = {"vocab_size": 17, "pad_token_id": 0, "use_cache": False}
     config = getattr(transformers, f"{kind}Config")(**sizes, **({"image_size": 32} if kind == "ViT" else text))
     name = f"{kind}For{'Image' if kind == 'ViT' else 'Sequence'}Classification"
-    kit = make_kit(getattr(transformers, name)(config), Targets(None), settings({}).parts(), CPU)
-    kit.total = lambda terms: 4.0  # those of another rank
-    kit.assemble()
-    kit.optimizer = torch.optim.SGD(kit.module.parameters(), lr=1.0)
-    before = {name: weight.clone() for name, weight in kit.module.named_parameters()}
+    parts = make_step_parts(getattr(transformers, name)(config), Targets(None), settings({}).components(), CPU)
+    parts.parallelize(TermsOfAnotherRank())
+    state = parts.assemble()
+    state.optimizer = torch.optim.SGD(state.module.parameters(), lr=1.0)
+    before = {name: weight.clone() for name, weight in state.module.named_parameters()}
     ids = torch.zeros(0, 5, dtype=torch.int64)
     inputs = {"pixel_values": torch.zeros(0, 3, 32, 32)} if kind == "ViT" else {"input_ids": ids, "attention_mask": ids}
-    assert step(kit, {**inputs, "targets": torch.zeros(0, dtype=torch.int64)}) == 0
-    assert all(torch.equal(weight, before[name]) for name, weight in kit.module.named_parameters())
+    assert train_step(state, {**inputs, "targets": torch.zeros(0, dtype=torch.int64)}) == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in state.module.named_parameters())
 
 
 @pytest.mark.parametrize("techniques", [(), ("lora",)])
 def test_one_rank_with_shards_learns_as_one_without(techniques):
     expected = learn(assembled(settings({}, techniques), Ranks()), settings({}), Ranks())
     training = settings({"shard": None}, techniques)
-    with started(CPU, training.mesh) as ranks:
-        assert (ranks.world, ranks.first) == (1, True)
-        kit = assembled(training, ranks)
-        assert isinstance(next(kit.module.parameters()), DTensor)
-        assert learn(kit, training, ranks) == pytest.approx(expected, abs=1e-5)
-        kit.finish()
+    with open_ranks(CPU, training.mesh) as ranks:
+        assert (ranks.world, ranks.is_first) == (1, True)
+        state = assembled(training, ranks)
+        assert isinstance(next(state.module.parameters()), DTensor)
+        assert learn(state, training, ranks) == pytest.approx(expected, abs=1e-5)
+        state.finish()
     assert not torch.distributed.is_initialized()
 
 
@@ -328,20 +338,20 @@ def test_settings_without_a_place_are_refused(mesh, message):
     ],
 )
 def test_what_cannot_be_sharded_is_refused_with_the_reason(training, message):
-    with started(CPU, training.mesh) as ranks, pytest.raises(RecipeError, match=message):
+    with open_ranks(CPU, training.mesh) as ranks, pytest.raises(RecipeError, match=message):
         assembled(training, ranks)
 
 
 def test_a_task_that_compares_rows_is_refused_on_several_ranks():
-    kit = make_kit(Classifier(), Targets(None), settings({}).parts(), CPU)
-    kit.objective.splits = False
+    parts = make_step_parts(Classifier(), Targets(None), settings({}).components(), CPU)
+    parts.objective.splittable = False
     with pytest.raises(RecipeError, match="each rank sees its own alone"):
-        spread(kit, settings({}), Ranks(0, 2))
+        distribute_step(parts, settings({}), Ranks(0, 2))
 
 
 def test_a_single_number_cannot_be_sharded():
     model = Classifier()
     model.scale = nn.Parameter(torch.tensor(1.0))
     training = settings({"shard": None})
-    with started(CPU, training.mesh) as ranks, pytest.raises(RecipeError, match="scale is a single number"):
+    with open_ranks(CPU, training.mesh) as ranks, pytest.raises(RecipeError, match="scale is a single number"):
         assembled(training, ranks, model)

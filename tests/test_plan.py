@@ -17,7 +17,7 @@ import transformers
 from laconic.cache import VARIABLE
 from laconic.cli import main
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
-from laconic.finetune.advice import subject_of
+from laconic.finetune.advice import copy_structure
 from laconic.models.checkpoint import load_source
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner import device_rates as measuring
@@ -75,7 +75,7 @@ def subject(folder: Path, kind: str) -> MetaModel:
 
 
 def planned(folder: Path, kind: str, memory: int, **changes) -> MemoryPlan:
-    training = Training.model_validate({"batch": BATCH, **changes})
+    training = Training.model_validate({"batch_size": BATCH, **changes})
     return plan_memory(subject(folder, kind), training, length=LENGTH, memory=memory, device=CPU)
 
 
@@ -97,7 +97,7 @@ def test_every_combination_has_a_name_of_its_own_and_is_legal(roomy):
     names = [row.combination.name for row in roomy.rows]
     assert len(set(names)) == len(names) > 10
     for row in roomy.rows:
-        row.combination.training.parts()
+        row.combination.training.components()
 
 
 def test_the_parts_of_a_peak_add_up_to_it(roomy):
@@ -142,7 +142,7 @@ def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
 
 
 def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder):
-    training = Training.model_validate({"batch": BATCH})
+    training = Training.model_validate({"batch_size": BATCH})
     found = plan_memory(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
     assert any(row.prediction.host for row in found.rows)
     assert found.chosen is not None
@@ -160,12 +160,12 @@ def test_the_front_holds_what_nothing_beats(roomy):
 
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_the_largest_batch_fits_and_one_row_more_does_not(folder, kind):
-    given, training, rates = subject(folder, kind), Training(batch=BATCH), measuring.measure_rates(CPU)
+    given, training, rates = subject(folder, kind), Training(batch_size=BATCH), measuring.measure_rates(CPU)
     plain = row(given, training, rates)
     memory = round(5.5 * plain.need)
     largest = find_largest_batch(given, plain, LENGTH, memory, rates)
     assert largest > 2 * BATCH
-    tried = [row(given, training.model_copy(update={"batch": rows}), rates) for rows in (largest, largest + 1)]
+    tried = [row(given, training.model_copy(update={"batch_size": rows}), rates) for rows in (largest, largest + 1)]
     assert [each.fits(memory) for each in tried] == [True, False]
 
 
@@ -176,12 +176,12 @@ def row(given: MetaModel, training: Training, rates) -> PlanRow:
 
 def test_a_batch_that_is_taken_in_parts_has_no_largest(folder):
     given, rates = subject(folder, "bert"), measuring.measure_rates(CPU)
-    training = Training.model_validate({"batch": BATCH, "techniques": [{"gradient-accumulation": {"rows": 1}}]})
+    training = Training.model_validate({"batch_size": BATCH, "techniques": [{"gradient-accumulation": {"rows": 1}}]})
     assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**40, rates) is None
 
 
 def test_a_batch_beyond_all_bounds_is_not_made(folder):
-    given, training, rates = subject(folder, "llama"), Training(batch=BATCH), measuring.measure_rates(CPU)
+    given, training, rates = subject(folder, "llama"), Training(batch_size=BATCH), measuring.measure_rates(CPU)
     before = resident()
     assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**44, rates) > 2**22
     assert resident() - before < 2**30
@@ -193,7 +193,7 @@ def resident() -> int:
 
 
 def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings(folder):
-    training = Training.model_validate({"batch": BATCH,
+    training = Training.model_validate({"batch_size": BATCH,
                                         "techniques": [{"gradient-checkpointing": {"every": 2}}, "pure-bf16"],
                                         "optimizer": {"adamw": {"stochastic_rounding": True}}})  # fmt: skip
     names = [candidate.name for candidate in list_combinations(subject(folder, "bert"), training, CPU)]
@@ -207,7 +207,7 @@ def test_what_a_recipe_asks_for_and_the_model_has_no_place_for_is_refused(folder
 
 
 def test_a_classifier_is_offered_what_it_has_a_place_for(folder):
-    found = list_combinations(subject(folder, "bert"), Training(batch=BATCH), CPU)
+    found = list_combinations(subject(folder, "bert"), Training(batch_size=BATCH), CPU)
     names = {named.name for each in found for named in each.training.techniques}
     assert {
         "sdpa",
@@ -222,10 +222,10 @@ def test_a_classifier_is_offered_what_it_has_a_place_for(folder):
 
 def test_a_checkpoint_in_memory_is_planned_for_without_a_copy_of_its_weights(tmp_path):
     checkpoint = load_source(models.save_bert(tmp_path / "bert"))
-    given = subject_of(checkpoint, "bert")
+    given = copy_structure(checkpoint, "bert")
     assert {each.device.type for each in (*given.module.parameters(), *given.module.buffers())} == {"meta"}
     assert all(each.device.type == "cpu" for each in checkpoint.module.parameters())
-    found = list_combinations(given, Training(batch=BATCH), CPU)
+    found = list_combinations(given, Training(batch_size=BATCH), CPU)
     assert len(found) > 5
     assert predict(given, found[0].training, LENGTH, measuring.measure_rates(CPU)).peak > 0
 
@@ -301,7 +301,7 @@ def perceptron(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(
         "source: net.pt\nbuilder: models:Perceptron\narguments: {widths: [8, 16, 4]}\n"
-        "batch: 3\ntechniques: [{gradient-accumulation: {rows: 2}}]\n"
+        "batch_size: 3\ntechniques: [{gradient-accumulation: {rows: 2}}]\n"
     )
     return tmp_path / "net.pt", "--recipe", path
 
@@ -365,7 +365,7 @@ def test_a_time_line_of_nothing_is_refused(folder, tmp_path):
 
 
 def planned_small(folder: Path) -> MemoryPlan:
-    given, training, rates = subject(folder, "bert"), Training(batch=BATCH), measuring.measure_rates(CPU)
+    given, training, rates = subject(folder, "bert"), Training(batch_size=BATCH), measuring.measure_rates(CPU)
     only = row(given, training, rates)
     return MemoryPlan(given, LENGTH, 2**30, rates, (only,), only, None)
 
@@ -414,8 +414,8 @@ rates = measure_rates(torch.device("cpu"))
 def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = most()
 subject = open_meta_model(Path(sys.argv[1]))
-plain = predict(subject, Training(batch=8), 1024, rates)
-lean = predict(subject, Training.model_validate({"batch": 8, "clip": None, "techniques": ["sdpa",
+plain = predict(subject, Training(batch_size=8), 1024, rates)
+lean = predict(subject, Training.model_validate({"batch_size": 8, "max_grad_norm": None, "techniques": ["sdpa",
     "gradient-checkpointing", "chunked-cross-entropy", "bf16", "optimizer-in-backward"]}), 1024, rates)
 print(subject.parameters, plain.peak, lean.peak, most() - before)
 """

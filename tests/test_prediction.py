@@ -17,16 +17,21 @@ from laconic.cache import Cache
 from laconic.config import Named
 from laconic.models import huggingface
 from laconic.models.embedder import read_json
-from laconic.planner.device_rates import DeviceRates, RateCurve, measure_optimizer, measure_rates
+from laconic.planner.device_rates import (
+    DeviceRates,
+    RateCurve,
+    measure_optimizer,
+    measure_rates,
+)
 from laconic.planner.memory_timeline import AllocationLog
 from laconic.planner.meta_model import MetaModel, open_meta_model
 from laconic.planner.prediction import predict
 from laconic.planner.simulate import STEPS, AllocationTracker, Prepare, make_fake_mode, trace_memory
-from laconic.training.assembly import make_kit
 from laconic.training.settings import Training
 from laconic.training.step.objective import Batch
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
+from laconic.training.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 CURVE = RateCurve(amounts=(1.0, 2.0), seconds=(1.0, 2.0))
@@ -90,20 +95,21 @@ def opened(folder: Path, kind: str, layers: int) -> tuple[MetaModel, dict[str, A
 def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
     techniques = tuple(Named.model_validate(each) for each in choice)
     clip = None if "optimizer-in-backward" in choice else 1.0
-    return Training(batch=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
+    return Training(
+        batch_size=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), max_grad_norm=clip
+    )
 
 
 def real(subject: MetaModel, source: dict[str, Any], training: Training) -> Prepare:
-    def prepare() -> tuple[Kit, Batch]:
+    def prepare() -> tuple[TrainState, Batch]:
         torch.manual_seed(0)
         objective = subject.objective()
         module: nn.Module = huggingface.build(source)
-        kit = make_kit(module, objective, training.parts(), CPU)
-        kit.assemble()
-        batch = objective.example(ROWS, LENGTH)
+        state = make_step_parts(module, objective, training.components(), CPU).assemble()
+        batch = objective.make_example(ROWS, LENGTH)
         if "attention_mask" in batch:
             batch["attention_mask"][0, -1] = 0  # without any padding no mask would be made of it
-        return kit, batch
+        return state, batch
 
     return prepare
 
@@ -111,13 +117,13 @@ def real(subject: MetaModel, source: dict[str, Any], training: Training) -> Prep
 def allocated(prepare: Prepare, clip: float | None, folder: Path) -> int:
     """The most bytes that torch's allocator gave out at once, in some steps."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
-        kit, batch = prepare()
+        state, batch = prepare()
         gc.collect()
         with record_function("steps"):
             for _ in range(STEPS):
-                step(kit, batch, clip=clip)
-        kit.finish()
-        del kit, batch
+                train_step(state, batch, max_grad_norm=clip)
+        state.finish()
+        del state, batch
         gc.collect()
     return most(found, folder)
 
@@ -144,15 +150,15 @@ def most(found: profile, folder: Path) -> int:
 def test_what_is_predicted_is_what_real_tensors_take(tmp_path, kind, choice, optimizer):
     subject, source = opened(tmp_path, kind, 2)
     training = settings(choice, optimizer)
-    kits: list[Kit] = []
+    states: list[TrainState] = []
 
-    def prepare() -> tuple[Kit, Batch]:
-        kit, batch = real(subject, source, training)()
-        kits.append(kit)
-        return kit, batch
+    def prepare() -> tuple[TrainState, Batch]:
+        state, batch = real(subject, source, training)()
+        states.append(state)
+        return state, batch
 
-    watched = trace_memory(prepare, CPU, clip=training.clip)
-    kits[0].finish()
+    watched = trace_memory(prepare, CPU, clip=training.max_grad_norm)
+    states[0].finish()
     predicted = predict(subject, training, LENGTH, RATES)
     assert predicted.peak == pytest.approx(watched.peak(), rel=0.01)
     assert predicted.host == pytest.approx(watched.host.max(initial=0), rel=0.01)
@@ -165,7 +171,7 @@ def test_what_is_predicted_is_what_the_allocator_gives_out(tmp_path, choice, opt
     predicted = predict(subject, training, LENGTH, RATES)
     assert predicted.timeline is not None
     both = int((predicted.timeline.device + predicted.timeline.host).max())  # it cannot tell one from the other
-    assert both == pytest.approx(allocated(real(subject, source, training), training.clip, tmp_path), rel=0.03)
+    assert both == pytest.approx(allocated(real(subject, source, training), training.max_grad_norm, tmp_path), rel=0.03)
 
 
 def leaf() -> Tensor:

@@ -104,7 +104,7 @@ def test_what_a_stage_decides_runs_on_both_engines(made, tmp_path, name, given):
         pytest.skip(str(error))
     _, graph, _, _ = made
     if stage.kind == "torch":
-        stage = stage.model_copy(update={"steps": 2, "batch": 4, "samples": 4})
+        stage = stage.model_copy(update={"steps": 2, "batch_size": 4, "samples": 4})
         changed = stage.apply(made[0], training(made, tmp_path))
         graph = capture(changed, tmp_path / "graph")
         ladder = Static(samples=8, mixed_precision=False).plan(graph, planning(made, tmp_path, history=changed.history))
@@ -229,7 +229,7 @@ def test_what_was_attached_comes_off():
 
 def test_training_leaves_the_same_module_with_its_ranges_in_the_history(made, tmp_path):
     checkpoint, graph, _, _ = made
-    stage = registry.resolve("stage", "quantize.qat")(steps=3, batch=4, samples=4, keep=("*.layer.1.*",))
+    stage = registry.resolve("stage", "quantize.qat")(steps=3, batch_size=4, samples=4, keep=("*.layer.1.*",))
     before = {name: value.clone() for name, value in checkpoint.module.state_dict().items()}
     changed = stage.apply(checkpoint, training(made, tmp_path))
     after = changed.module.state_dict()

@@ -284,7 +284,7 @@ def test_healing_is_refused_by_a_recipe_that_says_so_and_names_none_itself():
     bare = {"source": "model", "stages": ["quantize.static"]}
     assert can_heal(Recipe.parse(bare))
     assert not can_heal(Recipe.parse(bare | {"heal": False}))
-    assert can_heal(Recipe.parse({"source": "model", "stages": [{"distill.heal": {"length": 32}}], "heal": False}))
+    assert can_heal(Recipe.parse({"source": "model", "stages": [{"distill.heal": {"max_length": 32}}], "heal": False}))
 
 
 # Study

@@ -17,8 +17,8 @@ from laconic.planner.simulate import fakify, simulate
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken, whole_logits
 from laconic.training.step.objective import TARGETS
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step
+from laconic.training.step.step_parts import StepParts
+from laconic.training.step.train_step import train_step
 
 TEXTS = ["hello world", "the model answers every question about its weights and memory", "a", "b a", "it waits", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
@@ -34,8 +34,8 @@ def checkpoint(request, tmp_path_factory):
     return load_source(SAVED[request.param](tmp_path_factory.mktemp(request.param) / "source"))
 
 
-def kit_of(module, objective, *, lr=0.1):
-    return Kit(
+def make_parts(module, objective, *, lr=0.1):
+    return StepParts(
         module,
         objective,
         lambda groups: torch.optim.SGD(groups, lr=lr),
@@ -57,16 +57,15 @@ def test_packed_texts_have_the_losses_that_they_have_apart(checkpoint, length, a
     checkpoint.module.model.set_attn_implementation(attention)
     objective = NextToken(checkpoint.task)
     padded = objective.collate(TEXTS, None)
-    kit = kit_of(checkpoint.module, objective)
-    SequencePacking(length=length).apply(kit)
+    SequencePacking(length=length).apply(make_parts(checkpoint.module, objective))
     packed = objective.collate(TEXTS, None)
     assert len(packed["input_ids"]) < len(padded["input_ids"])
     assert packed["input_ids"].shape[1] == max(padded["input_ids"].shape[1], length or 0)
-    assert objective.terms(packed) == int((packed[TARGETS] != IGNORED).sum())
+    assert objective.count_terms(packed) == int((packed[TARGETS] != IGNORED).sum())
     with torch.no_grad():
         expected, found = each_loss(checkpoint.module, padded), each_loss(checkpoint.module, packed)
         assert found == pytest.approx(expected, abs=1e-5)
-        total = objective.loss(checkpoint.module, packed) / objective.terms(packed)
+        total = objective.loss(checkpoint.module, packed) / objective.count_terms(packed)
     assert total.item() == pytest.approx(np.mean(expected), abs=1e-5)
     checkpoint.module.model.set_attn_implementation("sdpa")
 
@@ -77,13 +76,14 @@ def test_packing_is_taken_off_again_and_changes_no_training(checkpoint):
     def learned(*techniques, rows=None):
         checkpoint.module.load_state_dict(start)
         objective = NextToken(checkpoint.task)
-        kit = kit_of(checkpoint.module.requires_grad_(True), objective)
-        kit.rows = rows
+        parts = make_parts(checkpoint.module.requires_grad_(True), objective)
+        if rows is not None:
+            parts.accumulate_gradients(rows)
         for technique in techniques:
-            technique.apply(kit)
-        kit.assemble()
-        losses = [step(kit, kit.objective.collate(TEXTS, None)).item() for _ in range(3)]
-        kit.finish()
+            technique.apply(parts)
+        state = parts.assemble()
+        losses = [train_step(state, state.objective.collate(TEXTS, None)).item() for _ in range(3)]
+        state.finish()
         assert "position_ids" not in objective.collate(TEXTS, None)
         checkpoint.module.load_state_dict(start)
         return losses
@@ -98,7 +98,7 @@ def test_rows_that_are_full_need_no_counting(checkpoint):
     objective.layout = PackedLayout()
     batch = objective.collate(["a b", "hello world"], None)
     assert batch.keys() == {"input_ids", TARGETS, "position_ids"}
-    assert objective.terms(batch) == 6
+    assert objective.count_terms(batch) == 6
 
 
 def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
@@ -109,9 +109,7 @@ def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
     module = copy.deepcopy(checkpoint.module).requires_grad_(True)
 
     def prepare():
-        kit = kit_of(fakify(module), objective)
-        kit.assemble()
-        return kit, objective.example(2, 9)
+        return make_parts(fakify(module), objective).assemble(), objective.make_example(2, 9)
 
     assert simulate(prepare).peak() > 0
     again = pickle.loads(pickle.dumps(objective.collate))
@@ -121,9 +119,11 @@ def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
 def test_what_cannot_be_packed_is_refused(checkpoint, tmp_path):
     bert = load_source(models.save_bert(tmp_path / "bert"))
     with pytest.raises(RecipeError, match="this model outputs one vector per row"):
-        SequencePacking().apply(kit_of(bert.module, CrossEntropy(bert.task)))
+        SequencePacking().apply(make_parts(bert.module, CrossEntropy(bert.task)))
     with pytest.raises(RecipeError, match="takes none"):
-        SequencePacking().apply(kit_of(bert.module.requires_grad_(False).model.bert.pooler, NextToken(checkpoint.task)))
+        SequencePacking().apply(
+            make_parts(bert.module.requires_grad_(False).model.bert.pooler, NextToken(checkpoint.task))
+        )
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40))

@@ -20,14 +20,16 @@ def test_what_is_not_said_is_as_people_fine_tune(tmp_path):
     recipe = load(tmp_path, "source: model\ndata: d.jsonl\n")
     assert recipe.source == str(tmp_path / "model")
     assert recipe.data.train == tmp_path / "d.jsonl"
-    assert (recipe.batch, recipe.epochs, recipe.clip, recipe.seed) == (16, 3.0, 1.0, 0)
+    assert (recipe.batch_size, recipe.epochs, recipe.max_grad_norm, recipe.seed) == (16, 3.0, 1.0, 0)
     assert recipe.optimizer.config["lr"] == 5e-5
-    assert recipe.parts().techniques == {}
+    assert recipe.components().techniques == {}
 
 
 def test_the_command_line_stands_above_the_file(tmp_path):
-    recipe = load(tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch: 4\n", batch=2, data={"train": "e.csv"})
-    assert recipe.batch == 2
+    recipe = load(
+        tmp_path, "source: a\ndata: {train: d.jsonl, limit: 9}\nbatch_size: 4\n", batch_size=2, data={"train": "e.csv"}
+    )
+    assert recipe.batch_size == 2
     assert str(recipe.data.train) == "e.csv"
     assert recipe.data.limit == 9
 
@@ -43,12 +45,12 @@ def test_it_reads_back_as_it_was_written(tmp_path):
 source: model
 data: {train: d.jsonl, evaluate: e.jsonl}
 task: causal-lm
-length: 9
+max_length: 9
 techniques: [sdpa, {gradient-checkpointing: {policy: selective}}, {gradient-accumulation: {rows: 2}}]
 optimizer: {lion: {lr: 0.001}}
 schedule: {cosine: {floor: 0.1}}
 memory: 2GiB
-feed: {workers: 0}
+loader: {workers: 0}
 mesh: {replicate: 2}
 """
     recipe = load(tmp_path, text)
@@ -60,8 +62,8 @@ mesh: {replicate: 2}
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("batchs: 2", "unknown key 'batchs'. Did you mean 'batch'?"),
-        ("batch: 0", "batch: input should be greater than or equal to 1, got 0"),
+        ("batch_siz: 2", "unknown key 'batch_siz'. Did you mean 'batch_size'?"),
+        ("batch_size: 0", "batch_size: input should be greater than or equal to 1, got 0"),
         ("epochs: 0", "epochs: input should be greater than 0, got 0"),
         ("memory: lots", "memory: expected a size as 25 MB, 8 GiB or a number of bytes, got 'lots'"),
         ("task: causal-ml", "task: unknown task 'causal-ml'. Did you mean 'causal-lm'?"),
@@ -73,7 +75,7 @@ mesh: {replicate: 2}
         ("techniques: sdpa", "techniques: input should be a list, got 'sdpa'"),
         ("techniques: [{a: 1, b: 2}]", "expected a name, or {name: {setting: value}}"),
         ("techniques: [fp16, bf16]", "fp16 and bf16 cannot be combined: each is the precision of a step"),
-        ("techniques: [optimizer-in-backward]", "optimizer-in-backward and clip cannot be combined"),
+        ("techniques: [optimizer-in-backward]", "in-backward and gradient clipping cannot be combined"),
         ("techniques: [host-weights]", "host-weights works on top of layerwise. Add it"),
         ("techniques: ['models:Keep']", "models:Keep is not a technique"),
         ("techniques: ['laconic.recipes.recipe:Goal']", "laconic.recipes.recipe:Goal is not a technique"),
@@ -81,7 +83,13 @@ mesh: {replicate: 2}
         ("data: {train: d.jsonl, calibrate: e}", "data: unknown key 'calibrate'"),
         ("data: {evaluate: e}", "data.train: field required"),
         ("builder: models", "builder: expected 'package.module:factory', got 'models'"),
-        ("feed: {workers: -1}", "feed.workers"),
+        ("loader: {workers: -1}", "loader.workers"),
+        ("loader: {pin: true}", "loader: key 'pin' is now called 'pin_memory'"),
+        ("batch: 2", "key 'batch' is now called 'batch_size'"),
+        ("length: 9", "key 'length' is now called 'max_length'"),
+        ("clip: 1.0", "key 'clip' is now called 'max_grad_norm'"),
+        ("feed: {workers: 0}", "key 'feed' is now called 'loader'"),
+        ("every: 9", "key 'every' is now called 'snapshot_every'"),
     ],
 )
 def test_a_mistake_is_named_with_what_was_expected(tmp_path, line, said):
@@ -101,19 +109,19 @@ def test_without_a_file_the_command_line_is_named():
 @given(st.integers(1, 1000), st.integers(1, 100), st.integers(1, 5))
 def test_epochs_are_whole_batches_of_which_the_last_may_be_smaller(rows, batch, epochs):
     of_one = -(-rows // batch)
-    assert Training(batch=batch, epochs=epochs).count(rows) == epochs * of_one
-    assert Training(batch=batch, epochs=0.001).count(rows) >= 1
-    assert Training(batch=batch, epochs=epochs, steps=7).count(rows) == 7
+    assert Training(batch_size=batch, epochs=epochs).count_steps(rows) == epochs * of_one
+    assert Training(batch_size=batch, epochs=0.001).count_steps(rows) >= 1
+    assert Training(batch_size=batch, epochs=epochs, steps=7).count_steps(rows) == 7
 
 
 def test_techniques_can_be_exchanged_with_nothing_else_changed():
-    training = Training(batch=3, techniques=(Named(name="bf16"),))
-    other = training.with_techniques((Named(name="sdpa"),), clip=None)
+    training = Training(batch_size=3, techniques=(Named(name="bf16"),))
+    other = training.with_techniques((Named(name="sdpa"),), max_grad_norm=None)
     assert [named.name for named in other.techniques] == ["sdpa"]
-    assert (other.batch, other.clip, training.clip) == (3, None, 1.0)
+    assert (other.batch_size, other.max_grad_norm, training.max_grad_norm) == (3, None, 1.0)
 
 
 @pytest.mark.parametrize("name", sorted(registry.OPTIMIZERS))
 def test_every_optimizer_stands_in_a_recipe_by_its_name(tmp_path, name):
     recipe = load(tmp_path, f"source: a\ndata: d\noptimizer: {name}\n")
-    assert recipe.parts().optimizer.lr > 0
+    assert recipe.components().optimizer.lr > 0

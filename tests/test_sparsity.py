@@ -277,7 +277,13 @@ def test_the_schedule_rises_ever_slower_to_its_target():
 def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, criterion, tmp_path, cache):
     checkpoint = perceptron()
     context = replace(torch_context(checkpoint, tmp_path), cache=cache)
-    heal = {"steps": 30, "eval_every": 15, "batch": 12, "optimizer": {"adamw": {"lr": 0.01}}, "feed": {"workers": 0}}
+    heal = {
+        "steps": 30,
+        "eval_every": 15,
+        "batch_size": 12,
+        "optimizer": {"adamw": {"lr": 0.01}},
+        "loader": {"workers": 0},
+    }
     config = {"sparsity": 0.8, "criterion": criterion, "samples": 16}
     once = stage("prune.unstructured", **config).apply(checkpoint, context)
     gradually = stage("prune.unstructured", **config, schedule=schedule, steps=3, heal=heal)
@@ -294,7 +300,7 @@ def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, crit
 @pytest.mark.parametrize("schedule", ["iterative", "training"])
 def test_a_run_that_was_killed_goes_on_and_gives_the_same(schedule, tmp_path, monkeypatch, cache):
     checkpoint = perceptron()
-    heal = {"steps": 12, "eval_every": 6, "batch": 12, "every": 5, "feed": {"workers": 0}}
+    heal = {"steps": 12, "eval_every": 6, "batch_size": 12, "snapshot_every": 5, "loader": {"workers": 0}}
     config = {"sparsity": 0.8, "criterion": "magnitude", "schedule": schedule, "steps": 4, "heal": heal}
     chosen = stage("prune.unstructured", **config)
     whole = chosen.apply(checkpoint, replace(torch_context(checkpoint, tmp_path / "whole"), cache=cache))
@@ -380,7 +386,7 @@ def test_a_head_that_is_a_table_of_words_is_left_as_it_is(tmp_path):
 
 def test_a_technique_that_cannot_keep_zeros_is_refused(tmp_path):
     checkpoint = perceptron()
-    heal = {"steps": 4, "techniques": ["lora"], "feed": {"workers": 0}}
+    heal = {"steps": 4, "techniques": ["lora"], "loader": {"workers": 0}}
     chosen = stage("prune.unstructured", schedule="training", heal=heal)
     with pytest.raises(RecipeError, match="lora"):
         chosen.apply(checkpoint, torch_context(checkpoint, tmp_path))

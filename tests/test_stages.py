@@ -24,7 +24,7 @@ from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import TorchStage
 
-SHORT = {"steps": 2, "batch": 8}
+SHORT = {"steps": 2, "batch_size": 8}
 SETTINGS = {
     "distill.embedding": SHORT,
     "distill.features": SHORT,

@@ -2,19 +2,22 @@
 
 import copy
 import functools
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lessons import Classes, build, gpt2, kit_of, learn, texts
+from lessons import Classes, build, gpt2, learn, make_state, texts
 from torch import nn
 
 from laconic.models.language_model import LanguageModel
 from laconic.training.objectives.next_token import IGNORED, NextToken
 from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step, trained
+from laconic.training.step.step_parts import StepParts
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
+from laconic.training.step.trained_modules import trainable_parameters
 
 
 @functools.cache
@@ -37,21 +40,25 @@ class Still(torch.optim.SGD):
         self.seen = [parameter.grad.clone() for group in self.param_groups for parameter in group["params"]]
 
 
-def still(module: nn.Module, objective: Objective, **changes) -> Kit:
-    kit = Kit(
+def still(
+    module: nn.Module, objective: Objective, *, rows: int | None = None, scaler: torch.amp.GradScaler | None = None
+) -> TrainState:
+    parts = StepParts(
         module=module.train(),
         objective=objective,
         make_optimizer=lambda groups: Still(groups, lr=1.0),
-        groups=lambda module: [{"params": trained(module)}],
-        **changes,
+        group_parameters=lambda module: [{"params": trainable_parameters(module)}],
     )
-    kit.assemble()
-    return kit
+    if rows is not None:
+        parts.accumulate_gradients(rows)
+    if scaler is not None:
+        parts.scale_loss(scaler)
+    return parts.assemble()
 
 
-def gradient(kit: Kit, batch: Batch, **given) -> tuple[float, list[torch.Tensor]]:
-    loss = float(step(kit, batch, **given))
-    return loss, kit.optimizer.seen
+def gradient(state: TrainState, batch: Batch, **given) -> tuple[float, list[torch.Tensor]]:
+    loss = float(train_step(state, batch, **given))
+    return loss, state.optimizer.seen
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,29 +74,29 @@ def test_a_ragged_batch_has_one_loss_and_one_gradient_however_it_is_cut(lengths,
 
 def test_the_loss_is_the_mean_over_all_terms():
     batch = ragged([9, 2, 5])
-    kit = still(language_model(), NextToken(None), rows=1)
+    state = still(language_model(), NextToken(None), rows=1)
     with torch.no_grad():
-        alone = [kit.objective.loss(kit.module, part) for part in kit.split(batch)]
-    assert gradient(kit, batch)[0] == pytest.approx(float(sum(alone)) / (9 + 2 + 5), abs=1e-5)
+        alone = [state.objective.loss(state.module, part) for part in state.split(batch)]
+    assert gradient(state, batch)[0] == pytest.approx(float(sum(alone)) / (9 + 2 + 5), abs=1e-5)
 
 
 def test_the_gradient_is_clipped_to_its_norm_and_a_small_one_is_left():
     batch = ragged([7, 3])
     _, free = gradient(still(language_model(), NextToken(None)), batch)
     norm = float(torch.stack([each.norm() for each in free]).norm())
-    _, clipped = gradient(still(language_model(), NextToken(None), rows=1), batch, clip=norm / 4)
+    _, clipped = gradient(still(language_model(), NextToken(None), rows=1), batch, max_grad_norm=norm / 4)
     for a, b in zip(clipped, free, strict=True):
         torch.testing.assert_close(a, b / 4, rtol=1e-4, atol=1e-6)
-    _, left = gradient(still(language_model(), NextToken(None)), batch, clip=2 * norm)
+    _, left = gradient(still(language_model(), NextToken(None)), batch, max_grad_norm=2 * norm)
     for a, b in zip(left, free, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_scaler_that_is_off_changes_nothing_and_one_that_is_on_scales_back():
     batch = ragged([4, 6])
-    off = gradient(still(language_model(), NextToken(None)), batch, clip=1.0)
+    off = gradient(still(language_model(), NextToken(None)), batch, max_grad_norm=1.0)
     on = still(language_model(), NextToken(None), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
-    loss, scaled = gradient(on, batch, clip=1.0)
+    loss, scaled = gradient(on, batch, max_grad_norm=1.0)
     assert loss == pytest.approx(off[0], abs=1e-6)
     for a, b in zip(scaled, off[1], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -97,40 +104,38 @@ def test_a_scaler_that_is_off_changes_nothing_and_one_that_is_on_scales_back():
 
 def test_an_overflow_is_left_out_and_the_scale_falls():
     module = copy.deepcopy(language_model())
-    kit = still(module, NextToken(None), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127))
+    state = still(module, NextToken(None), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127))
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    step(kit, ragged([4, 6]))
-    assert not hasattr(kit.optimizer, "seen")
-    assert kit.scaler.get_scale() == 2.0**126
+    train_step(state, ragged([4, 6]))
+    assert not hasattr(state.optimizer, "seen")
+    assert state.scaler.get_scale() == 2.0**126
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
 def test_no_gradient_is_left_behind_and_the_loss_has_none():
-    kit = kit_of(build(gpt2), rows=2)
-    loss = step(kit, texts())
+    state = make_state(build(gpt2), rows=2)
+    loss = train_step(state, texts())
     assert not loss.requires_grad
-    assert all(parameter.grad is None for parameter in kit.module.parameters())
+    assert all(parameter.grad is None for parameter in state.module.parameters())
 
 
 def test_each_micro_batch_is_told_whether_it_is_the_last():
     told = []
-    kit = kit_of(build(gpt2), rows=3)
-    synchronised = kit.synchronised
-    kit.synchronised = lambda lesson, last: told.append(last) or synchronised(lesson, last)
-    step(kit, texts())
+    state = make_state(build(gpt2), rows=3)
+    state.strategy.synchronize_gradients = lambda loss_module, last: told.append(last) or nullcontext()
+    train_step(state, texts())
     assert told == [False, True]
 
 
-def test_the_spans_of_a_step_follow_one_another():
+def test_the_phases_of_a_step_follow_one_another():
     seen = []
-    kit = kit_of(build(gpt2), rows=2)
-    silent = kit.span
-    kit.span = lambda name: seen.append(name) or silent(name)
-    step(kit, texts())
+    state = make_state(build(gpt2), rows=2)
+    with state.observe_phases(lambda name: seen.append(name) or nullcontext()):
+        train_step(state, texts())
     assert seen == ["forward", "backward", "forward", "backward", "optimizer"]
 
 
 def test_a_batch_is_learned_by_heart():
-    losses = learn(kit_of(build(gpt2), rows=3), texts(), steps=8)
+    losses = learn(make_state(build(gpt2), rows=3), texts(), steps=8)
     assert losses[-1] < losses[0] - 0.3
-    assert isinstance(kit_of(build(gpt2)).objective, Classes)
+    assert isinstance(make_state(build(gpt2)).objective, Classes)

@@ -3,6 +3,7 @@
 import copy
 import functools
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,16 +18,16 @@ from laconic.errors import MissingPackage, RecipeError
 from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
 from laconic.planner.simulate import fakify, simulate, trace_memory
-from laconic.training.assembly import make_kit
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken
 from laconic.training.optimizers.adamw import AdamW
-from laconic.training.settings import Parts
-from laconic.training.step.legality import conflict
+from laconic.training.settings import TrainingComponents
+from laconic.training.step.compatibility import find_conflict
 from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step
 from laconic.training.step.technique import SLOTS, Technique
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
+from laconic.training.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}
@@ -129,24 +130,24 @@ def optimizer(techniques: dict[str, Technique]) -> AdamW:
     return AdamW(lr=3e-3, implementation="loop", stochastic_rounding=rounding)
 
 
-def kit_for(module: nn.Module, objective: Objective, techniques: dict[str, Technique]) -> Kit:
-    """An assembled kit. Skips where the model gives a technique nothing to work on."""
+def make_state(module: nn.Module, objective: Objective, techniques: dict[str, Technique]) -> TrainState:
+    """An assembled state. Skips where the model gives a technique nothing to work on."""
     try:
-        kit = make_kit(module, objective, Parts(optimizer(techniques), None, techniques), CPU)
-        kit.assemble()
+        parts = make_step_parts(module, objective, TrainingComponents(optimizer(techniques), None, techniques), CPU)
+        state = parts.assemble()
     except RecipeError as error:
         pytest.skip(str(error))
-    return kit
+    return state
 
 
-def losses(kit: Kit, batch: Batch, steps: int = 5) -> list[float]:
-    return [float(step(kit, batch)) for _ in range(steps)]
+def losses(state: TrainState, batch: Batch, steps: int = 5) -> list[float]:
+    return [float(train_step(state, batch)) for _ in range(steps)]
 
 
 @functools.cache
 def plain(model: str, **changes: Any) -> list[float]:
     module, objective, batch = made(model, **changes)
-    return losses(kit_for(module, objective, {}), batch)
+    return losses(make_state(module, objective, {}), batch)
 
 
 def look(module: nn.Module) -> tuple[Any, ...]:
@@ -168,16 +169,16 @@ def test_a_technique_trains_as_plain_training_does_and_is_taken_off_again(name, 
     techniques = find(name, config)
     module, objective, batch = made(model)
     before = look(module)
-    kit = kit_for(module, objective, techniques)
-    found, wanted = losses(kit, batch), plain(model)
+    state = make_state(module, objective, techniques)
+    found, wanted = losses(state, batch), plain(model)
     if all(technique.exact for technique in techniques.values()):
         assert found == pytest.approx(wanted, abs=1e-5)
     else:
         assert found[0] == pytest.approx(wanted[0], rel=0.02)
         assert found[-1] < found[0]
     if techniques[name].slot != "weights":
-        assert set(kit.state()) == set(made(model)[0].state_dict())
-    finished = kit.finish()
+        assert set(state.weights()) == set(made(model)[0].state_dict())
+    finished = state.finish()
     assert finished is module
     assert look(finished) == before
     assert torch.isfinite(objective.loss(finished, batch))
@@ -192,20 +193,20 @@ def test_the_simulated_peak_is_the_peak_of_real_tensors(name, config):
     module, objective, batch = made(model)
     twin = copy.deepcopy(module)
 
-    kits: list[Kit] = []
+    states: list[TrainState] = []
 
-    def real() -> tuple[Kit, Batch]:
-        kits.append(kit_for(module, objective, techniques))
-        return kits[-1], {name: tensor.clone() for name, tensor in batch.items()}
+    def real() -> tuple[TrainState, Batch]:
+        states.append(make_state(module, objective, techniques))
+        return states[-1], {name: tensor.clone() for name, tensor in batch.items()}
 
-    def fake() -> tuple[Kit, Batch]:
-        kit = kit_for(fakify(twin), copy.copy(objective), techniques)
-        return kit, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+    def fake() -> tuple[TrainState, Batch]:
+        state = make_state(fakify(twin), copy.copy(objective), techniques)
+        return state, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
 
-    batch.pop("attention_mask" if model == "gpt2" else "", None)  # it is counted, and an imagined one holds nothing
+    batch.pop("attention_mask" if model == "gpt2" else "", None)  # it is counted, and an fakify one holds nothing
     imaginary, watched = simulate(fake), trace_memory(real, CPU)
-    for kit in kits:
-        kit.finish()
+    for state in states:
+        state.finish()
     assert imaginary.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert imaginary.host.max(initial=0) == pytest.approx(watched.host.max(initial=0), rel=0.01)
 
@@ -216,7 +217,7 @@ def test_every_technique_is_in_a_slot_and_says_whether_it_is_exact():
             kind = registry.resolve("technique", name)
             assert kind.slot in SLOTS
             assert isinstance(kind.exact, bool)
-            assert set(kind.excludes) <= {*registry.TECHNIQUES, "clip", "replicate", "shard"}
+            assert set(kind.excludes) <= {*registry.TECHNIQUES, "max_grad_norm", "replicate", "shard"}
 
 
 def test_checkpoint_draws_the_same_dropout_again():
@@ -224,7 +225,7 @@ def test_checkpoint_draws_the_same_dropout_again():
 
     def run(techniques: dict[str, Technique]) -> list[float]:
         module, objective, batch = made("gpt2", **dropout)
-        return losses(kit_for(module, objective, techniques), batch)
+        return losses(make_state(module, objective, techniques), batch)
 
     assert run(find("gradient-checkpointing", {})) == pytest.approx(run({}), abs=1e-5)
 
@@ -241,21 +242,21 @@ def peak(model: str, name: str | None = None, config: dict[str, Any] | None = No
     module, objective, batch = made(model)
     del batch["attention_mask"]
 
-    def fake() -> tuple[Kit, Batch]:
-        kit = kit_for(fakify(module), objective, techniques)
-        return kit, {name: torch.empty(rows, *one.shape[1:], dtype=one.dtype) for name, one in batch.items()}
+    def fake() -> tuple[TrainState, Batch]:
+        state = make_state(fakify(module), objective, techniques)
+        return state, {name: torch.empty(rows, *one.shape[1:], dtype=one.dtype) for name, one in batch.items()}
 
     return sum(simulate(fake).phases()["backward"].values())
 
 
 def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("activation-offload", {"min_bytes": 1}))
+    state = make_state(module, objective, find("activation-offload", {"min_bytes": 1}))
     sent: list[Tensor] = []
-    plain_copy = kit.host.copy_to_host
-    kit.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), plain_copy(tensor, into))[1]
-    with kit.passing():
-        loss = kit.lesson(batch)
+    put = state.settings.host.copy_to_host
+    state.settings.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
+    with state.forward_context():
+        loss = state.loss_module(batch)
     weights = {one.untyped_storage().data_ptr() for one in module.parameters()}
     places = [one.untyped_storage().data_ptr() for one in sent]
     assert places
@@ -265,85 +266,85 @@ def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
 
 def test_offload_gives_its_file_back_after_each_pass():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("activation-offload", {"min_bytes": 1, "destination": "disk"}))
+    state = make_state(module, objective, find("activation-offload", {"min_bytes": 1, "destination": "disk"}))
     sizes = []
     for _ in range(3):
-        step(kit, batch)
-        sizes.append(kit.undo[0].__self__.end)
+        train_step(state, batch)
+        sizes.append(state.modules._undo[0].__self__.end)
     assert sizes == [0, 0, 0]
-    kit.finish()
+    state.finish()
 
 
 def test_offload_to_a_folder_that_is_not_there_says_so(tmp_path):
     module, objective, _ = made("gpt2")
     techniques = find("activation-offload", {"destination": "disk", "folder": str(tmp_path / "none")})
     with pytest.raises(RecipeError, match="Give another folder"):
-        make_kit(module, objective, Parts(AdamW(), None, techniques), CPU)
+        make_step_parts(module, objective, TrainingComponents(AdamW(), None, techniques), CPU)
 
 
 def test_fp16_leaves_a_step_out_after_an_overflow_and_halves_the_scale():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("fp16", {"init_scale": 2.0**40, "growth_interval": 2}))
+    state = make_state(module, objective, find("fp16", {"init_scale": 2.0**40, "growth_interval": 2}))
     before = [one.clone() for one in module.parameters()]
-    step(kit, batch, clip=1.0)
+    train_step(state, batch, max_grad_norm=1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
-    assert kit.scaler.get_scale() == 2.0**39
-    kit.scaler.update(2.0**10)
-    kit.rows = 2
+    assert state.scaler.get_scale() == 2.0**39
+    state.scaler.update(2.0**10)
+    state.settings = replace(state.settings, micro_batch_rows=2)
     for _ in range(2):
-        step(kit, batch, clip=1.0)
+        train_step(state, batch, max_grad_norm=1.0)
     assert not all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
-    assert kit.scaler.get_scale() == 2.0**11
+    assert state.scaler.get_scale() == 2.0**11
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "pure-bf16"])
 def test_sixteen_bits_stay_near_and_the_loss_is_float32(name):
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find(name, {}))
-    with kit.passing():
-        assert kit.lesson(batch).dtype is torch.float32
-    assert losses(kit, batch) == pytest.approx(plain("gpt2"), rel=0.02)
+    state = make_state(module, objective, find(name, {}))
+    with state.forward_context():
+        assert state.loss_module(batch).dtype is torch.float32
+    assert losses(state, batch) == pytest.approx(plain("gpt2"), rel=0.02)
 
 
 def test_pure_bf16_keeps_statistics_and_buffers_in_fp32():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
     _, objective, batch = made("cnn")
-    kit = kit_for(module, objective, find("pure-bf16", {}))
+    state = make_state(module, objective, find("pure-bf16", {}))
     kinds = {name: one.dtype for name, one in module.state_dict().items()}
     assert kinds["0.weight"] is kinds["4.weight"] is torch.bfloat16
     assert kinds["1.weight"] is kinds["1.running_mean"] is torch.float32
-    found = losses(kit, batch, 10)
+    found = losses(state, batch, 10)
     assert found[-1] < found[0]
-    kit.finish()
+    state.finish()
     assert all(one.dtype is torch.float32 for one in module.parameters())
 
 
 def test_pure_bf16_wants_an_optimizer_that_rounds_stochastically():
     techniques = find("pure-bf16", {})
-    assert "stochastic_rounding: true" in str(conflict(techniques, AdamW()))
-    assert conflict(techniques, AdamW(stochastic_rounding=True)) is None
+    assert "stochastic_rounding: true" in str(find_conflict(techniques, AdamW()))
+    assert find_conflict(techniques, AdamW(stochastic_rounding=True)) is None
 
 
 def test_in_place_takes_only_what_is_safe():
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Sigmoid(), nn.ReLU())
-    kit = kit_for(module, CrossEntropy(None), find("inplace-activations", {}))
+    state = make_state(module, CrossEntropy(None), find("inplace-activations", {}))
     assert [getattr(part, "inplace", None) for part in module] == [None, True, None, False, None, False]
-    kit.finish()
+    state.finish()
     assert not module[1].inplace
 
 
 def test_sdpa_gives_the_attention_back_that_was_there():
     module, objective, _ = made("gpt2")
-    kit = kit_for(module, objective, find("sdpa", {"backend": "math"}))
+    state = make_state(module, objective, find("sdpa", {"backend": "math"}))
     assert module.model.config._attn_implementation == "sdpa"
-    kit.finish()
+    state.finish()
     assert module.model.config._attn_implementation == "eager"
 
 
 def test_sdpa_with_a_kernel_is_computed_again_with_the_same_kernel():
     module, objective, batch = made("gpt2")
-    kit = kit_for(module, objective, find("sdpa", {"backend": "math"}) | find("gradient-checkpointing", {}))
-    assert losses(kit, batch) == pytest.approx(plain("gpt2"), abs=1e-5)
+    state = make_state(module, objective, find("sdpa", {"backend": "math"}) | find("gradient-checkpointing", {}))
+    assert losses(state, batch) == pytest.approx(plain("gpt2"), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -356,14 +357,14 @@ def test_sdpa_in_float32_keeps_attention_so_beside_products_in_bf16_in_both_pass
     techniques = find("sdpa", {"float32": True}) | find("bf16", {})
     for name, config in around.items():
         techniques |= find(name, config)
-    kit = kit_for(module, objective, techniques)
+    state = make_state(module, objective, techniques)
     with Attention() as seen:
-        found = losses(kit, batch)
+        found = losses(state, batch)
     assert found == pytest.approx(plain("gpt2"), abs=0.05)
     if "compile" not in around:  # a compiled layer calls it where nothing can look
         assert {dtype for _, dtype in seen.calls} == {torch.float32}
         assert {"forward", "backward"} <= {way for way, _ in seen.calls}
-    kit.finish()
+    state.finish()
 
 
 class Attention(TorchDispatchMode):
@@ -390,15 +391,15 @@ def test_what_works_alone_works_together():
     }
     names |= {"activation-offload": {"min_bytes": 64}, "optimizer-in-backward": {}}
     techniques = {name: Named(name=name, config=config).configure("technique") for name, config in names.items()}
-    assert conflict(techniques, AdamW()) is None
+    assert find_conflict(techniques, AdamW()) is None
     module, objective, batch = made("gpt2")
     before = look(module)
-    kit = kit_for(module, objective, techniques)
+    state = make_state(module, objective, techniques)
     del batch["attention_mask"]  # the fast kernels take no mask
     batch = {name: tensor[:, :5] for name, tensor in batch.items()}
     twin, same, _ = made("gpt2")
-    assert losses(kit, batch) == pytest.approx(losses(kit_for(twin, same, {}), batch), abs=1e-5)
-    assert look(kit.finish()) == before
+    assert losses(state, batch) == pytest.approx(losses(make_state(twin, same, {}), batch), abs=1e-5)
+    assert look(state.finish()) == before
 
 
 @pytest.mark.parametrize(
@@ -414,7 +415,7 @@ def test_what_works_alone_works_together():
 def test_a_model_that_gives_nothing_to_work_on_is_refused_with_what_to_do(name, config, message):
     module = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
     with pytest.raises(RecipeError, match=message):
-        make_kit(module, CrossEntropy(None), Parts(AdamW(), None, find(name, config)), CPU)
+        make_step_parts(module, CrossEntropy(None), TrainingComponents(AdamW(), None, find(name, config)), CPU)
 
 
 def test_compile_without_a_compiler_says_so(monkeypatch):
@@ -422,26 +423,26 @@ def test_compile_without_a_compiler_says_so(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     module, objective, _ = made("gpt2")
     with pytest.raises(RecipeError, match=r"Install g\+\+"):
-        make_kit(module, objective, Parts(AdamW(), None, find("compile", {})), CPU)
+        make_step_parts(module, objective, TrainingComponents(AdamW(), None, find("compile", {})), CPU)
 
 
 def test_allocator_sets_what_glibc_takes():
     module, objective, batch = made("cnn")
-    kit = kit_for(module, objective, find("allocator", {"threshold": "64 KiB"}))
-    assert losses(kit, batch) == pytest.approx(plain("cnn"), abs=1e-5)
+    state = make_state(module, objective, find("allocator", {"threshold": "64 KiB"}))
+    assert losses(state, batch) == pytest.approx(plain("cnn"), abs=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own
 def test_compiled_layers_train_as_the_others_do():
-    def kit(techniques: dict[str, Technique]) -> Kit:
+    def state(techniques: dict[str, Technique]) -> TrainState:
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]
-        return kit_for(nn.Sequential(nn.Sequential(*layers)), CrossEntropy(None), techniques)
+        return make_state(nn.Sequential(nn.Sequential(*layers)), CrossEntropy(None), techniques)
 
     batch = {"input": torch.randn(6, 4), TARGETS: torch.arange(6) % 4}
-    compiled = kit(find("compile", {}))
-    assert losses(compiled, batch) == pytest.approx(losses(kit({}), batch), abs=1e-5)
-    assert look(compiled.finish()) == look(kit({}).module)
+    compiled = state(find("compile", {}))
+    assert losses(compiled, batch) == pytest.approx(losses(state({}), batch), abs=1e-5)
+    assert look(compiled.finish()) == look(state({}).module)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -449,10 +450,12 @@ def test_compiled_layers_train_as_the_others_do():
 def test_offload_from_a_gpu_trains_as_plain_training_does(where):
     def run(techniques: dict[str, Technique]) -> list[float]:
         module, objective, batch = made("gpt2")
-        kit = make_kit(module, objective, Parts(optimizer(techniques), None, techniques), torch.device("cuda"))
-        kit.assemble()
-        found = losses(kit, {name: tensor.cuda() for name, tensor in batch.items()})
-        kit.finish()
+        parts = make_step_parts(
+            module, objective, TrainingComponents(optimizer(techniques), None, techniques), torch.device("cuda")
+        )
+        state = parts.assemble()
+        found = losses(state, {name: tensor.cuda() for name, tensor in batch.items()})
+        state.finish()
         return found
 
     assert run(find("activation-offload", {"min_bytes": 64, "destination": where})) == pytest.approx(run({}), abs=1e-5)

@@ -9,7 +9,7 @@ from torch import nn
 from laconic.errors import UsageError
 from laconic.training.callbacks.flops import Flops, Peak
 from laconic.training.callbacks.monitor import StepReport
-from laconic.training.callbacks.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, ranges, spans
+from laconic.training.callbacks.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, chain_phases, nvtx_phase
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def events(folder):
 
 def test_a_profile_is_a_trace_of_a_few_steps_with_their_phases_and_a_table(tmp_path):
     profile = Profile(tmp_path / "profile", CPU, active=2)
-    train(6, profile.span, profile)
+    train(6, profile.phase, profile)
     assert profile.files == [tmp_path / "profile" / TRACE, tmp_path / "profile" / TABLE]
     names = events(tmp_path / "profile")
     assert [names.count(phase) for phase in ("forward", "backward", "optimizer")] == [2, 2, 2]
@@ -47,19 +47,19 @@ def test_a_profile_is_a_trace_of_a_few_steps_with_their_phases_and_a_table(tmp_p
 
 
 def test_the_profiler_does_not_talk(tmp_path, capfd):
-    train(4, (profile := Profile(tmp_path, CPU)).span, profile)
+    train(4, (profile := Profile(tmp_path, CPU)).phase, profile)
     assert "USDT" not in "".join(capfd.readouterr())
 
 
 def test_a_run_that_ends_within_the_recording_is_written_as_far_as_it_came(tmp_path):
     profile = Profile(tmp_path, CPU, active=50)
-    train(4, profile.span, profile)
+    train(4, profile.phase, profile)
     assert events(tmp_path).count("forward") == 2
 
 
 def test_a_run_that_ends_before_the_recording_leaves_nothing(tmp_path):
     profile = Profile(tmp_path, CPU, wait=10)
-    train(2, profile.span, profile)
+    train(2, profile.phase, profile)
     assert profile.files == []
     assert list(tmp_path.iterdir()) == []
 
@@ -72,7 +72,7 @@ def test_a_profile_of_nothing_is_refused(tmp_path, plan):
 
 def test_without_cuda_phases_are_ranges_of_the_profiler(tmp_path):
     profile = Profile(tmp_path, CPU, active=1)
-    train(4, ranges(CPU), profile)
+    train(4, nvtx_phase(CPU), profile)
     assert events(tmp_path).count("backward") == 1
 
 
@@ -88,23 +88,23 @@ def test_several_spans_are_entered_in_order_and_left_in_the_reverse():
 
         return span
 
-    with spans(named("a"), named("b"))("forward"):
+    with chain_phases(named("a"), named("b"))("forward"):
         seen.append("body")
     assert seen == ["a forward", "b forward", "body", "b done", "a done"]
-    with spans()("data"):
+    with chain_phases()("data"):
         pass
 
 
 def test_spans_let_an_error_through():
     flops = Flops(Peak(1.0, "FP32", "made up"))
-    with pytest.raises(ValueError, match="no such luck"), spans(ranges(CPU), flops.span)("forward"):
+    with pytest.raises(ValueError, match="no such luck"), chain_phases(nvtx_phase(CPU), flops.phase)("forward"):
         raise ValueError("no such luck")
 
 
 def test_profile_and_flop_count_go_together(tmp_path):
     profile, flops = Profile(tmp_path, CPU, active=1), Flops(Peak(1e9, "FP32", "made up"))
-    train(4, spans(ranges(CPU), flops.span), profile)
-    assert flops.utilisation(8, 1.0) == pytest.approx(3 * 2 * 8 * 16 * 4 / 1e9)
+    train(4, chain_phases(nvtx_phase(CPU), flops.phase), profile)
+    assert flops.utilization(8, 1.0) == pytest.approx(3 * 2 * 8 * 16 * 4 / 1e9)
 
 
 def test_a_memory_snapshot_of_a_cpu_is_refused_with_what_to_use_instead(tmp_path):
@@ -116,7 +116,7 @@ def test_a_memory_snapshot_of_a_cpu_is_refused_with_what_to_use_instead(tmp_path
 def test_a_memory_snapshot_is_written_when_the_run_ends(tmp_path):
     device = torch.device("cuda")
     snapshot = MemorySnapshot(tmp_path, device)
-    train(2, ranges(device), snapshot, device)
+    train(2, nvtx_phase(device), snapshot, device)
     assert (tmp_path / SNAPSHOT).stat().st_size > 1000
 
 
@@ -124,5 +124,5 @@ def test_a_memory_snapshot_is_written_when_the_run_ends(tmp_path):
 def test_a_profile_of_a_cuda_run_has_its_kernels(tmp_path):
     device = torch.device("cuda")
     profile = Profile(tmp_path, device, active=1)
-    train(4, spans(ranges(device), profile.span), profile, device)
+    train(4, chain_phases(nvtx_phase(device), profile.phase), profile, device)
     assert "gemm" in " ".join(str(name) for name in events(tmp_path)).lower()

@@ -199,7 +199,7 @@ def test_after_finetuning_its_model_is_the_original(tmp_path):
             "builder": "digits:DigitsNet",
             "task": "image-classification",
             "data": str(data),
-            "stages": [{"finetune": {"steps": 30, "batch": 32, "optimizer": {"sgd": {"lr": 0.5}}}}],
+            "stages": [{"finetune": {"steps": 30, "batch_size": 32, "optimizer": {"sgd": {"lr": 0.5}}}}],
             "runtimes": ["onnxruntime"],
         }
     )

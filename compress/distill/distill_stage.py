@@ -2,7 +2,7 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,12 +21,12 @@ from laconic.hashing import code_version, hash_of
 from laconic.progress import Step
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
-from laconic.training.loop import Event
+from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
 from laconic.training.step.objective import Objective
-from laconic.training.step.parts import Kit
-from laconic.training.train import Taught, Watching, teach
+from laconic.training.step.train_state import StepCallbackFactory
+from laconic.training.train import TrainResult, train
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ class DistillStage(Training, TorchStage):
     name: ClassVar[str]
     renamed: ClassVar[Mapping[str, str]] = {**Training.renamed, "labels": "label_weight"}
 
-    batch: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     epochs: float = Field(default=1.0, gt=0)
     optimizer: Named = Named(name="adamw", config={"lr": 5e-4, "weight_decay": 0.01})
     schedule: Named = Named(name="cosine")
@@ -58,25 +58,25 @@ class DistillStage(Training, TorchStage):
         return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.losses[-1]}), trained.module)
 
     def train(
-        self, checkpoint: "Checkpoint", context: TorchContext, events: tuple[Callable[[Kit], Event], ...] = ()
-    ) -> Taught:
-        """Train a copy of the checkpoint's module. events: made with the training state, called after each step."""
+        self, checkpoint: "Checkpoint", context: TorchContext, callbacks: tuple[StepCallbackFactory, ...] = ()
+    ) -> TrainResult:
+        """Train a copy of the checkpoint's module. callbacks: made with the training state, called after each step."""
         # The module is trained in place, and the original is still needed.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         objective = self.objective(own, context, device)
-        count = self.count(len(context.train.keys))
+        count = self.count_steps(len(context.train.keys))
         with context.steps.step(self.name, count) as step:
-            return teach(
+            return train(
                 own,
                 context.train,
                 self,
                 context.work,
                 ranks=Ranks(device=device),
                 objective=objective,
-                watching=Watching(quiet=True),
+                observers=ObserverSettings(quiet=True),
                 cache=context.cache,
-                events=(*events, make_progress_event(step)),
+                callbacks=(*callbacks, make_progress_callback(step)),
             )
 
     def objective(self, student: "Checkpoint", context: TorchContext, device: torch.device) -> DistillationObjective:
@@ -137,10 +137,10 @@ def match_layers(student: "Checkpoint", original: "Checkpoint") -> tuple[LayerPa
     return pair_layers(student.module, original.module, since)
 
 
-def make_progress_event(step: Step) -> Callable[[Kit], Event]:
-    """An event that advances the progress display by a training step."""
+def make_progress_callback(step: Step) -> StepCallbackFactory:
+    """A callback that advances the progress display by a training step."""
 
-    def event(done: int) -> None:
+    def callback(done: int) -> None:
         step.advance()
 
-    return lambda kit: event
+    return lambda state: callback

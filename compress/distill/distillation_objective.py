@@ -13,8 +13,8 @@ from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import LayerStack
 from laconic.tasks.task import Task
 from laconic.training.objectives.next_token import IGNORED
-from laconic.training.step.objective import TARGETS, Batch, Objective, tensors
-from laconic.training.step.parts import Groups, Kit
+from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
+from laconic.training.step.trained_modules import TrainedModules
 
 PROBE = (2, 8)
 """Rows and positions of the batch that is run before training to prepare the losses."""
@@ -45,11 +45,12 @@ class DistillationObjective(Objective):
         self.losses = tuple(losses)
         self.task_objective, self.task_weight = task_objective, task_weight
         compares = any(loss.compares_rows for loss in self.losses)
-        self.splits = not compares and not (task_weight and task_objective is not None and not task_objective.splits)
+        task_compares = task_weight and task_objective is not None and not task_objective.splittable
+        self.splittable = not compares and not task_compares
 
     def prepare(self, student: nn.Module, pairs: Sequence[LayerPair]) -> None:
         """Run both models on a small batch, and prepare the losses by it. Raises UsageError."""
-        batch = tensors(self.task.typical(*PROBE))
+        batch = to_tensors(self.task.typical(*PROBE))
         for loss in self.losses:
             loss.select_layers(student, self.teacher, pairs)
         with torch.no_grad():
@@ -66,31 +67,31 @@ class DistillationObjective(Objective):
         # Workers that make batches in another process need no models.
         return vars(self) | {"teacher": None, "losses": ()}
 
-    def join(self, kit: Kit) -> None:
-        """Add the auxiliary modules to the optimizer and the snapshots. Raises RecipeError."""
-        if self.names("student") and any(isinstance(part, LayerStack) for part in kit.module.modules()):
+    def attach(self, modules: TrainedModules) -> None:
+        """Train the auxiliary modules, too. Raises RecipeError."""
+        if self.names("student") and any(isinstance(part, LayerStack) for part in modules.model.modules()):
             raise RecipeError(
                 "layerwise keeps nothing of a layer while the next one runs, so its hidden states cannot be compared "
                 "with the teacher's. Use gradient-checkpointing instead, or distil from the outputs alone"
             )
-        disable_dropout(kit.module)
-        self.teacher.to(kit.device)
-        auxiliary = nn.ModuleList(loss.auxiliary for loss in self.losses).to(kit.device)
+        disable_dropout(modules.model)
+        self.teacher.to(modules.device)
+        auxiliary = nn.ModuleList(loss.auxiliary for loss in self.losses).to(modules.device)
         if list(auxiliary.parameters()):
-            train_beside(kit, auxiliary, AUXILIARY)
+            modules.add(AUXILIARY, auxiliary)
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
         if self.task_objective is None:
-            return tensors(self.task.encode(samples))
+            return to_tensors(self.task.encode(samples))
         return self.task_objective.collate(samples, labels if self.task_weight else None)
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         if is_per_token(batch) and self.task_objective is not None:
-            return self.task_objective.terms(batch)
+            return self.task_objective.count_terms(batch)
         return next(iter(batch.values())).shape[0]
 
-    def tokens(self, batch: Batch) -> int:
-        return super().tokens(batch) if self.task_objective is None else self.task_objective.tokens(batch)
+    def count_tokens(self, batch: Batch) -> int:
+        return super().count_tokens(batch) if self.task_objective is None else self.task_objective.count_tokens(batch)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -101,16 +102,16 @@ class DistillationObjective(Objective):
         total = torch.stack(parts).sum()
         if self.task_objective is None or not self.task_weight:
             return total
-        scale = self.terms(batch) / max(self.task_objective.terms(batch), 1)
+        scale = self.count_terms(batch) / max(self.task_objective.count_terms(batch), 1)
         return (1 - self.task_weight) * total + self.task_weight * scale * self.task_objective.loss(
             PrecomputedModel(found), batch
         )
 
-    def example(self, rows: int, length: int) -> Batch:
+    def make_example(self, rows: int, length: int) -> Batch:
         return (
-            tensors(self.task.typical(rows, length))
+            to_tensors(self.task.typical(rows, length))
             if self.task_objective is None
-            else self.task_objective.example(rows, length)
+            else self.task_objective.make_example(rows, length)
         )
 
 
@@ -154,16 +155,3 @@ def disable_dropout(module: nn.Module) -> None:
     for part in module.modules():
         if getattr(part, "running_mean", None) is not None or isinstance(part, nn.RNNBase):
             part.train()
-
-
-def train_beside(kit: Kit, module: nn.Module, prefix: str) -> None:
-    """Add a module's parameters to the optimizer, and its weights to the snapshots under a prefix."""
-    groups, state = kit.groups, kit.weights or kit.module.state_dict
-
-    def both_groups(trained: nn.Module) -> Groups:
-        return [*groups(trained), *groups(module)]
-
-    def both_weights() -> dict[str, Tensor]:
-        return dict(state()) | {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
-
-    kit.groups, kit.weights = both_groups, both_weights

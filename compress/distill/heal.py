@@ -89,7 +89,7 @@ class Heal(DistillStage):
             checkpoint.module,
             context.work,
             measure_fidelity,
-            every=self.eval_every or max(MIN_INTERVAL, self.count(len(context.train.keys)) // EVALUATIONS),
+            every=self.eval_every or max(MIN_INTERVAL, self.count_steps(len(context.train.keys)) // EVALUATIONS),
             patience=self.patience,
             min_improvement=self.min_improvement,
             minutes=self.minutes,

@@ -10,8 +10,7 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from laconic.models.weights import fill, read_safetensors, write_weights
-from laconic.training.loop import Event
-from laconic.training.step.parts import Kit
+from laconic.training.step.train_state import StepCallback, TrainState
 
 BEST, LOG = "best.safetensors", "healing.json"
 PERFECT = 1 - 1e-6
@@ -71,13 +70,13 @@ class HealingMonitor:
         fill(self._plain, read_safetensors(self._folder / BEST), self._folder / BEST)
         return self._plain
 
-    def event(self, kit: Kit) -> Event:
+    def event(self, state: TrainState) -> StepCallback:
         """Make the event that evaluates after a step, brings the schedule to its end when the time limit nears or the
         fidelity stops improving, and then ends the run.
 
         Raises RecipeError for techniques that keep the weights in another form.
         """
-        if missing := set(self._plain.state_dict()) - set(kit.state()):
+        if missing := set(self._plain.state_dict()) - set(state.weights()):
             raise RecipeError(
                 f"healing evaluates the weights during training, and {min(missing)} is kept in another form. Remove "
                 f"lora and qlora, or use a stage that does not evaluate, like distill.features"
@@ -85,15 +84,15 @@ class HealingMonitor:
         began: tuple[int, float] | None = None
         cooling = False
 
-        def event(done: int) -> bool:
+        def callback(done: int) -> bool:
             nonlocal began, cooling
-            schedule, spent = kit.schedule, time.perf_counter() - self._start
+            schedule, spent = state.scheduler, time.perf_counter() - self._start
             began = began or (done, spent)
             if self._seconds is not None and not cooling and done > began[0] and done % PACE == 0:
                 left = (self._seconds - spent) * (done - began[0]) / (spent - began[1])
                 schedule.hurry(min(left, schedule.steps - done))
             if schedule.ended or done % self._every == 0:
-                self._evaluate(kit, done)
+                self._evaluate(state, done)
                 late = [
                     self.evaluations[step]
                     for step in sorted(self.evaluations)
@@ -104,12 +103,12 @@ class HealingMonitor:
                     schedule.hurry(self._every)
             return schedule.ended
 
-        return event
+        return callback
 
-    def _evaluate(self, kit: Kit, done: int) -> None:
+    def _evaluate(self, state: TrainState, done: int) -> None:
         if done not in self.evaluations:
-            state = kit.state()
-            self._plain.load_state_dict({name: state[name] for name in self._plain.state_dict()})
+            weights = state.weights()
+            self._plain.load_state_dict({name: weights[name] for name in self._plain.state_dict()})
             self._keep(done, self._measure(self._plain))
 
     def _keep(self, done: int, fidelity: float) -> None:

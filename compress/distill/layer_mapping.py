@@ -9,7 +9,7 @@ from compress.transformer.anatomy import anatomy
 from compress.transformer.refit_blocks import find_counterparts
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError
-from laconic.training.step.parts import stacks
+from laconic.models.repeated_layers import find_layer_lists
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find_stacks(module: nn.Module) -> list[str]:
         return [anatomy(module).stack]
     except SourceError:
         names = {id(each): name for name, each in module.named_modules()}
-        return [names[id(stack)] for stack in stacks(module)]
+        return [names[id(stack)] for stack in find_layer_lists(module)]
 
 
 def last_replaced(kept: Sequence[int], own: int, whole: int) -> list[int]:

@@ -15,8 +15,7 @@ from torch import nn
 from compress.distill.heal import Heal
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.recipes.stage import TorchContext
-from laconic.training.loop import Event
-from laconic.training.step.parts import Kit
+from laconic.training.step.train_state import StepCallback, TrainState
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -67,31 +66,31 @@ def prune_iteratively(
 
 def make_pruning_event(
     checkpoint: "Checkpoint", schedule: Mapping[int, float], sparsify: Sparsify, names: Sequence[str]
-) -> Callable[[Kit], Event]:
+) -> Callable[[TrainState], StepCallback]:
     """An event that prunes after the steps of the schedule, and restores the zeros after every other step.
 
     checkpoint: what the training begins with. names: of the weights that are pruned.
     """
     copied = copy.deepcopy(checkpoint.module)
 
-    def begin(kit: Kit) -> Event:
-        parameters = dict(kit.module.named_parameters())
+    def begin(state: TrainState) -> StepCallback:
+        parameters = dict(state.module.named_parameters())
         # In a resumed run these are the zeros of the earlier pruning steps.
         zeros = {name: parameters[name].detach() == 0 for name in names}
 
         @torch.no_grad()
-        def event(done: int) -> None:
+        def callback(done: int) -> None:
             for name, zero in zeros.items():
                 parameters[name].masked_fill_(zero, 0.0)
             if done in schedule:
-                state = kit.state()
-                copied.load_state_dict({name: state[name] for name in copied.state_dict()})
+                weights = state.weights()
+                copied.load_state_dict({name: weights[name] for name in copied.state_dict()})
                 sparsify(copied, schedule[done])
                 for name in names:
                     parameters[name].copy_(copied.get_parameter(name))
                     zeros[name] = parameters[name] == 0
 
-        return event
+        return callback
 
     return begin
 

@@ -73,7 +73,7 @@ class Unstructured(SparsityStage):
         make_checkpoint: Callable[[nn.Module], "Checkpoint"],
     ) -> nn.Module:
         """The module after a training during which it was pruned."""
-        schedule = assign_steps(sparsities, self.heal.count(len(context.train.keys)))
+        schedule = assign_steps(sparsities, self.heal.count_steps(len(context.train.keys)))
         event = make_pruning_event(own, schedule, prune, [f"{path}.weight" for path in selection.paths])
         return self.heal.train(make_checkpoint(own.module), context, (event,)).module
 

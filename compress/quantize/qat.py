@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss
-from compress.distill.distillation_objective import DistillationObjective, train_beside
+from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.heal import Heal
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
 from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, find_operation
@@ -28,9 +28,9 @@ from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext
 from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
-from laconic.training.loop import Event
-from laconic.training.step.objective import tensors
-from laconic.training.step.parts import Kit
+from laconic.training.step.objective import to_tensors
+from laconic.training.step.train_state import StepCallback, TrainState
+from laconic.training.step.trained_modules import TrainedModules
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ class Qat(DistillStage):
     makes: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     trains = True
 
-    batch: int = Field(default=16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.0})
     method: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
     samples: int = Field(default=64, ge=1)
@@ -71,9 +71,9 @@ class Qat(DistillStage):
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         learned: dict[str, LearnedRange] = {}
 
-        def note(kit: Kit) -> Event:
-            assert isinstance(kit.objective, QuantizationAwareDistillation)
-            learned.update(kit.objective.learned)
+        def note(state: TrainState) -> StepCallback:
+            assert isinstance(state.objective, QuantizationAwareDistillation)
+            learned.update(state.objective.learned)
             return lambda done: None
 
         trained = self.train(checkpoint, context, (note,))
@@ -99,21 +99,21 @@ class QuantizationAwareDistillation(DistillationObjective):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"learned": {}}
 
-    def join(self, kit: Kit) -> None:
-        super().join(kit)
-        for part in kit.module.modules():
+    def attach(self, modules: TrainedModules) -> None:
+        super().attach(modules)
+        for part in modules.model.modules():
             if getattr(part, "running_mean", None) is not None:
                 part.eval()  # folded into its convolution later: other statistics would lead to other scales
-        layers = dict(kit.module.named_modules())
+        layers = dict(modules.model.named_modules())
         for path, learned in self.learned.items():
             if path not in layers or find_operation(layers[path]) is None:
                 raise RecipeError(
                     f"quantize.qat trains {path} as it is, and a technique has put something else in its place. Remove "
                     f"lora, qlora and layerwise from its techniques"
                 )
-            kit.undo.append(attach_fake_quantization(layers[path], learned))
-        own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(kit.device)
-        train_beside(kit, own, RANGES)
+            modules.on_restore(attach_fake_quantization(layers[path], learned))
+        own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
+        modules.add(RANGES, own)
 
 
 def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
@@ -151,7 +151,7 @@ def observe_histograms(
 
     with torch.inference_mode(), observe_inputs(module, paths, record):
         for batch in single_sample_batches(draw_calibration_samples(context, count), context.task):
-            call(module, tensors(batch))
+            call(module, to_tensors(batch))
             alive.clear()
             first.clear()
     for path, histogram in histograms.items():

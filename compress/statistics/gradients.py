@@ -16,8 +16,8 @@ from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.models.signature import call
 from laconic.tasks.task import Task
-from laconic.training.data.batch_builder import Maker
-from laconic.training.data.batch_sampler import Order
+from laconic.training.data.batch_builder import BatchBuilder
+from laconic.training.data.batch_sampler import BatchSampler
 
 GradientLoss = Literal["objective", "likelihood", "answer"]
 """The loss that is differentiated.
@@ -96,13 +96,13 @@ def objective_losses(module: nn.Module, task: Task, dataset: Dataset, seed: int)
     """The training loss of each sample, or of each batch if the objective compares rows. Samples that the objective
     refuses, such as texts of a single token, are skipped. Raises DataError if all are."""
     objective = registry.resolve("objective", task.objective).of(task, dataset)
-    maker = Maker(dataset, dataset.samples, objective.collate)
-    order = Order(len(dataset.keys), 1 if objective.splits else ROWS, seed)
+    maker = BatchBuilder(dataset, dataset.samples, objective.collate)
+    order = BatchSampler(len(dataset.keys), 1 if objective.splittable else ROWS, seed)
     refused: DataError | None = None
     accepted = False
     for number in range(order.steps):
         try:
-            batch = maker.collated(order.batch(number))
+            batch = maker.collate(order.batch(number))
         except DataError as error:
             refused = error
             continue

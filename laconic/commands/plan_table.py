@@ -30,8 +30,9 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
 
     training, (unit, _) = plan.plain.combination.training, binary_unit(plan.plain.prediction.peak)
     title = (
-        f"{plan.model.name}: {format_count(plan.model.parameters, billion='B')} parameters, batch {training.batch}, "
-        f"length {plan.length}; {unit}{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
+        f"{plan.model.name}: {format_count(plan.model.parameters, billion='B')} parameters, "
+        f"batch {training.batch_size}, length {plan.length}; {unit}"
+        f"{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
     )
     rows = list(plan.rows) if everything else select_rows(plan)
     OUT.print(make_combination_table(plan, title, rows))

@@ -46,17 +46,17 @@ def finetune(
         "task": task,
         "builder": builder,
         "epochs": epochs,
-        "batch": batch,
+        "batch_size": batch,
         "memory": memory,
         "data": files or None,
     }
     given = {key: value for key, value in given.items() if value is not None}
     if recipe is None and not {"source", "data"} <= given.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
+    from laconic.commands.finetune_summary import show, summary
     from laconic.finetune.finetune import finetune
-    from laconic.finetune.summary import show, summary
+    from laconic.training.observers import ObserverSettings
     from laconic.training.settings import TrainingRecipe
-    from laconic.training.train import Watching
 
     chosen = TrainingRecipe.load(recipe, **given)
     if show_recipe:
@@ -64,8 +64,8 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    watching = Watching(trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard)
-    tuned = finetune(chosen, output, trust=trust, auto=auto, watching=watching)
+    observers = ObserverSettings(trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard)
+    tuned = finetune(chosen, output, trust=trust, auto=auto, observers=observers)
     if os.environ.get("RANK", "0") != "0":
         return  # the first says it for all
     print_json(summary(tuned)) if as_json else show(tuned)

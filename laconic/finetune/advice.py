@@ -1,4 +1,4 @@
-"""What to turn on so that a training fits: before it begins, and after it ran out of memory."""
+"""Which techniques make a training run fit into memory: chosen before it begins, or after it ran out of memory."""
 
 import copy
 import resource
@@ -21,11 +21,11 @@ from laconic.training.settings import Training, TrainingRecipe
 from laconic.units import format_binary_bytes
 
 SAMPLES = 64
-"""The longest samples as the task counts, of which the longest by its tensors says how long a batch becomes."""
+"""How many of the longest samples, by the dataset's estimate, are encoded to find the longest in tokens."""
 
 
-def subject_of(checkpoint: Checkpoint, name: str) -> MetaModel:
-    """The structure of a checkpoint that is loaded; its weights are not copied."""
+def copy_structure(checkpoint: Checkpoint, name: str) -> MetaModel:
+    """The structure of a checkpoint's model on the meta device; its weights are not copied."""
     memo: dict[int, object] = {}
     for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -34,8 +34,8 @@ def subject_of(checkpoint: Checkpoint, name: str) -> MetaModel:
     return MetaModel(name, module, checkpoint.task, checkpoint.task.max_length)
 
 
-def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
-    """The longest free axis of a sample, as tokens of a text that the task has cut; 1 where samples are all alike."""
+def measure_longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
+    """The largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free."""
     task = checkpoint.task
     free = [
         (spec.name, axis)
@@ -50,82 +50,87 @@ def longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
     return max(int(arrays[name].shape[axis]) for arrays in encoded for name, axis in free)
 
 
-def fitted(
+def fit_to_memory(
     recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps
 ) -> tuple[TrainingRecipe, str]:
-    """The recipe with techniques that keep within its memory, and a line that says what was turned on.
+    """The recipe with techniques that fit into its memory limit, and a line that says which were added.
 
-    A recipe that names techniques keeps them. Raises GoalMissed where it, or everything, is predicted not to fit.
+    A recipe that names techniques keeps them. Raises GoalMissed where these, or all combinations, are predicted not to
+    fit.
     """
     if recipe.memory is None:
         return recipe, ""
     found = plan_memory(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
     if recipe.techniques:
-        asked = PlanRow(plain(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
+        asked = PlanRow(as_candidate(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
         if not asked.fits(recipe.memory):
-            instead = f"Turn on: {compared(found.chosen, asked)}" if found.chosen else sentence(nothing(found))
-            need, memory = format_binary_bytes(asked.need), format_binary_bytes(recipe.memory)
-            raise GoalMissed(f"these techniques are predicted to take {need}, of {memory}. {instead}")
+            instead = (
+                f"Turn on: {describe_cost(found.chosen, asked)}" if found.chosen else capitalize(explain_misfit(found))
+            )
+            raise GoalMissed(
+                f"these techniques are predicted to take {format_binary_bytes(asked.need)}, of "
+                f"{format_binary_bytes(recipe.memory)}. {instead}"
+            )
         return recipe, ""
     if found.chosen is None:
-        raise GoalMissed(nothing(found))
-    return adopted(recipe, found.chosen), described(found.chosen)
+        raise GoalMissed(explain_misfit(found))
+    return adopt_techniques(recipe, found.chosen), describe(found.chosen)
 
 
-def advised(
+def advise(
     recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps, room: int
 ) -> tuple[TrainingRecipe | None, str]:
-    """After a step ran out of memory: a recipe that takes less, and what it turns on; None, and why, without one.
+    """After a step ran out of memory: a recipe that needs less, and what it turns on; None and the reason without one.
 
     room: bytes that were available before the run.
     """
     rates = measure_rates(device)
-    failed = PlanRow(plain(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
-    # What was predicted to fit and did not has shown how much there is.
+    failed = PlanRow(as_candidate(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
+    # A prediction that fitted and a run that did not show how much memory there is.
     memory = min(recipe.memory or room, round(0.95 * failed.need))
     found = plan_memory(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
     if found.chosen is None:
-        return None, sentence(nothing(found))
-    return adopted(recipe, found.chosen, memory), compared(found.chosen, failed)
+        return None, capitalize(explain_misfit(found))
+    return adopt_techniques(recipe, found.chosen, memory), describe_cost(found.chosen, failed)
 
 
-def plain(recipe: TrainingRecipe) -> Combination:
-    """The recipe as a candidate."""
+def as_candidate(recipe: TrainingRecipe) -> Combination:
+    """The recipe as a candidate of the planner."""
     return Combination(training=recipe, whole=True, exact=True)
 
 
-def adopted(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:
-    """The recipe with the techniques of a row, and the memory that has turned out to be there."""
+def adopt_techniques(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:
+    """The recipe with the techniques of a row of the plan, and with a memory limit where one is given."""
     training: Training = row.combination.training
     return recipe.model_copy(
         update={
             "techniques": training.techniques,
             "optimizer": training.optimizer,
-            "clip": training.clip,
+            "max_grad_norm": training.max_grad_norm,
             "memory": memory or recipe.memory,
         }
     )
 
 
-def described(row: PlanRow) -> str:
-    """What a row turns on, as a recipe says it."""
+def describe(row: PlanRow) -> str:
+    """The techniques of a row of the plan, and its predicted memory."""
     names = ", ".join(format_technique(named) for named in row.combination.training.techniques) or "no techniques"
     return f"{names}; optimizer {row.combination.training.optimizer.name}: {format_binary_bytes(row.need)} predicted"
 
 
-def compared(chosen: PlanRow, asked: PlanRow) -> str:
-    """The same, and what it costs."""
+def describe_cost(chosen: PlanRow, asked: PlanRow) -> str:
+    """The techniques of a row of the plan, with its time of a step relative to another row's."""
     times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
-    return f"{described(chosen)}, {times:.1f} times the time of a step"
+    return f"{describe(chosen)}, {times:.1f} times the time of a step"
 
 
-def sentence(words: str) -> str:
-    """With a capital."""
+def capitalize(words: str) -> str:
+    """The text with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
-def nothing(found: MemoryPlan) -> str:
-    """What is said where nothing fits."""
+def explain_misfit(found: MemoryPlan) -> str:
+    """The message where no combination of techniques fits."""
     least = min(found.rows, key=lambda row: row.need)
     return (
         f"no combination of techniques fits into {format_binary_bytes(found.memory)}; the least that any takes is "
@@ -133,10 +138,10 @@ def nothing(found: MemoryPlan) -> str:
     )
 
 
-def available(device: torch.device) -> int:
-    """Bytes that a training may use: of the device, or of the machine as far as the process may have it.
+def measure_available(device: torch.device) -> int:
+    """Bytes that a training run may use: of the device, or of the machine within the limits of the process.
 
-    To be asked before a run: memory that was freed may stay mapped for the next.
+    Called before a run, since memory that a run has freed may stay mapped.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
@@ -148,6 +153,6 @@ def available(device: torch.device) -> int:
 
 
 def address_space() -> int:
-    """Bytes that the process has mapped; 0 where the system does not tell."""
+    """Bytes of address space that the process has mapped; 0 where the system does not report them."""
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else 0

@@ -1,4 +1,4 @@
-"""From a recipe of training to a checkpoint that has learned: what `laconic finetune` does."""
+"""Fine-tuning: from a training recipe to a trained checkpoint, as `laconic finetune` does it."""
 
 import gc
 import json
@@ -15,36 +15,38 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, read, split
 from laconic.errors import OutOfMemory, RecipeError, UsageError
-from laconic.finetune.advice import advised, available, fitted, longest, subject_of
+from laconic.finetune.advice import advise, copy_structure, fit_to_memory, measure_available, measure_longest
 from laconic.finetune.evaluate import ROWS, evaluate
 from laconic.finetune.head import open_for
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint, check_free
 from laconic.planner.meta_model import MetaModel
 from laconic.progress import Steps
-from laconic.training.loop import short_of_memory
-from laconic.training.parallel.ranks import Ranks, started
+from laconic.training.loop import translate_memory_errors
+from laconic.training.observers import ObserverSettings
+from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.settings import Training, TrainingRecipe
-from laconic.training.step.parts import Kit
-from laconic.training.train import SNAPSHOTS, Taught, Watching, teach
+from laconic.training.step.train_state import TrainState
+from laconic.training.train import SNAPSHOTS, TrainResult, train
 
-HELD = 0.1
-"""The share of the data that is set aside to judge by, where no file is given for that."""
+VALIDATION_SHARE = 0.1
+"""The share of the data that is held out as the validation set, where no file is given for it."""
 KEY = "run.json"
 LOGS = "training"
-SHOWN = 512
-"""Samples that the model is judged by after each epoch; at the end it is by all."""
+EPOCH_ROWS = 512
+"""Rows of the validation set that the model is evaluated on after each epoch; at the end on all of them."""
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """before, after: figures on the samples set aside. changed: what was turned on beside the recipe, to fit."""
+class FinetuneResult:
+    """The outcome of fine-tuning. before, after: figures on the validation set. training: losses and more. changed: the
+    techniques that were added to the recipe so that it fits into memory; empty for none."""
 
     checkpoint: Checkpoint
     folder: Path
     before: Mapping[str, float]
     after: Mapping[str, float]
-    taught: Taught
+    training: TrainResult
     changed: str
 
 
@@ -55,156 +57,181 @@ def finetune(
     device: torch.device | None = None,
     trust: bool = False,
     auto: bool = False,
-    watching: Watching | None = None,
+    observers: ObserverSettings | None = None,
     steps: Steps | None = None,
     cache: Cache | None = None,
-) -> Tuned:
-    """Train as the recipe says, and write the checkpoint to `destination`, whole or not at all.
+) -> FinetuneResult:
+    """Train a checkpoint as the recipe says, and write it to `destination`, completely or not at all.
 
-    An interrupted run goes on from its last snapshot. Where the recipe names a memory and no techniques, the fastest
-    that fit are taken. auto: also after a step has run out of memory; else OutOfMemory says what to turn on. Under
-    torchrun every rank calls it, and the first one writes.
+    An interrupted run is resumed from its last snapshot. Where the recipe has a memory limit and no techniques, the
+    fastest combination that fits is chosen. auto: choose another one when a step runs out of memory; else OutOfMemory
+    says which to turn on. Under torchrun every rank calls it, and the first one writes.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with started(device, recipe.mesh) as ranks:
+    with open_ranks(device, recipe.mesh) as ranks:
         if ranks.world > 1 and (auto or recipe.memory is not None):
             raise RecipeError(
                 "memory and --auto choose for one device alone, and several ranks were started. Give the techniques"
             )
-        steps = (steps or Steps()) if ranks.first else Steps(quiet=True)
-        return tune(recipe, destination, ranks, trust, auto, watching, steps, cache or Cache())
+        steps = (steps or Steps()) if ranks.is_first else Steps(quiet=True)
+        return finetune_on_rank(recipe, destination, ranks, trust, auto, observers, steps, cache or Cache())
 
 
-def tune(
+def finetune_on_rank(
     recipe: TrainingRecipe,
     destination: Path,
     ranks: Ranks,
     trust: bool,
     auto: bool,
-    watching: Watching | None,
+    observers: ObserverSettings | None,
     steps: Steps,
     cache: Cache,
-) -> Tuned:
-    """The same, on one rank."""
-    device = ranks.device
-    place = destination.resolve()
-    check_free(place)
-    folder = place.with_name(f"{place.name}.{LOGS}")
+) -> FinetuneResult:
+    """Fine-tune on one rank of a run; arguments as of `finetune`."""
+    final = destination.resolve()
+    check_free(final)
+    folder = final.with_name(f"{final.name}.{LOGS}")
     changed: str | None = None
     while True:
-        lesson = prepare(recipe, trust, steps)
+        inputs = prepare(recipe, trust, steps)
         if changed is None:
-            recipe, changed = fitted(recipe, lesson.subject, lesson.length, device, steps)
-            room = available(device)
-        checkpoint, learn, judge = lesson.checkpoint, lesson.learn, Judge(lesson, recipe, steps)
+            recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
+            room = measure_available(ranks.device)
+        evaluator = Evaluator(inputs, recipe, steps)
         try:
-            key = hash_of(checkpoint.key, learn.fingerprint, described(recipe))
-            with claimed(folder, key) if ranks.first else nullcontext(), short_of_memory():
-                ranks.any(False)  # nobody looks into the folder before it is claimed
-                taught = teach(
-                    checkpoint, learn, recipe, folder, ranks=ranks, watching=watching, judge=judge, cache=cache
-                )
+            result = run_training(inputs, recipe, folder, ranks, observers, evaluator, cache)
             break
         except OutOfMemory as error:
-            said = str(error)
-        # Not in the clause above: what was raised holds all that the attempt has held.
-        subject, length = lesson.subject, lesson.length
-        del lesson, checkpoint, learn, judge
+            reason = str(error)
+        # Outside the except clause: the exception keeps alive everything that the attempt has allocated.
+        structure, length = inputs.structure, inputs.length
+        del inputs, evaluator
         gc.collect()
-        other, advice = advised(recipe, subject, length, device, steps, room)
+        other, advice = advise(recipe, structure, length, ranks.device, steps, room)
         if other is None:
-            raise OutOfMemory(f"{said}. {advice}")
+            raise OutOfMemory(f"{reason}. {advice}")
         if not auto:
-            raise OutOfMemory(f"{said}. Turn on: {advice}. --auto does so by itself")
-        steps.warn(f"{said}. Turned on: {advice}")
+            raise OutOfMemory(f"{reason}. Turn on: {advice}. --auto does so by itself")
+        steps.warn(f"{reason}. Turned on: {advice}")
         recipe, changed = other, advice
-    tuned = record(checkpoint, taught, recipe, learn, judge.before, judge.after)
-    if ranks.first:
+    checkpoint = add_record(inputs, result, recipe, evaluator)
+    if ranks.is_first:
         with steps.step("write the checkpoint"):
-            publish(tuned, folder, place)
-    return Tuned(tuned, destination, judge.before, judge.after, taught, changed)
+            publish(checkpoint, folder, final)
+    return FinetuneResult(checkpoint, destination, evaluator.before, evaluator.after, result, changed)
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """checkpoint: to be trained. learn, held: what it learns from and is judged by. subject: its structure alone.
-    length: tokens of the longest text."""
+class FinetuneInputs:
+    """checkpoint: the model to train. train, validation: the data. structure: the model without weights, for
+    predictions of its memory. length: tokens of the longest text."""
 
     checkpoint: Checkpoint
-    learn: Dataset
-    held: Dataset
-    subject: MetaModel
+    train: Dataset
+    validation: Dataset
+    structure: MetaModel
     length: int
 
 
-def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> Lesson:
-    """Open what a recipe names. Raises SourceError, UntrustedSource, DataError, UsageError."""
-    with steps.step("load the model and the samples") as step, short_of_memory():
+def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs:
+    """Open the model and the data of a recipe. Raises SourceError, UntrustedSource, DataError, UsageError."""
+    with steps.step("load the model and the samples") as step, translate_memory_errors():
         checkpoint = open_for(recipe, trust=trust)
-        learn, held = gather(recipe, checkpoint)
-        with checkpoint.task.truncated(recipe.length):
-            length = longest(checkpoint, learn)
-        step.note = f"{checkpoint.task.name}, {len(learn.keys)} rows to learn, {len(held.keys)} to judge by"
-    return Lesson(checkpoint, learn, held, subject_of(checkpoint, Path(recipe.source).name), length)
+        train_set, validation = read_datasets(recipe, checkpoint)
+        with checkpoint.task.truncated(recipe.max_length):
+            length = measure_longest(checkpoint, train_set)
+        step.note = f"{checkpoint.task.name}, {len(train_set.keys)} rows to learn, {len(validation.keys)} to judge by"
+    structure = copy_structure(checkpoint, Path(recipe.source).name)
+    return FinetuneInputs(checkpoint, train_set, validation, structure, length)
 
 
-class Judge:
-    """Asks the model on the samples that were set aside: on all before and after, on some of them in between.
+def run_training(
+    inputs: FinetuneInputs,
+    recipe: TrainingRecipe,
+    folder: Path,
+    ranks: Ranks,
+    observers: ObserverSettings | None,
+    evaluator: "Evaluator",
+    cache: Cache,
+) -> TrainResult:
+    """Train in the folder of this run. Raises OutOfMemory, and what `train` raises."""
+    key = hash_of(inputs.checkpoint.key, inputs.train.fingerprint, select_settings(recipe))
+    with claim_folder(folder, key) if ranks.is_first else nullcontext(), translate_memory_errors():
+        ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
+        return train(
+            inputs.checkpoint,
+            inputs.train,
+            recipe,
+            folder,
+            ranks=ranks,
+            observers=observers,
+            evaluate=evaluator,
+            cache=cache,
+        )
 
-    It is asked as it is trained, on the device, with its techniques: so it takes no more memory than training does.
+
+class Evaluator:
+    """Evaluates the model on the validation set: on all of it before and after training, on a part after each epoch.
+
+    The model is evaluated as it is trained, on the device and with its techniques, so that evaluation takes no more
+    memory than training does. before, after: the figures of all of the validation set.
     """
 
-    def __init__(self, lesson: Lesson, training: Training, steps: Steps) -> None:
-        held = lesson.held
-        self._held, self._few = held, held.rows(range(min(SHOWN, len(held.keys))), held.name)
-        self._last, self._steps = training.count(len(lesson.learn.keys)), steps
-        self._rows = min(ROWS, training.batch)
+    def __init__(self, inputs: FinetuneInputs, training: Training, steps: Steps) -> None:
+        validation = inputs.validation
+        self._all = validation
+        self._part = validation.rows(range(min(EPOCH_ROWS, len(validation.keys))), validation.name)
+        self._last, self._steps = training.count_steps(len(inputs.train.keys)), steps
+        self._rows = min(ROWS, training.batch_size)
         self.before: dict[str, float] = {}
         self.after: dict[str, float] = {}
 
-    def __call__(self, kit: Kit, done: int) -> None:
+    def __call__(self, state: TrainState, done: int) -> None:
         if 0 < done < self._last:
-            self._steps.say(f"after step {done}", shown(self._ask(kit, self._few)))
+            self._steps.say(f"after step {done}", format_figures(self._evaluate(state, self._part)))
             return
         with self._steps.step("judge what it has learned" if done else "judge the model as it is") as step:
-            figures = self._ask(kit, self._held)
-            step.note = shown(figures)
+            figures = self._evaluate(state, self._all)
+            step.note = format_figures(figures)
         if done:
             self.after = figures
         else:
             self.before = figures
 
-    def _ask(self, kit: Kit, held: Dataset) -> dict[str, float]:
-        rows = min(self._rows, kit.rows or ROWS)
-        with kit.gathered():
-            return evaluate(kit.module, kit.objective, held, kit.device, rows=rows, passing=kit.passing)
+    def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
+        rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
+        with state.strategy.gather_weights():
+            return evaluate(
+                state.module, state.objective, dataset, state.device, rows=rows, forward_context=state.forward_context
+            )
 
 
-def gather(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:
-    """What is learned from, and what is judged by. Raises DataError."""
+def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:
+    """The training set and the validation set of a recipe. Raises DataError."""
     data = recipe.data
-    learn = read(data.train, checkpoint.task)
+    train_set = read(data.train, checkpoint.task)
     if data.evaluate is not None:
-        held = read(data.evaluate, checkpoint.task)
-        learn = learn.without(held)
+        validation = read(data.evaluate, checkpoint.task)
+        train_set = train_set.without(validation)
     else:
-        parts = split(learn, {"learn": 1 - HELD, "held": HELD}, recipe.seed)
-        learn, held = parts["learn"], parts["held"]
+        # The names of the parts are part of the hash that splits the rows.
+        parts = split(train_set, {"learn": 1 - VALIDATION_SHARE, "held": VALIDATION_SHARE}, recipe.seed)
+        train_set, validation = parts["learn"], parts["held"]
     if data.limit is not None:
-        learn, held = learn.take(data.limit, recipe.seed), held.take(data.limit, recipe.seed)
-    return learn, held
+        train_set, validation = train_set.take(data.limit, recipe.seed), validation.take(data.limit, recipe.seed)
+    return train_set, validation
 
 
-def described(training: Training) -> dict[str, Any]:
-    """The settings that decide what is learned, JSON-ready."""
-    return training.model_dump(mode="json", include=set(Training.model_fields) - {"feed", "every", "mesh"})
+def select_settings(training: Training) -> dict[str, Any]:
+    """The settings that the trained weights depend on, JSON-ready."""
+    return training.model_dump(mode="json", include=set(Training.model_fields) - {"loader", "snapshot_every", "mesh"})
 
 
 @contextmanager
-def claimed(folder: Path, key: str) -> Iterator[None]:
-    """The folder is that of this run in the body: what another run has left in it is removed.
+def claim_folder(folder: Path, key: str) -> Iterator[None]:
+    """Use a folder for the run with this key in the body: what another run has left in it is removed.
 
-    Where the body fails before the first snapshot, there is nothing to go on from, and the folder goes too.
+    Where the body fails before the first snapshot, the run cannot be resumed, and the folder is removed, too.
     """
     card = folder / KEY
     try:
@@ -225,31 +252,24 @@ def claimed(folder: Path, key: str) -> Iterator[None]:
         raise
 
 
-def record(
-    checkpoint: Checkpoint,
-    taught: Taught,
-    training: Training,
-    learn: Dataset,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-) -> Checkpoint:
-    """The checkpoint with one more record in its history."""
-    config = described(training)
-    figures = {f"{name} before": value for name, value in before.items()} | {
-        f"{name} after": value for name, value in after.items()
+def add_record(inputs: FinetuneInputs, result: TrainResult, training: Training, evaluator: Evaluator) -> Checkpoint:
+    """The trained checkpoint, with a record of the training in its history."""
+    config = select_settings(training)
+    figures = {f"{name} before": value for name, value in evaluator.before.items()} | {
+        f"{name} after": value for name, value in evaluator.after.items()
     }
-    key = hash_of(checkpoint.key, "finetune", config, code_version(), learn.fingerprint)
-    return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
+    key = hash_of(inputs.checkpoint.key, "finetune", config, code_version(), inputs.train.fingerprint)
+    return inputs.checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), result.module)
 
 
 def publish(checkpoint: Checkpoint, folder: Path, destination: Path) -> None:
-    """Save the checkpoint with the logs of its training beside it, and remove the run's folder."""
+    """Save the checkpoint with the logs of its training, and remove the folder of the run."""
     checkpoint.save(destination)
     shutil.rmtree(folder / SNAPSHOTS, ignore_errors=True)
     (folder / KEY).unlink(missing_ok=True)
     shutil.move(folder, destination / LOGS)
 
 
-def shown(figures: Mapping[str, float]) -> str:
-    """Figures as people read them."""
+def format_figures(figures: Mapping[str, float]) -> str:
+    """Format figures in a line: "loss 0.1234, accuracy 0.9000"."""
     return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

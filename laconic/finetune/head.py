@@ -1,4 +1,4 @@
-"""A new head for a new set of labels: the model that is opened to be trained."""
+"""Opening the model to fine-tune, with a new classification head where the labels are new."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,12 +21,12 @@ from laconic.tasks.preprocessing import Preprocessing
 from laconic.training.settings import TrainingRecipe
 
 SPARSE = 10
-"""Where the highest number is beyond so many times the number of labels, labels are no numbers of classes."""
+"""Numeric labels whose highest is at least so many times their count are names, not indices of classes."""
 CONFIG = "config.json"
 
 
 def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
-    """The checkpoint that a recipe trains: with a new head where the labels of its samples are not the model's.
+    """The checkpoint that a recipe trains, with a new head where the labels of its samples are not the model's.
 
     Raises SourceError, UntrustedSource, DataError.
     """
@@ -50,11 +50,12 @@ def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
 def with_labels(
     source: Path | Checkpoint, task: str, labels: Iterable[Any], *, seed: int = 0, trust: bool = False
 ) -> Checkpoint:
-    """A classifier for these labels: the source as it is where it knows all of them, else with a new head.
+    """A classifier for these labels: the source unchanged where it has all of them, else with a new head.
 
     source: a folder of transformers or sentence-transformers, bare or with another head; a saved checkpoint of such a
-    classifier, or one in memory. labels: names or numbers of classes, in any order and number. Only the head is drawn
-    anew (from the seed), and the pooler where the source has none. Raises SourceError, UntrustedSource, DataError.
+    classifier, or one in memory. labels: names or numbers of classes, in any order and number. Only the head is
+    initialized anew (from the seed), and the pooler where the source has none. Raises SourceError, UntrustedSource,
+    DataError.
     """
     wanted = set(labels)
     if isinstance(source, Path) and (source / CARD).is_file():
@@ -66,8 +67,8 @@ def with_labels(
                 f"made from. Train that"
             )
         known = source.task.labels
-        return source if not known or fit(wanted, known) else _renewed(source, class_names(wanted), seed)
-    if fit(wanted, own_labels(source, task)):
+        return source if not known or are_known(wanted, known) else _replace_head(source, class_names(wanted), seed)
+    if are_known(wanted, read_own_labels(source, task)):
         return load_source(source, task=task, trust=trust)
     names = class_names(wanted)
     found = huggingface.load(source, task=task, trust=trust, labels=names, seed=seed)
@@ -81,8 +82,8 @@ def with_labels(
     )
 
 
-def _renewed(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:
-    """The same model, its history included, with a head for these classes."""
+def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:
+    """The checkpoint, its history included, with a new head for these classes."""
     if checkpoint.source["kind"] != "huggingface":
         raise SourceError(
             f"the checkpoint answers with the classes {', '.join(checkpoint.task.labels[:20])}, and "
@@ -114,7 +115,7 @@ def _renewed(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Check
 
 
 def task_of(source: Path) -> str | None:
-    """What a folder of transformers or a saved checkpoint is for; None for anything else."""
+    """The task of a transformers folder or a saved checkpoint; None for anything else."""
     if (source / CARD).is_file():
         return str(read_json(source / CARD).get("task"))
     if (source / CONFIG).is_file() and not (source / MODULES).is_file():
@@ -122,8 +123,8 @@ def task_of(source: Path) -> str | None:
     return None
 
 
-def own_labels(folder: Path, task: str) -> tuple[str, ...]:
-    """The classes of the head that a folder has; none where it has no such head."""
+def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
+    """The classes of the head in a folder; empty without a head for the task."""
     where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
     config = read_json(where / CONFIG)
     name = str((config.get("architectures") or [""])[0])
@@ -147,7 +148,7 @@ def labels_of(path: Path, task: str) -> list[Any]:
     return found
 
 
-def fit(labels: Iterable[Any], known: Sequence[str]) -> bool:
+def are_known(labels: Iterable[Any], known: Sequence[str]) -> bool:
     """Whether each label is a class of a model that has these."""
     try:
         return len(known) > 1 and all(find_class(label, known) >= 0 for label in labels)
@@ -156,7 +157,7 @@ def fit(labels: Iterable[Any], known: Sequence[str]) -> bool:
 
 
 def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
-    """The classes of a new head: the names in their order, or one class for each number from 0 to the highest."""
+    """The classes of a new head: the sorted names, or one class for each number from 0 to the highest."""
     names = {str(label) for label in labels}
     numbers = [isinstance(label, int) and not isinstance(label, bool) for label in labels]
     if any(numbers) and not all(numbers):

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.offload.activation_store import ActivationStore, FileStore, HostStore, StoredTensor
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 from laconic.units import Bytes
 
@@ -37,19 +37,19 @@ class ActivationOffload(Technique):
     min_bytes: Bytes = Field(default=2**20, ge=0)
     prefetch: int = Field(default=1, ge=0)
 
-    def apply(self, kit: Kit) -> None:
-        store: ActivationStore = HostStore(kit.host)
+    def apply(self, parts: StepParts) -> None:
+        store: ActivationStore = HostStore(parts.host)
         if self.destination == "disk":
-            file_store = FileStore(kit.device, self.folder)
-            kit.undo.append(file_store.close)
+            file_store = FileStore(parts.device, self.folder)
+            parts.on_restore(file_store.close)
             store = file_store
-        kit.forward.append(partial(offload_saved_tensors, kit, store, self.min_bytes, self.prefetch))
+        parts.add_forward_context(partial(offload_saved_tensors, parts, store, self.min_bytes, self.prefetch))
 
 
 @contextmanager
-def offload_saved_tensors(kit: Kit, store: ActivationStore, min_bytes: int, prefetch: int) -> Iterator[None]:
+def offload_saved_tensors(parts: StepParts, store: ActivationStore, min_bytes: int, prefetch: int) -> Iterator[None]:
     """Offload what autograd saves in the body, which is one forward pass."""
-    hooks = OffloadHooks(kit, store, min_bytes, prefetch)
+    hooks = OffloadHooks(parts, store, min_bytes, prefetch)
     with saved_tensors_hooks(hooks.pack, hooks.unpack):
         yield
     store.flush()
@@ -84,11 +84,11 @@ class StorageView:
 class OffloadHooks:
     """Hooks on the tensors that one forward pass saves. A storage that is saved more than once is moved once."""
 
-    def __init__(self, kit: Kit, store: ActivationStore, min_bytes: int, prefetch: int) -> None:
+    def __init__(self, parts: StepParts, store: ActivationStore, min_bytes: int, prefetch: int) -> None:
         self.store, self.min_bytes, self.prefetch = store, min_bytes, prefetch
-        self.device = kit.device
+        self.device = parts.device
         self.weights = WeakIdKeyDictionary(
-            {one.untyped_storage(): True for one in (*kit.module.parameters(), *kit.module.buffers())},
+            {one.untyped_storage(): True for one in (*parts.module.parameters(), *parts.module.buffers())},
             ref_type=weakref.ref,
         )
         self.known = WeakIdKeyDictionary(ref_type=weakref.ref)

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 from laconic.units import Bytes
 
@@ -34,8 +34,8 @@ class Allocator(Technique):
 
     threshold: Bytes = Field(default=2**20, ge=4096)
 
-    def apply(self, kit: Kit) -> None:
-        if kit.device.type == "cuda":
+    def apply(self, parts: StepParts) -> None:
+        if parts.device.type == "cuda":
             enable_expandable_segments()
         elif sys.platform == "linux":
             set_mmap_threshold(self.threshold)

@@ -11,7 +11,7 @@ from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from laconic.training.objectives.deferred_gradient import DeferredLinearCrossEntropy
 from laconic.training.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 DEFERRED = {"chunked-cross-entropy": {"defer": True, "chunk": 256}}
@@ -46,8 +46,8 @@ class ChunkedCrossEntropy(Technique):
     def fallback(self) -> Mapping[str, Any] | None:
         return {"chunk": self.chunk} if self.defer else None
 
-    def apply(self, kit: Kit) -> None:
-        objective: Any = kit.objective
+    def apply(self, parts: StepParts) -> None:
+        objective: Any = parts.objective
         plain = getattr(objective, "cross_entropy", None)
         if plain is None:
             raise RecipeError(
@@ -56,10 +56,10 @@ class ChunkedCrossEntropy(Technique):
             )
         if self.defer:
             deferred = DeferredLinearCrossEntropy(self.chunk)
-            for table in find_tied_embeddings(kit.module):
-                kit.undo.append(replace_forward(table, deferred.make_embedding_forward(table)))
+            for table in find_tied_embeddings(parts.module):
+                parts.on_restore(replace_forward(table, deferred.make_embedding_forward(table)))
         objective.cross_entropy = deferred if self.defer else ChunkedLinearCrossEntropy(self.chunk)
-        kit.undo.append(lambda: setattr(objective, "cross_entropy", plain))
+        parts.on_restore(lambda: setattr(objective, "cross_entropy", plain))
 
 
 def find_tied_embeddings(module: nn.Module) -> list[nn.Embedding]:

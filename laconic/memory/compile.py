@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 import torch
 
 from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -27,19 +28,19 @@ class Compile(Technique):
     scope: Literal["blocks", "step"] = "blocks"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
 
-    def apply(self, kit: Kit) -> None:
-        check_compiler(kit.device)
+    def apply(self, parts: StepParts) -> None:
+        check_compiler(parts.device)
         if self.scope == "step":
-            kit.wrap.append(lambda lesson: torch.compile(lesson, mode=self.mode))  # type: ignore[return-value, arg-type]
+            parts.wrap_loss_module(lambda lesson: torch.compile(lesson, mode=self.mode))  # type: ignore[return-value, arg-type]
             return
-        layers = blocks(kit.module)
+        layers = find_layers(parts.module)
         if not layers:
             raise RecipeError(
                 "compile: the model has no repeated layers (a ModuleList or Sequential of modules of one class). "
                 "Set scope: step"
             )
         for layer in layers:
-            kit.undo.append(replace_forward(layer, torch.compile(layer.forward, mode=self.mode)))
+            parts.on_restore(replace_forward(layer, torch.compile(layer.forward, mode=self.mode)))
 
 
 def check_compiler(device: torch.device) -> None:

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
@@ -31,10 +31,10 @@ class GradientAccumulation(Technique):
     def micro_batch(self) -> int:
         return self.rows
 
-    def apply(self, kit: Kit) -> None:
-        if not kit.objective.splits:
+    def apply(self, parts: StepParts) -> None:
+        if not parts.objective.splittable:
             raise RecipeError(
                 "gradient-accumulation: this task compares the rows of a batch with one another, so a batch cannot be "
                 "split into micro-batches. Remove it, and use a smaller batch or gradient-checkpointing"
             )
-        kit.rows = self.rows
+        parts.accumulate_gradients(self.rows)

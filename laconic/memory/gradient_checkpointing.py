@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 EXPENSIVE = (
@@ -54,8 +55,8 @@ class GradientCheckpointing(Technique):
     def is_linear_in_depth(self) -> bool:
         return self.every == 1
 
-    def apply(self, kit: Kit) -> None:
-        layers = blocks(kit.module)
+    def apply(self, parts: StepParts) -> None:
+        layers = find_layers(parts.module)
         if not layers:
             raise RecipeError(
                 "gradient-checkpointing: the model has no repeated layers (a ModuleList or Sequential of modules of "
@@ -66,7 +67,9 @@ class GradientCheckpointing(Technique):
         for layer in layers[:: self.every]:
             norms = find_batch_norms(layer)
             settings: dict[str, Any] = {"context_fn": partial(make_contexts, norms, saved)} if saved or norms else {}
-            kit.undo.append(replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **settings)))
+            parts.on_restore(
+                replace_forward(layer, partial(checkpoint, layer.forward, use_reentrant=False, **settings))
+            )
 
 
 def make_contexts(norms: list[Any], saved: list[Any]) -> tuple[Context, Context]:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from laconic.memory.chunked_cross_entropy import DEFERRED
+from laconic.models.repeated_layers import find_layers
 from laconic.offload.host_memory import HostMemory, account_steps_on_host
 from laconic.offload.memory_accounting import account_as
 from laconic.offload.streamed_weights import ResidentCopies, StreamedWeights, may_compute_in_16_bits
 from laconic.training.step.cast_inputs import cast_inputs_to_bf16
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -29,6 +30,7 @@ class HostWeights(Technique):
     slot: ClassVar[Slot] = "weights"
     exact: ClassVar[bool] = False
     places_weights: ClassVar[bool] = True
+    loses_zeros: ClassVar[str] = "keeps copies of the weights on the device"
     requires: ClassVar[Sequence[str]] = ("layerwise",)
     excludes: ClassVar[Mapping[str, str]] = {
         "fp16": "its gradient scaler looks for the gradients on the device. bf16 layers need none",
@@ -45,33 +47,32 @@ class HostWeights(Technique):
             for dtype in ("fp32", "bf16")
         ]
 
-    def apply(self, kit: Kit) -> None:
-        for parameter in kit.module.parameters():
-            parameter.data = move_to_host(kit.host, parameter, is_streamed=self.dtype == "fp32")
-        for owner in kit.module.modules():
+    def apply(self, parts: StepParts) -> None:
+        for parameter in parts.module.parameters():
+            parameter.data = move_to_host(parts.host, parameter, is_streamed=self.dtype == "fp32")
+        for owner in parts.module.modules():
             for name, buffer in owner.named_buffers(recurse=False):
-                setattr(owner, name, buffer.to(kit.device))
+                setattr(owner, name, buffer.to(parts.device))
         if self.dtype == "bf16":
-            for part in kit.module.modules():
+            for part in parts.module.modules():
                 if may_compute_in_16_bits(part):
-                    kit.undo.append(part.register_forward_pre_hook(cast_inputs_like_weights, with_kwargs=True).remove)
-        layers = blocks(kit.module)
-        provider = StreamedWeights(kit.host, DTYPES[self.dtype])
+                    parts.on_restore(part.register_forward_pre_hook(cast_inputs_like_weights, with_kwargs=True).remove)
+        layers = find_layers(parts.module)
+        provider = StreamedWeights(parts.host, DTYPES[self.dtype])
         for layer in layers:
             provider.add_layer(layer)
         provider.refresh()
         streamed = {parameter for layer in layers for parameter in layer.parameters()}
-        copies = ResidentCopies(kit.module, streamed, provider)
+        copies = ResidentCopies(parts.module, streamed, provider)
 
         def refresh() -> None:
             provider.refresh()
             copies.refresh()
 
-        make = kit.make_optimizer
-        kit.make_optimizer = lambda groups: account_steps_on_host(make(groups), refresh)
-        kit.supply = provider
-        kit.forward.append(copies.substitute)
-        kit.undo.append(lambda: move_module_to_host(kit.module))
+        parts.wrap_optimizer(lambda make, groups: account_steps_on_host(make(groups), refresh))
+        parts.provide_weights(provider)
+        parts.add_forward_context(copies.substitute)
+        parts.on_restore(lambda: move_module_to_host(parts.module))
 
 
 def cast_inputs_like_weights(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 GRADIENT_FROM_OUTPUT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
@@ -32,10 +32,10 @@ class InplaceActivations(Technique):
     slot: ClassVar[Slot] = "activations"
     exact: ClassVar[bool] = True
 
-    def apply(self, kit: Kit) -> None:
+    def apply(self, parts: StepParts) -> None:
         found = [
             after
-            for part in kit.module.modules()
+            for part in parts.module.modules()
             if isinstance(part, nn.Sequential)
             for before, after in pairwise(part)
             if isinstance(before, GRADIENT_FROM_INPUT) and isinstance(after, GRADIENT_FROM_OUTPUT) and not after.inplace
@@ -47,4 +47,4 @@ class InplaceActivations(Technique):
             )
         for function in found:
             function.inplace = True
-            kit.undo.append(partial(setattr, function, "inplace", False))
+            parts.on_restore(partial(setattr, function, "inplace", False))

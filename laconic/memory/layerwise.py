@@ -11,7 +11,8 @@ from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import StackState, convert_to_stack
 from laconic.layerwise.layerwise_pass import PassConfig
 from laconic.memory.chunked_cross_entropy import DEFERRED
-from laconic.training.step.parts import Kit, blocks, stacks
+from laconic.models.repeated_layers import find_layer_lists, find_layers
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
@@ -51,14 +52,14 @@ class Layerwise(Technique):
     def is_linear_in_depth(self) -> bool:
         return self.snapshots is None
 
-    def apply(self, kit: Kit) -> None:
-        lists = stacks(kit.module)
+    def apply(self, parts: StepParts) -> None:
+        lists = find_layer_lists(parts.module)
         if not lists:
             raise RecipeError(
                 "layerwise: the model has no list of repeated layers; expected a ModuleList or Sequential of two or "
                 "more modules of one class. Use gradient-accumulation instead"
             )
-        parameters = [parameter for layer in blocks(kit.module) for parameter in layer.parameters()]
+        parameters = [parameter for layer in find_layers(parts.module) for parameter in layer.parameters()]
         if len(parameters) != len(set(parameters)):
             raise RecipeError(
                 "layerwise: layers share weights, whose gradients are complete only when all of them have run. Use "
@@ -69,11 +70,15 @@ class Layerwise(Technique):
                 "layerwise: a batch normalization within the layers would count a batch twice, and sees only a "
                 "micro-batch of it. Use activation-offload instead"
             )
-        state = StackState(PassConfig(kit.supply, kit.host, kit.device, self.rows, self.snapshots, self.snapshots_on))
-        kit.undo.extend(convert_to_stack(layers, state) for layers in lists)
-        kit.forward.append(state.forward_pass)
-        for part in kit.module.modules():
+        pass_config = PassConfig(
+            parts.weight_provider, parts.host, parts.device, self.rows, self.snapshots, self.snapshots_on
+        )
+        state = StackState(pass_config)
+        for layers in lists:
+            parts.on_restore(convert_to_stack(layers, state))
+        parts.add_forward_context(state.forward_pass)
+        for part in parts.module.modules():
             config: Any = getattr(part, "config", None)
             if getattr(config, "use_cache", False):
                 config.use_cache = False
-                kit.undo.append(partial(setattr, config, "use_cache", True))
+                parts.on_restore(partial(setattr, config, "use_cache", True))

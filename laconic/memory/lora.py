@@ -18,7 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from laconic import registry
 from laconic.errors import RecipeError
-from laconic.training.step.parts import Kit, blocks
+from laconic.models.repeated_layers import find_layers
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 LINEAR = (nn.Linear, Conv1D)
@@ -46,6 +47,7 @@ class Lora(Technique):
     exact: ClassVar[bool] = False
     places_weights: ClassVar[bool] = True
     trains_adapters: ClassVar[bool] = True
+    loses_zeros: ClassVar[str] = "adds to the weights what it has learned"
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "frozen weights have no gradients and no optimizer state for the host to hold",
         "pure-bf16": "adapters are trained in float32; base_dtype: bfloat16 is for the frozen weights",
@@ -73,19 +75,19 @@ class Lora(Technique):
             ),
         )
 
-    def apply(self, kit: Kit) -> None:
-        module = kit.module
+    def apply(self, parts: StepParts) -> None:
+        module = parts.module
         names = select_targets(module, self.targets)
         heads = find_head_layers(module, names) if self.train_head else []
         before = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
         home = next(module.parameters()).device
-        layers = self._inject(kit, names)
+        layers = self._inject(parts, names)
         for layer in heads:
             layer.requires_grad_(True)
-        self._encode_frozen(kit, layers)
-        move_to_device(kit, DTYPES[self.base_dtype])
+        self._encode_frozen(parts, layers)
+        move_to_device(parts, DTYPES[self.base_dtype])
         if self.base_dtype != "float32":
-            kit.forward.append(partial(torch.autocast, kit.device.type, dtype=DTYPES[self.base_dtype]))
+            parts.add_forward_context(partial(torch.autocast, parts.device.type, dtype=DTYPES[self.base_dtype]))
 
         def undo() -> None:
             module.to(home)
@@ -98,11 +100,11 @@ class Lora(Technique):
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(before[name])
 
-        kit.undo.append(undo)
+        parts.on_restore(undo)
 
-    def _inject(self, kit: Kit, names: Sequence[str]) -> dict[str, Any]:
+    def _inject(self, parts: StepParts, names: Sequence[str]) -> dict[str, Any]:
         """Replace layers by peft's, and freeze everything but the adapters. Returns peft's layers by name."""
-        peft, module = import_peft(), kit.module
+        peft, module = import_peft(), parts.module
         config = peft.LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
@@ -115,12 +117,12 @@ class Lora(Technique):
         layers: dict[str, Any] = {name: module.get_submodule(name) for name in names}
         for layer in layers.values():
             for matrix in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
-                matrix.weight = nn.Parameter(torch.empty(matrix.weight.shape, dtype=torch.float32, device=kit.device))
+                matrix.weight = nn.Parameter(torch.empty(matrix.weight.shape, dtype=torch.float32, device=parts.device))
             layer.reset_lora_parameters(ADAPTER, True)
             layer.cast_input_dtype_enabled = False  # autocast does so, without a copy in float32 on the way
         return layers
 
-    def _encode_frozen(self, kit: Kit, layers: Mapping[str, Any]) -> None:
+    def _encode_frozen(self, parts: StepParts, layers: Mapping[str, Any]) -> None:
         """Replace the frozen weights by an encoded form, where a subclass has one."""
 
     def _decode_frozen(self, layer: Any) -> None:
@@ -129,7 +131,7 @@ class Lora(Technique):
 
 def select_targets(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
     """The names of the layers that take an adapter. Raises RecipeError where there are none."""
-    inside = {part for block in blocks(module) for part in block.modules()}
+    inside = {part for block in find_layers(module) for part in block.modules()}
     linear = {name: part for name, part in module.named_modules() if type(part) in LINEAR}
     if targets is None:
         names = [name for name, part in linear.items() if part in inside]
@@ -160,7 +162,7 @@ def find_head_layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]
     """The linear layers after the adapted ones and after the blocks, except an output layer over a vocabulary."""
     parts = dict(module.named_modules())
     order = list(parts)
-    inside = {part for block in blocks(module) for part in block.modules()}
+    inside = {part for block in find_layers(module) for part in block.modules()}
     tables = {id(part.weight) for part in parts.values() if isinstance(part, nn.Embedding)}
     vocabulary = [part.get_output_embeddings() for part in parts.values() if hasattr(part, "get_output_embeddings")]
     after = [parts[name] for name in order[order.index(names[-1]) + 1 :]]
@@ -174,13 +176,13 @@ def find_head_layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]
     ]
 
 
-def move_to_device(kit: Kit, frozen_dtype: torch.dtype) -> None:
+def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
     """Move the module to the kit's device, frozen parameters in `frozen_dtype`."""
-    for tensor in chain(kit.module.parameters(), kit.module.buffers()):
+    for tensor in chain(parts.module.parameters(), parts.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
         dtype = frozen_dtype if frozen else None
-        tensor.data = kit.host.copy_to_device(tensor.data, dtype=dtype, category="parameters")
-        kit.host.wait()
+        tensor.data = parts.host.copy_to_device(tensor.data, dtype=dtype, category="parameters")
+        parts.host.wait()
 
 
 def import_peft() -> Any:

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
@@ -20,8 +20,8 @@ class Bf16(Technique):
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return (Proposal("grid"),) if has_bf16(device) else ()
 
-    def apply(self, kit: Kit) -> None:
-        kit.forward.append(lambda: autocast(kit, torch.bfloat16))
+    def apply(self, parts: StepParts) -> None:
+        parts.add_forward_context(lambda: autocast(parts, torch.bfloat16))
 
 
 class Fp16(Technique):
@@ -43,11 +43,12 @@ class Fp16(Technique):
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return () if has_bf16(device) else (Proposal("grid"),)
 
-    def apply(self, kit: Kit) -> None:
-        kit.forward.append(lambda: autocast(kit, torch.float16))
-        kit.scaler = torch.amp.GradScaler(
-            kit.device.type, init_scale=self.init_scale, growth_interval=self.growth_interval
+    def apply(self, parts: StepParts) -> None:
+        parts.add_forward_context(lambda: autocast(parts, torch.float16))
+        scaler = torch.amp.GradScaler(
+            parts.device.type, init_scale=self.init_scale, growth_interval=self.growth_interval
         )
+        parts.scale_loss(scaler)
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -55,8 +56,8 @@ def has_bf16(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.is_bf16_supported()
 
 
-def autocast(kit: Kit, dtype: torch.dtype) -> torch.autocast:
+def autocast(parts: StepParts, dtype: torch.dtype) -> torch.autocast:
     """Autocast without torch's weight cache, which holds a copy of every weight until the pass ends: with gradient
     checkpointing, where no graph holds them, that is half of the weights' bytes for nothing. Only a layer that is used
     twice is cast twice."""
-    return torch.autocast(kit.device.type, dtype=dtype, cache_enabled=False)
+    return torch.autocast(parts.device.type, dtype=dtype, cache_enabled=False)

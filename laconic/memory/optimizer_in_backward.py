@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.training.step.parts import Groups, Kit
+from laconic.training.optimizers import Groups
+from laconic.training.step.step_parts import OptimizerFactory, StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 
@@ -23,7 +24,7 @@ class OptimizerInBackward(Technique):
     exact: ClassVar[bool] = True
     excludes: ClassVar[Mapping[str, str]] = {
         "gradient-accumulation": "gradients of several micro-batches would have to wait for the last",
-        "clip": "the norm of the whole gradient is known only when all of it is there",
+        "max_grad_norm": "the norm of the whole gradient is known only when all of it is there",
         "fp16": "an overflow can be detected only when the whole gradient is there",
         "replicate": "a gradient is averaged over the ranks after it would have been used",
         "shard": "a gradient is averaged over the ranks after it would have been used",
@@ -34,18 +35,16 @@ class OptimizerInBackward(Technique):
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return (Proposal("grid"),)
 
-    def apply(self, kit: Kit) -> None:
-        make = kit.make_optimizer
-
-        def make_hooked(groups: Groups) -> Optimizer:
+    def apply(self, parts: StepParts) -> None:
+        def make_hooked(make: OptimizerFactory, groups: Groups) -> Optimizer:
             optimizer = make(groups)
             for index, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
                     hook = parameter.register_post_accumulate_grad_hook(partial(step_parameter, optimizer, index))
-                    kit.undo.append(hook.remove)
+                    parts.on_restore(hook.remove)
             return optimizer
 
-        kit.make_optimizer = make_hooked
+        parts.wrap_optimizer(make_hooked)
 
 
 def step_parameter(optimizer: Optimizer, index: int, parameter: Tensor) -> None:

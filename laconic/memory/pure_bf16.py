@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from laconic.training.step.cast_inputs import cast_inputs_to_bf16
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -26,17 +26,17 @@ class PureBf16(Technique):
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("stochastic-rounding",)
 
-    def apply(self, kit: Kit) -> None:
+    def apply(self, parts: StepParts) -> None:
         changed: dict[int, nn.Parameter] = {}
-        for part in kit.module.modules():
+        for part in parts.module.modules():
             own = [one for one in part.parameters(recurse=False) if one.dtype is torch.float32]
             if not own or getattr(part, "running_mean", None) is not None:
                 continue
             changed |= {id(one): one for one in own}
             hook = part.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
-            kit.undo.append(hook.remove)
+            parts.on_restore(hook.remove)
         convert(changed.values(), torch.bfloat16)
-        kit.undo.append(lambda: convert(changed.values(), torch.float32))
+        parts.on_restore(lambda: convert(changed.values(), torch.float32))
 
 
 def convert(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:

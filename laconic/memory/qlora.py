@@ -10,7 +10,7 @@ from torch.nn import functional
 from laconic.memory.lora import Lora
 from laconic.offload.chunked_loops import chunks
 from laconic.offload.memory_accounting import account_as
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal
 
 BLOCK = 64
@@ -64,13 +64,13 @@ class Qlora(Lora):
             ),
         )
 
-    def _encode_frozen(self, kit: Kit, layers: Mapping[str, Any]) -> None:
-        values = torch.tensor(NF4, device=kit.device)
+    def _encode_frozen(self, parts: StepParts, layers: Mapping[str, Any]) -> None:
+        values = torch.tensor(NF4, device=parts.device)
         pairs = torch.cartesian_prod(values, values)
         for layer in layers.values():
             original = layer.get_base_layer()
-            weight = kit.host.copy_to_device(original.weight.data, category="temporaries")
-            kit.host.wait()
+            weight = parts.host.copy_to_device(original.weight.data, category="temporaries")
+            parts.host.wait()
             layer.base_layer = Nf4Linear(original, weight, values, pairs, double=self.double_quantization)
 
     def _decode_frozen(self, layer: Any) -> None:

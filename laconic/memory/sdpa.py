@@ -12,8 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Proposal, Slot, Technique
 
 BACKENDS = {
@@ -43,8 +44,8 @@ class Sdpa(Technique):
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return (Proposal("free"),)
 
-    def apply(self, kit: Kit) -> None:
-        model: Any = next((part for part in kit.module.modules() if hasattr(part, "set_attn_implementation")), None)
+    def apply(self, parts: StepParts) -> None:
+        model: Any = next((part for part in parts.module.modules() if hasattr(part, "set_attn_implementation")), None)
         if model is None:
             raise RecipeError("sdpa: this is no model of transformers, so its attention cannot be replaced. Remove it")
         before = model.config._attn_implementation
@@ -54,14 +55,14 @@ class Sdpa(Technique):
             raise RecipeError(f"sdpa: {type(model).__name__} does not take it: {error}. Remove it") from None
         if model.config._attn_implementation != "sdpa":
             raise RecipeError(f"sdpa: the attention of {type(model).__name__} cannot be replaced. Remove it")
-        kit.undo.append(lambda: model.set_attn_implementation(before))
+        parts.on_restore(lambda: model.set_attn_implementation(before))
         contexts: list[Callable[[], AbstractContextManager[Any]]] = [Float32Attention] if self.float32 else []
         if self.backend is not None:
             contexts.append(partial(sdpa_kernel, BACKENDS[self.backend]))
         # Around the layers, not the step: recomputation of a layer in the backward pass needs the context too.
-        for part in blocks(kit.module) or (kit.module,):
+        for part in find_layers(parts.module) or (parts.module,):
             for context in contexts:
-                kit.undo.append(replace_forward(part, run_within(context, part.forward)))
+                parts.on_restore(replace_forward(part, run_within(context, part.forward)))
 
 
 class Float32Attention(TorchFunctionMode):

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from laconic.errors import RecipeError
 from laconic.tensor import Array, Arrays
-from laconic.training.objectives.next_token import FILLED, Layout, NextToken, blank, write
-from laconic.training.step.parts import Kit
+from laconic.training.objectives.next_token import FILLED, NextToken, TextLayout, blank, write
+from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Slot, Technique
 
 
@@ -28,8 +28,8 @@ class SequencePacking(Technique):
 
     length: int | None = Field(default=None, ge=1)
 
-    def apply(self, kit: Kit) -> None:
-        objective, model = kit.objective, getattr(kit.module, "model", kit.module)
+    def apply(self, parts: StepParts) -> None:
+        objective, model = parts.objective, getattr(parts.module, "model", parts.module)
         if not isinstance(objective, NextToken):
             raise RecipeError(
                 "sequence-packing puts several texts into a row, where each token attends only to what is before it; "
@@ -42,10 +42,10 @@ class SequencePacking(Technique):
                 f"texts would attend to one another. Remove sequence-packing"
             )
         plain, objective.layout = objective.layout, PackedLayout(self.length)
-        kit.undo.append(lambda: setattr(objective, "layout", plain))
+        parts.on_restore(lambda: setattr(objective, "layout", plain))
 
 
-class PackedLayout(Layout):
+class PackedLayout(TextLayout):
     """Packs as many texts into a row as fit."""
 
     def __init__(self, length: int | None = None) -> None:

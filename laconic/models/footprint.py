@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.models.checkpoint import Checkpoint
+from laconic.models.flop_formulas import uncounted_kernels
 from laconic.models.signature import call
-from laconic.training.callbacks.flops import uncounted
 
 LENGTH = 128
 """The size of free axes, as tokens of a text, for which multiply-adds are counted, where the bounds allow."""
@@ -60,6 +60,6 @@ def count_multiply_adds(checkpoint: Checkpoint) -> int:
     tensors = {name: torch.tensor(array) for name, array in checkpoint.task.typical(1, LENGTH).items()}
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the counter, about hooks by module; only the sum is used
-        with FlopCounterMode(display=False, custom_mapping=uncounted()) as counter:
+        with FlopCounterMode(display=False, custom_mapping=uncounted_kernels()) as counter:
             call(module, tensors)
     return int(counter.get_total_flops()) // 2

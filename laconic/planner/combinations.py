@@ -11,11 +11,11 @@ from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.meta_model import MetaModel
 from laconic.planner.simulate import fakify, make_fake_mode
-from laconic.training.assembly import make_kit
 from laconic.training.optimizers import Optimizer
 from laconic.training.settings import Training
-from laconic.training.step.legality import conflict
+from laconic.training.step.compatibility import find_conflict
 from laconic.training.step.technique import SLOTS, Proposal, Slot, Technique
+from laconic.training.step_assembly import make_step_parts
 
 GRID: tuple[Slot, ...] = ("precision", "activations", "batch")
 """Slots whose proposals are combined with one another; the last varies fastest."""
@@ -69,7 +69,7 @@ def list_combinations(
 
     Raises RecipeError or MissingPackage for a technique of the settings that the model or the machine does not support.
     """
-    proposals = collect_proposals(training.batch, device)
+    proposals = collect_proposals(training.batch_size, device)
     supported = find_supported(model, training, proposals)
     combinations: dict[str, Combination] = {}
     for choice, optimizer in enumerate_choices(training, proposals, supported):
@@ -77,10 +77,11 @@ def list_combinations(
         if named is None:
             continue
         techniques = configure(named)
-        clip = None if any("clip" in each.excludes for each in techniques.values()) else training.clip
-        changed = training.with_techniques(named, optimizer=optimizer, clip=clip)
-        strategy = changed.mesh.way if devices > 1 else None
-        if conflict(techniques, optimizer.configure("optimizer"), clip=clip, way=strategy) is None:
+        clip = None if any("max_grad_norm" in each.excludes for each in techniques.values()) else training.max_grad_norm
+        changed = training.with_techniques(named, optimizer=optimizer, max_grad_norm=clip)
+        strategy = changed.mesh.parallelism if devices > 1 else None
+        optimizer_settings = optimizer.configure("optimizer")
+        if find_conflict(techniques, optimizer_settings, max_grad_norm=clip, parallelism=strategy) is None:
             whole = not any(each.trains_adapters for each in techniques.values())
             combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model))
             combinations.setdefault(combination.name, combination)
@@ -152,12 +153,12 @@ def find_supported(model: MetaModel, training: Training, proposals: Iterable[Pro
     for name, named in sorted(tried.items()):
         try:
             technique = named.configure("technique", Technique)
-            parts = training.with_techniques(()).parts()
+            parts = training.with_techniques(()).components()
             module = model.copy()
             with make_fake_mode():
-                kit = make_kit(fakify(module), model.objective(), parts, torch.device("cpu"))
+                state = make_step_parts(fakify(module), model.objective(), parts, torch.device("cpu"))
                 if not technique.requires:
-                    technique.apply(kit)
+                    technique.apply(state)
             supported.add(name)
         except (RecipeError, MissingPackage):
             if name in asked:
@@ -196,6 +197,6 @@ def is_exact(changed: Training, techniques: Iterable[Technique], given: Training
     statistics = any(getattr(part, "running_mean", None) is not None for part in model.module.modules())
     return (
         all(technique.exact for technique in techniques)
-        and (changed.optimizer, changed.clip) == (given.optimizer, given.clip)
+        and (changed.optimizer, changed.max_grad_norm) == (given.optimizer, given.max_grad_norm)
         and not (statistics and any(technique.micro_batch is not None for technique in techniques))
     )

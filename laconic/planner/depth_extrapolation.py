@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from laconic.training.step.parts import stacks
+from laconic.models.repeated_layers import find_layer_lists
 
 ENDS = 2
 """Layers at each end of the stack that are told apart. Those in between are alike."""
@@ -46,7 +46,7 @@ def extrapolate(values: tuple[float, float], depth: int, ends: int = ENDS) -> fl
 @contextmanager
 def truncate_stack(module: nn.Module, depth: int) -> Iterator[None]:
     """In the body, the module has only the first `depth` layers of its one stack."""
-    (stack,) = stacks(module)
+    (stack,) = find_layer_lists(module)
     layers = dict(stack._modules)
     stack._modules = dict(list(layers.items())[:depth])
     try:
@@ -58,7 +58,7 @@ def truncate_stack(module: nn.Module, depth: int) -> Iterator[None]:
 def find_depth(module: nn.Module, ends: int = ENDS) -> int | None:
     """The number of layers of the module's one stack; None unless it has one stack, of equal layers, that is deep
     enough for extrapolation to save time."""
-    found = stacks(module)
+    found = find_layer_lists(module)
     if len(found) != 1:
         return None
     layers = list(found[0].children())

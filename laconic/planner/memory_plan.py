@@ -41,7 +41,7 @@ class PlanRow:
     @property
     def caution(self) -> str | None:
         """What its optimizer was measured to lose; None where nothing."""
-        return self.combination.training.parts().optimizer.caution
+        return self.combination.training.components().optimizer.caution
 
     def fits(self, memory: int) -> bool:
         """Whether it fits into `memory` bytes with HEADROOM to spare."""
@@ -164,17 +164,17 @@ def find_largest_batch(
     batch of more than LARGEST_INPUT bytes is simulated.
     """
     training = chosen.combination.training
-    if any(technique.micro_batch is not None for technique in training.parts().techniques.values()):
+    if any(technique.micro_batch is not None for technique in training.components().techniques.values()):
         return None
 
     def predict_need(rows: int) -> int:
-        found = predict_per_device(model, training.model_copy(update={"batch": rows}), length, rates, devices)
+        found = predict_per_device(model, training.model_copy(update={"batch_size": rows}), length, rates, devices)
         return replace(chosen, prediction=found).need
 
     limit = memory * (1 - HEADROOM)
-    row = sum(each.nbytes for each in model.objective().example(1, length).values())
-    most = max(2 * training.batch, LARGEST_INPUT // row)
-    good, bad = training.batch, 0
+    row = sum(each.nbytes for each in model.objective().make_example(1, length).values())
+    most = max(2 * training.batch_size, LARGEST_INPUT // row)
+    good, bad = training.batch_size, 0
     known = {good: chosen.need}
     guess = 2 * good
     for _ in range(ATTEMPTS):

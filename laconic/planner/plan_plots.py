@@ -60,7 +60,7 @@ def plot_bars(plan: MemoryPlan, path: Path) -> None:
         axes.set_xlabel("GiB on the device, at the peak of a step")
         axes.grid(axis="x", color=LINE)
         axes.legend(loc="lower right", ncols=len(CATEGORIES), frameon=False, bbox_to_anchor=(1, 1.0), fontsize=8)
-        title = f"{plan.model.name}, batch {plan.plain.combination.training.batch}, length {plan.length}"
+        title = f"{plan.model.name}, batch {plan.plain.combination.training.batch_size}, length {plan.length}"
         figure.text(0.01, 1 - 0.3 / height, title, fontsize=12, fontweight="bold")
         none: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
         figure.savefig(path, dpi=160, metadata=none)

@@ -38,7 +38,7 @@ def plan_source(
         raise UsageError(f"memory: {error}") from None
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
-    given = {"source": str(source), "data": {"train": "."}, "batch": batch, "task": task, "builder": builder}
+    given = {"source": str(source), "data": {"train": "."}, "batch_size": batch, "task": task, "builder": builder}
     training = TrainingRecipe.load(recipe, **{key: value for key, value in given.items() if value is not None})
     if devices > 1 and training.mesh == Mesh():
         training = training.model_copy(update={"mesh": Mesh(shard=None)})
@@ -53,5 +53,5 @@ def plan_source(
     here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
     apart = here.type == "cuda" if device is None else device == "cuda"
     most = model.task.planning_length
-    asked = length or training.length or min(model.longest or most, most)
+    asked = length or training.max_length or min(model.longest or most, most)
     return plan_memory(model, training, length=asked, memory=size, device=here, apart=apart, devices=devices)

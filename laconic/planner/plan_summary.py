@@ -42,7 +42,7 @@ def format_recipe(row: PlanRow) -> str:
     training = row.combination.training
     content: dict[str, Any] = {
         "optimizer": training.optimizer.plain(),
-        "clip": training.clip,
+        "clip": training.max_grad_norm,
         "techniques": [named.plain() for named in training.techniques],
     }
     if training.mesh != Mesh():
@@ -56,7 +56,7 @@ def summarize_plan(plan: MemoryPlan) -> dict[str, Any]:
         "model": plan.model.name,
         "task": plan.model.task.name,
         "parameters": plan.model.parameters,
-        "batch": plan.plain.combination.training.batch,
+        "batch": plan.plain.combination.training.batch_size,
         "length": plan.length,
         "memory": plan.memory,
         "devices": plan.devices,
@@ -74,7 +74,7 @@ def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
         "name": row.combination.name,
         "techniques": [named.plain() for named in training.techniques],
         "optimizer": training.optimizer.plain(),
-        "clip": training.clip,
+        "clip": training.max_grad_norm,
         "exact": row.combination.exact,
         "whole": row.combination.whole,
         "caution": row.caution,

@@ -24,12 +24,11 @@ from laconic.planner.memory_timeline import MemoryTimeline
 from laconic.planner.meta_model import MetaModel
 from laconic.planner.simulate import fakify, open_fake_process_group, simulate
 from laconic.planner.step_cost import STEPPING, CostMeter, StepCost
-from laconic.training.assembly import make_kit
-from laconic.training.parallel.distribute import spread
 from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Parts, Training
+from laconic.training.settings import Training, TrainingComponents
 from laconic.training.step.objective import Batch
-from laconic.training.step.parts import Kit
+from laconic.training.step.train_state import TrainState
+from laconic.training.step_assembly import distribute_step, make_step_parts
 
 MICRO = 2
 """Micro-batches that are simulated: the second and all later ones add to the gradients of the first."""
@@ -66,12 +65,13 @@ def predict(
     whole: bool = False,
     ranks: Ranks | None = None,
 ) -> MemoryPrediction:
-    """Simulate a step of `training.batch` rows of `length` tokens, on one device, or on the first of several ranks.
+    """Simulate a step of `training.batch_size` rows of `length` tokens, on one device, or on the first of several
+    ranks.
 
     A deep stack of equal layers is simulated at two small depths, and extrapolated linearly, part by part; `whole`
     simulates all layers. Raises RecipeError where the model does not support the techniques.
     """
-    parts = training.parts()
+    parts = training.components()
     linear = all(technique.is_linear_in_depth for technique in parts.techniques.values())
     ranks = ranks or Ranks()
     # FSDP gathers the weights of a layer one layer ahead.
@@ -93,14 +93,14 @@ def predict_rank(
     model: MetaModel, training: Training, length: int, rates: DeviceRates, world: int, *, whole: bool = False
 ) -> MemoryPrediction:
     """Predict a step of the first of `world` ranks, which needs as much memory as any. One process simulates it: no
-    other rank exists, and nothing is sent. `training.batch` is the global batch.
+    other rank exists, and nothing is sent. `training.batch_size` is the global batch.
 
     The time is that of the computation alone: communication depends on what connects the ranks. whole: as in `predict`.
     Raises RecipeError where the mesh does not fit so many ranks, or the batch has fewer rows than there are ranks.
     """
-    if training.batch < world:
+    if training.batch_size < world:
         raise RecipeError(
-            f"a batch of {training.batch} rows cannot be shared by {world} ranks. Give each rank a row at least"
+            f"a batch of {training.batch_size} rows cannot be shared by {world} ranks. Give each rank a row at least"
         )
     with open_fake_process_group(world):
         ranks = Ranks.of(0, world, torch.device("cpu"), training.mesh)
@@ -120,43 +120,43 @@ def simulate_step(
     module: nn.Module,
     model: MetaModel,
     training: Training,
-    parts: Parts,
+    parts: TrainingComponents,
     length: int,
     rates: DeviceRates,
     ranks: Ranks,
 ) -> tuple[MemoryTimeline, StepCost]:
     """The memory timeline and the cost of one step of the module, which may be a shallow copy of the model's."""
-    rows, times = ceil(training.batch / ranks.world), 1.0
+    rows, times = ceil(training.batch_size / ranks.world), 1.0
     micro = next((each.micro_batch for each in parts.techniques.values() if each.micro_batch is not None), None)
     if micro is not None and rows > MICRO * micro:
         times = rows / (MICRO * micro)
         rows = MICRO * micro
 
-    kits: list[Kit] = []
+    states: list[TrainState] = []
 
-    def prepare() -> tuple[Kit, Batch]:
+    def prepare() -> tuple[TrainState, Batch]:
         objective = model.objective()
         places = any(technique.places_weights for technique in parts.techniques.values())
         with account_as("host" if places else "device"):
             fakify(module)
-        kit = make_kit(module, objective, parts, torch.device("cpu"))
-        spread(kit, training, ranks)
-        kit.parts = 1  # no more micro-batches than are simulated
-        kit.assemble()
-        kits.append(kit)
-        return kit, objective.example(rows, length)
+        step = make_step_parts(module, objective, parts, torch.device("cpu"))
+        # No more micro-batches than are simulated.
+        distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.world}), ranks)
+        state = step.assemble()
+        states.append(state)
+        return state, objective.make_example(rows, length)
 
     meter = CostMeter(rates)
-    timeline = simulate(prepare, meter=meter, clip=training.clip)
-    cost = cost_optimizer(kits[0], parts, meter.phases.pop(STEPPING, StepCost()), rates)
+    timeline = simulate(prepare, meter=meter, clip=training.max_grad_norm)
+    cost = cost_optimizer(states[0], parts, meter.phases.pop(STEPPING, StepCost()), rates)
     for phase, each in meter.phases.items():
         cost = cost.plus(each, times if phase in ("forward", "backward") else 1.0)
     return timeline, cost
 
 
-def cost_optimizer(kit: Kit, parts: Parts, metered: StepCost, rates: DeviceRates) -> StepCost:
+def cost_optimizer(state: TrainState, parts: TrainingComponents, metered: StepCost, rates: DeviceRates) -> StepCost:
     """The cost of the optimizer's step, from its measured time per parameter on the side where it steps."""
-    count = sum(parameter.numel() for group in kit.optimizer.param_groups for parameter in group["params"])
+    count = sum(parameter.numel() for group in state.optimizer.param_groups for parameter in group["params"])
     if metered.host > metered.device:
         return StepCost(host=count * measure_optimizer(parts.optimizer, rates.host or rates))
     return StepCost(device=count * measure_optimizer(parts.optimizer, rates))

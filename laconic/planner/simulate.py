@@ -24,16 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from laconic.models.repeated_layers import find_layers
 from laconic.offload.chunked_loops import iterate_with
 from laconic.offload.memory_accounting import Category, current_account
 from laconic.planner.memory_timeline import AllocationLog, MemoryTimeline
 from laconic.planner.sampled_loops import SampledIteration
 from laconic.planner.step_cost import STEPPING, CostMeter
 from laconic.training.step.objective import Batch
-from laconic.training.step.parts import Kit, blocks
-from laconic.training.step.step import step
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.train_step import train_step
 
-Prepare = Callable[[], tuple[Kit, Batch]]
+Prepare = Callable[[], tuple[TrainState, Batch]]
 
 STEPS = 2
 """The optimizer allocates its state in the first step, so the second is representative of all later ones."""
@@ -159,12 +160,12 @@ class PausedTracking:
 
 
 @contextmanager
-def track_position(tracker: AllocationTracker, kit: Kit) -> Iterator[None]:
+def track_position(tracker: AllocationTracker, state: TrainState) -> Iterator[None]:
     """In the body, hooks log the phase and the layer that the step is in, and account gradients as they arrive."""
     log = tracker.log
     handles: list[Any] = []
     layer_of: dict[Tensor, str] = {}
-    layers = blocks(kit.module)
+    layers = find_layers(state.module)
     for index, layer in enumerate(layers):
         name = f"{index}/{len(layers)}"
         layer_of.update(dict.fromkeys(layer.parameters(), name))
@@ -184,32 +185,31 @@ def track_position(tracker: AllocationTracker, kit: Kit) -> Iterator[None]:
         hook: Callable[[Tensor], None] = lambda gradient: call(parameter, gradient)  # noqa: E731
         return parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    for parameter in kit.module.parameters():
+    for parameter in state.module.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             handles.append(parameter.register_post_accumulate_grad_hook(log_reduced))  # type: ignore[no-untyped-call]
         elif parameter.requires_grad:
             handles.append(register(parameter, log_gradient))
-    handles.append(kit.optimizer.register_step_pre_hook(lambda *_: tracker.mark_optimizer(True)))
-    handles.append(kit.optimizer.register_step_post_hook(lambda *_: tracker.mark_optimizer(False)))
-    kept, kit.span = kit.span, log.span
+    handles.append(state.optimizer.register_step_pre_hook(lambda *_: tracker.mark_optimizer(True)))
+    handles.append(state.optimizer.register_step_post_hook(lambda *_: tracker.mark_optimizer(False)))
     try:
-        yield
+        with state.observe_phases(log.span):
+            yield
     finally:
-        kit.span = kept
         for handle in handles:
             handle.remove()
 
 
-def assign_state(tracker: AllocationTracker, kit: Kit) -> None:
+def assign_state(tracker: AllocationTracker, state: TrainState) -> None:
     """Account the tensors that outlive a step: parameters, gradients and the optimizer's state."""
-    for parameter in kit.module.parameters():
+    for parameter in state.module.parameters():
         if parameter.grad is not None:
             tracker.assign(parameter.grad, "gradients")
-    for state in kit.optimizer.state.values():
-        for value in tree_iter(state):
+    for values in state.optimizer.state.values():
+        for value in tree_iter(values):
             if isinstance(value, Tensor):
                 tracker.assign(value, "optimizer")
-    for tensor in (*kit.module.parameters(), *kit.module.buffers()):
+    for tensor in (*state.module.parameters(), *state.module.buffers()):
         tracker.assign(tensor, "parameters")
 
 
@@ -229,27 +229,27 @@ def trace_memory(
     log = AllocationLog()
     tracker = AllocationTracker(log, device, meter)
     with tracker:
-        kit, batch = prepare()
+        state, batch = prepare()
         if primed:
-            initialize_optimizer_state(kit)  # tracked, since the code that allocates the state sets its side
-            assign_state(tracker, kit)
+            initialize_optimizer_state(state)  # tracked, since the code that allocates the state sets its side
+            assign_state(tracker, state)
         log.start()
-        with track_position(tracker, kit):
+        with track_position(tracker, state):
             for _ in range(steps):
                 if meter:
                     meter.phases.clear()
-                step(kit, batch, clip=clip)
-                assign_state(tracker, kit)
+                train_step(state, batch, max_grad_norm=clip)
+                assign_state(tracker, state)
     return log.build_timeline()
 
 
-def initialize_optimizer_state(kit: Kit) -> None:
+def initialize_optimizer_state(state: TrainState) -> None:
     """Make the optimizer allocate its state, without a step of the model."""
-    for group in kit.optimizer.param_groups:
+    for group in state.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
-    kit.optimizer.step()
-    kit.optimizer.zero_grad(set_to_none=True)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
 
 
 def simulate(
@@ -257,18 +257,18 @@ def simulate(
 ) -> MemoryTimeline:
     """The memory timeline of training steps on fake tensors, representative of all later steps.
 
-    prepare: builds the kit and a batch from fake tensors (see `fakify`).
+    prepare: builds the state and a batch from fake tensors (see `fakify`).
     """
     with iterate_with(SampledIteration()), make_fake_mode():
         made: Prepare = lambda: skip_overflow_checks(*prepare())  # noqa: E731
         return trace_memory(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 
 
-def skip_overflow_checks(kit: Kit, batch: Batch) -> tuple[Kit, Batch]:
+def skip_overflow_checks(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
     """Make the loss scaler step without a check for overflows, since fake tensors have no values."""
-    if kit.scaler.is_enabled():
-        kit.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
-    return kit, batch
+    if state.scaler.is_enabled():
+        state.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
+    return state, batch
 
 
 def make_fake_mode() -> FakeTensorMode:

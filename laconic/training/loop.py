@@ -6,97 +6,112 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from laconic.errors import OutOfMemory, TrainingFailure
 from laconic.training.callbacks.monitor import Observer, StepReport
-from laconic.training.data.batch_loader import Feed
-from laconic.training.step.parts import Kit
-from laconic.training.step.step import step
-
-Event = Callable[[int], bool | None]
-"""Called after each step with the steps done so far: a pruning schedule, a change of the quantizer's ranges. True ends
-the run, as if it had been no longer."""
+from laconic.training.data.batch_loader import BatchLoader
+from laconic.training.step.objective import Batch
+from laconic.training.step.train_state import StepCallback, TrainState
+from laconic.training.step.train_step import train_step
 
 
 @dataclass(frozen=True)
-class Run:
-    """What goes on round the steps.
+class LoopSettings:
+    """What happens in a run besides its steps.
 
-    keep: writes a snapshot after so many steps; the second argument says whether to wait until it is on the disk.
-    every: steps between two snapshots. judge: is told after each `epoch` steps how many are done, save after the last.
-    seed: of dropout and of whatever else draws numbers in a step.
+    steps: of the whole run. seed: of dropout and whatever else draws random numbers in a step. max_grad_norm: of
+    gradient clipping; None does not clip. snapshot_every: steps between two snapshots; 0 writes none. save: writes the
+    snapshot after a number of steps; its second argument says whether to wait until it is on the disk. epoch: steps of
+    an epoch. evaluate: called with the steps done after each epoch but the last. callbacks: called after each step.
     """
 
     steps: int
     seed: int
-    clip: float | None = None
-    every: int = 0
-    keep: Callable[[int, bool], None] = lambda steps, wait: None
+    max_grad_norm: float | None = None
+    snapshot_every: int = 0
+    save: Callable[[int, bool], None] = lambda steps, wait: None
     epoch: int = 0
-    judge: Callable[[int], None] = lambda steps: None
-    observers: Sequence[Observer] = ()
-    events: Sequence[Event] = field(default=())
+    evaluate: Callable[[int], None] = lambda steps: None
+    callbacks: Sequence[StepCallback] = ()
 
 
-def train(kit: Kit, feed: Feed, schedule: LRScheduler, run: Run, losses: list[float]) -> None:
-    """Take the steps that the feed has batches for, and add the loss of each to `losses`.
+def run_steps(
+    state: TrainState,
+    loader: BatchLoader,
+    settings: LoopSettings,
+    losses: list[float],
+    observers: Sequence[Observer] = (),
+) -> None:
+    """Take a step for each batch of the loader, and append the loss of each to `losses`.
 
-    The numbers that a step draws depend on the seed and the step's number alone, so that a run which was interrupted
-    and resumed has the same losses as one that was not. SIGTERM and Ctrl-C end the run after the step under way, with a
-    snapshot, as KeyboardInterrupt. Raises TrainingFailure where the loss is not a number, OutOfMemory.
+    The random numbers of a step depend on the seed and the step's number alone, so that a run which was interrupted
+    and resumed has the same losses as one that was not. SIGTERM and Ctrl-C end the run after the current step, with a
+    snapshot, as KeyboardInterrupt. Raises TrainingFailure where the loss is not finite, OutOfMemory.
     """
-    pending: tuple[Tensor, Callable[[float], StepReport]] | None = None
-
-    def settle() -> None:
-        nonlocal pending
-        if pending is not None:
-            loss, told = pending
-            pending = None
-            losses.append(tell(run.observers, told(float(loss))))
-
-    with stopping() as stop:
-        begin, waited = time.perf_counter(), feed.waited
-        for number, batch in feed:
-            torch.manual_seed(seed_of(run.seed, number))
-            rate = float(kit.optimizer.param_groups[0]["lr"])
-            with short_of_memory():
-                loss = step(kit, batch, clip=run.clip)
-            schedule.step()
-            enough = [event(number + 1) for event in run.events]
-            settle()  # a step late: reading a loss at once would make the device wait for the host
+    pending = PendingReport(observers, losses)
+    with catch_signals() as stop:
+        begin, waited = time.perf_counter(), loader.waited
+        for number, batch in loader:
+            torch.manual_seed(step_seed(settings.seed, number))
+            rate = float(state.optimizer.param_groups[0]["lr"])
+            with translate_memory_errors():
+                loss = train_step(state, batch, max_grad_norm=settings.max_grad_norm)
+            state.scheduler.step()
+            finished = [callback(number + 1) for callback in settings.callbacks]
+            pending.publish()
             now = time.perf_counter()
-            pending = loss, report(kit, batch, number, rate, now - begin, feed.waited - waited)
-            if run.epoch and (number + 1) % run.epoch == 0 and number + 1 < run.steps:
-                settle()
-                run.judge(number + 1)
+            pending.put(loss, make_report(state, batch, number, rate, now - begin, loader.waited - waited))
+            if settings.epoch and (number + 1) % settings.epoch == 0 and number + 1 < settings.steps:
+                pending.publish()
+                settings.evaluate(number + 1)
                 now = time.perf_counter()
-            begin, waited = now, feed.waited
-            asked = kit.any(stop.is_set())
-            due = run.every and (number + 1) % run.every == 0
-            if due or asked:
-                settle()
-                run.keep(number + 1, asked)
-            if asked:
+            begin, waited = now, loader.waited
+            interrupted = state.strategy.any(stop.is_set())
+            due = settings.snapshot_every and (number + 1) % settings.snapshot_every == 0
+            if due or interrupted:
+                pending.publish()
+                settings.save(number + 1, interrupted)
+            if interrupted:
                 raise KeyboardInterrupt
-            if kit.any(any(enough)):
+            if state.strategy.any(any(finished)):
                 break
-        settle()
+        pending.publish()
 
 
-def report(
-    kit: Kit, batch: dict[str, Tensor], number: int, rate: float, seconds: float, waited: float
+class PendingReport:
+    """The report of the last step, which is published a step late: reading a loss at once would make the device wait
+    for the host."""
+
+    def __init__(self, observers: Sequence[Observer], losses: list[float]) -> None:
+        self._observers, self._losses = observers, losses
+        self._pending: tuple[Tensor, Callable[[float], StepReport]] | None = None
+
+    def put(self, loss: Tensor, make: Callable[[float], StepReport]) -> None:
+        """Keep a step's loss, and what makes its report of it."""
+        self._pending = loss, make
+
+    def publish(self) -> None:
+        """Read the loss, append it to the losses, and tell the observers. Raises TrainingFailure where it is not
+        finite."""
+        if self._pending is not None:
+            (loss, make), self._pending = self._pending, None
+            self._losses.append(notify(self._observers, make(float(loss))))
+
+
+def make_report(
+    state: TrainState, batch: Batch, number: int, rate: float, seconds: float, waited: float
 ) -> Callable[[float], StepReport]:
-    """What is said of a step, as soon as its loss is known."""
-    tokens, rows, norm = kit.objective.tokens(batch), next(iter(batch.values())).shape[0], kit.norm
+    """A function from the loss of a step, which is not known yet, to the step's report."""
+    rows, norm = next(iter(batch.values())).shape[0], state.gradient_norm
+    tokens = state.objective.count_tokens(batch)
 
-    def told(loss: float) -> StepReport:
+    def make(loss: float) -> StepReport:
         return StepReport(
             step=number + 1,
             loss=loss,
@@ -105,37 +120,37 @@ def report(
             rows=rows,
             seconds=seconds,
             waited=waited,
-            norm=None if norm is None else full(norm),
+            norm=None if norm is None else full_norm(norm),
         )
 
-    return told
+    return make
 
 
-def full(norm: Tensor) -> float:
-    """A norm over all ranks, where each has its share of the weights."""
+def full_norm(norm: Tensor) -> float:
+    """A gradient norm over all ranks, also where each has a shard of the gradient."""
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def tell(observers: Sequence[Observer], report: StepReport) -> float:
-    """Tell everybody who watches. Raises TrainingFailure where the loss is not a number."""
+def notify(observers: Sequence[Observer], report: StepReport) -> float:
+    """Tell all observers of a step; gives its loss. Raises TrainingFailure where the loss is not finite."""
     for observer in observers:
         observer.step(report)
     if not math.isfinite(report.loss):
         raise TrainingFailure(
-            f"the loss is {report.loss} at step {report.step}; expected a number. Try a lower learning rate, a clip, "
-            f"or bf16 in the place of fp16"
+            f"the loss is {report.loss} at step {report.step}; expected a number. Try a lower learning rate, gradient "
+            f"clipping (max_grad_norm), or bf16 in the place of fp16"
         )
     return report.loss
 
 
-def seed_of(seed: int, number: int) -> int:
-    """The seed of a step."""
+def step_seed(seed: int, number: int) -> int:
+    """The seed of a step, from the seed of the run and the step's number."""
     return (seed * 1_000_003 + number) % 2**63
 
 
 @contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """An event that is set when the process is asked to stop, which then happens at the end of a step."""
+def catch_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set in the body, for the loop to stop at the end of a step."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -143,7 +158,7 @@ def stopping() -> Iterator[threading.Event]:
 
     def ask(signum: int, frame: Any) -> None:
         if asked.is_set():
-            raise KeyboardInterrupt  # asked twice: at once
+            raise KeyboardInterrupt  # the second time: at once
         asked.set()
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -155,8 +170,8 @@ def stopping() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def short_of_memory() -> Iterator[None]:
-    """Raise OutOfMemory for what torch raises when there is no memory, on a GPU or on the host."""
+def translate_memory_errors() -> Iterator[None]:
+    """Raise OutOfMemory in place of the errors of torch and Python when memory runs out, on a GPU or on the host."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -168,5 +183,5 @@ def short_of_memory() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the stack that some of torch's carry."""
+    """The first line of an error's message: some of torch's carry a stack trace."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,10 +1,10 @@
-"""How a model is trained: the part of a recipe that fine-tuning, distillation and healing share."""
+"""The settings of training, which fine-tuning, distillation and healing share, and the recipe of fine-tuning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -12,18 +12,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from laconic.config import Named, Strict, explain, read_yaml
 from laconic.errors import RecipeError
 from laconic.recipes.recipe import Origin
-from laconic.training.data.batch_loader import FeedSettings
+from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.optimizers import Optimizer
 from laconic.training.optimizers.schedule import Schedule
 from laconic.training.parallel.mesh import Mesh
-from laconic.training.step.legality import check
+from laconic.training.step.compatibility import check_compatibility
 from laconic.training.step.technique import Technique
 from laconic.units import Bytes
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the names in the settings stand for."""
+class TrainingComponents:
+    """What the names in the settings of training refer to."""
 
     optimizer: Optimizer
     schedule: Schedule
@@ -31,27 +31,38 @@ class Parts:
 
 
 class Training(Strict):
-    """batch: rows per step, over all devices. length: tokens at which texts are cut; the model's own limit where it is
-    not given. steps stands above epochs. clip: the largest norm of the gradient. every: steps between two snapshots.
-    mesh: how it is spread over the ranks that were started.
+    """How a model is trained.
+
+    batch_size: rows of a step, over all devices. max_length: tokens at which texts are truncated; the model's own limit
+    by default. steps: of the whole run; overrides epochs. max_grad_norm: of gradient clipping; None does not clip.
+    loader: how batches are loaded. mesh: how the model is distributed over ranks. snapshot_every: steps between two
+    snapshots.
     """
 
-    batch: int = Field(default=16, ge=1)
-    length: int | None = Field(default=None, ge=1)
+    renamed: ClassVar[Mapping[str, str]] = {
+        "batch": "batch_size",
+        "length": "max_length",
+        "clip": "max_grad_norm",
+        "feed": "loader",
+        "every": "snapshot_every",
+    }
+
+    batch_size: int = Field(default=16, ge=1)
+    max_length: int | None = Field(default=None, ge=1)
     epochs: float = Field(default=3.0, gt=0)
     steps: int | None = Field(default=None, ge=1)
     optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
     schedule: Named = Named(name="linear")
-    clip: float | None = Field(default=1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     techniques: tuple[Named, ...] = ()
-    feed: FeedSettings = FeedSettings()
+    loader: LoaderSettings = LoaderSettings()
     mesh: Mesh = Mesh()
-    every: int = Field(default=200, ge=1)
+    snapshot_every: int = Field(default=200, ge=1)
     seed: int = Field(default=0, ge=0)
 
     @field_validator("techniques")
     @classmethod
-    def _once(cls, techniques: tuple[Named, ...]) -> tuple[Named, ...]:
+    def _unique(cls, techniques: tuple[Named, ...]) -> tuple[Named, ...]:
         names = [technique.name for technique in techniques]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -59,31 +70,31 @@ class Training(Strict):
         return techniques
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
-        # A stage that is wrongly set is found before anything runs, and not after an hour of the stages before it.
-        self.parts()
+    def _compatible(self) -> Self:
+        # Wrong settings of a stage are found before anything runs, not after an hour of the stages before it.
+        self.components()
         return self
 
-    def parts(self) -> Parts:
-        """The optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, wrongly set, or
-        cannot be combined with another."""
+    def components(self) -> TrainingComponents:
+        """The optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, has wrong settings,
+        or cannot be combined with another."""
         techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
         optimizer = self.optimizer.configure("optimizer", Optimizer)
-        check(techniques, optimizer, clip=self.clip)
-        return Parts(optimizer, self.schedule.configure("schedule", Schedule), techniques)
+        check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm)
+        return TrainingComponents(optimizer, self.schedule.configure("schedule", Schedule), techniques)
 
     def with_techniques(self, techniques: tuple[Named, ...], **changed: Any) -> Self:
         """The same settings with other techniques."""
         return self.model_copy(update={"techniques": techniques, **changed})
 
-    def count(self, rows: int) -> int:
-        """Steps of the whole run, for so many rows of data, of which the last batch of an epoch may have fewer."""
-        return self.steps or max(1, round(self.epochs * ceil(rows / self.batch)))
+    def count_steps(self, rows: int) -> int:
+        """Steps of the whole run on so many rows of data. The last batch of an epoch may be smaller."""
+        return self.steps or max(1, round(self.epochs * ceil(rows / self.batch_size)))
 
 
 class TrainingData(Strict):
-    """train: the samples with their labels. evaluate: what the result is judged by; without it, a tenth of `train` is
-    set aside. limit: at most so many samples of each."""
+    """train: the training set, with labels. evaluate: the validation set; by default a tenth of `train` is held out.
+    limit: at most so many samples of each."""
 
     train: Path
     evaluate: Path | None = None
@@ -91,23 +102,24 @@ class TrainingData(Strict):
 
 
 class TrainingRecipe(Training, Origin):
-    """A source, its data, and how it is trained. memory: what the device may hold; the planner keeps within it."""
+    """A recipe of fine-tuning: a source, its data, and how it is trained. memory: bytes that the device may hold; the
+    planner keeps within them."""
 
     data: TrainingData
     memory: Bytes | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _one_file(cls, values: Any) -> Any:
+    def _single_path(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and isinstance(values.get("data"), (str, Path)):
             return {**values, "data": {"train": values["data"]}}
         return values
 
     @classmethod
     def load(cls, path: Path | None, **given: Any) -> "TrainingRecipe":
-        """Read a recipe of training, and check it down to the settings of its techniques.
+        """Read a recipe of fine-tuning, and check it down to the settings of its techniques.
 
-        path: a YAML file; None takes what is given alone. given: what the command line says; it stands above the file.
+        path: a YAML file; None takes `given` alone. given: options of the command line, which override the file.
         Raises RecipeError with the file, the key and what was expected.
         """
         where = str(path) if path else "command line"
@@ -125,7 +137,7 @@ class TrainingRecipe(Training, Origin):
             raise RecipeError(f"{where}: {error}") from None
 
     def to_yaml(self) -> str:
-        """As it would be written; reading it gives the same recipe."""
+        """The recipe as YAML; reading it gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude={"techniques", "optimizer", "schedule"})
         content |= {"optimizer": self.optimizer.plain(), "schedule": self.schedule.plain()}
         content["techniques"] = [technique.plain() for technique in self.techniques]

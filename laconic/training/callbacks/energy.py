@@ -1,4 +1,4 @@
-"""How busy an NVIDIA device is and what it consumes, from its management library (NVML)."""
+"""Utilization and energy of an NVIDIA device, from its management library (NVML)."""
 
 import threading
 import time
@@ -13,13 +13,13 @@ from laconic.registry import missing
 from laconic.training.callbacks.monitor import StepReport
 
 PERIOD = 0.1
-"""Seconds between two samples; the driver's own are no finer."""
+"""Seconds between two samples; the driver's own resolution is no finer."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """An instant. at: seconds. busy: share of the last moments in which some kernel ran, 0 to 1. watts. memory: bytes
-    in use on the whole device, by anybody. None for what the device does not tell."""
+class DeviceSample:
+    """One reading of a device. at: seconds. busy: recent share of time with a running kernel, 0 to 1. watts. memory:
+    bytes in use on the whole device, by all processes. None for what the device does not report."""
 
     at: float
     busy: float | None
@@ -28,12 +28,12 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What a device did over a run.
+class DeviceUsage:
+    """Utilization and energy of a device over a run.
 
-    busy: mean, 0 to 1. joules: of the whole device; from its counter, or else summed up from `watts` (`source`).
-    joules_per_unit: per token, or per row where there are none. memory: the most bytes in use, by anybody. seconds.
-    None for what the device does not tell.
+    seconds: of the run. busy: mean share, 0 to 1. joules: of the whole device, from its counter or integrated from
+    `watts` (`source`). joules_per_unit: per token, or per row without tokens. memory: peak bytes in use, by all
+    processes. None for what the device does not report.
     """
 
     seconds: float
@@ -46,25 +46,25 @@ class Usage:
     memory: int | None
 
 
-class Meter:
-    """One device of NVML, which is initialised."""
+class NvmlDevice:
+    """A device as NVML, which must be initialized, reports it."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
-        """nvml: the module. uuid: of the device, as CUDA tells it; CUDA_VISIBLE_DEVICES changes its number."""
+        """nvml: the module. uuid: of the device, from CUDA, since CUDA_VISIBLE_DEVICES changes its index."""
         self._nvml = nvml
         self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
     def joules(self) -> float | None:
-        """What the device has consumed since its driver was loaded."""
+        """The energy consumed since the driver was loaded, in joules."""
         millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
         return None if millijoules is None else millijoules / 1e3
 
-    def sample(self) -> Sample:
-        """The device at this instant."""
+    def sample(self) -> DeviceSample:
+        """Read the device now."""
         rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
         milliwatts = self._ask(self._nvml.nvmlDeviceGetPowerUsage)
         memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
-        return Sample(
+        return DeviceSample(
             at=time.monotonic(),
             busy=None if rates is None else rates.gpu / 100,
             watts=None if milliwatts is None else milliwatts / 1e3,
@@ -72,11 +72,11 @@ class Meter:
         )
 
     def close(self) -> None:
-        """NVML is needed no longer."""
+        """Shut NVML down."""
         self._nvml.nvmlShutdown()
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """None where the device does not answer: older ones count no energy, slices of one tell little."""
+        """The answer of NVML; None where the device has none: older ones count no energy, MIG slices report little."""
         try:
             return question(self._handle)
         except self._nvml.NVMLError:
@@ -86,24 +86,24 @@ class Meter:
 class Energy:
     """An observer that samples the device ten times a second in a thread of its own.
 
-    usage: after `close`; None where there is nothing to ask, and `reason` says why.
+    usage: set by `close`; None where the device cannot be read, and `reason` says why.
     """
 
-    def __init__(self, meter: Meter | None, reason: str = "") -> None:
-        self.usage: Usage | None = None
+    def __init__(self, nvml: NvmlDevice | None, reason: str = "") -> None:
+        self.usage: DeviceUsage | None = None
         self.reason = reason
-        self._meter = meter
+        self._nvml = nvml
         self._units = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="energy", daemon=True)
-        if meter:
-            self._start = meter.joules()
-            self._samples = [meter.sample()]
+        if nvml:
+            self._start = nvml.joules()
+            self._samples = [nvml.sample()]
             self._thread.start()
 
     @classmethod
     def of(cls, device: torch.device) -> "Energy":
-        """Of the device of a run. Raises MissingPackage where it is CUDA and nvidia-ml-py is not installed."""
+        """The observer of a device. Raises MissingPackage where it is CUDA and nvidia-ml-py is not installed."""
         if device.type != "cuda":
             return cls(None, f"energy and utilisation are read from NVIDIA devices, and this run is on {device.type!r}")
         try:
@@ -112,48 +112,48 @@ class Energy:
             raise missing("pynvml") from error
         try:
             pynvml.nvmlInit()
-            return cls(Meter(pynvml, str(torch.cuda.get_device_properties(device).uuid)))
+            return cls(NvmlDevice(pynvml, str(torch.cuda.get_device_properties(device).uuid)))
         except pynvml.NVMLError as error:
             return cls(None, f"the device's management library (NVML) does not answer: {error}")
 
     def _watch(self) -> None:
-        while self._meter and not self._closed.wait(PERIOD):
-            self._samples.append(self._meter.sample())
+        while self._nvml and not self._closed.wait(PERIOD):
+            self._samples.append(self._nvml.sample())
 
     def step(self, report: StepReport) -> None:
         self._units += report.count
 
     def close(self) -> None:
-        if self._meter is None or self._closed.is_set():
+        if self._nvml is None or self._closed.is_set():
             return
         self._closed.set()
         self._thread.join()
-        self._samples.append(self._meter.sample())
-        end = self._meter.joules()
-        self._meter.close()
+        self._samples.append(self._nvml.sample())
+        end = self._nvml.joules()
+        self._nvml.close()
         counted = None if self._start is None or end is None else end - self._start
         self.usage = summarise(self._samples, counted, self._units)
 
     def describe(self) -> str:
-        """One line, as in "device busy 91 % of the time, 1.2 kJ, 0.8 mJ each"; or why there is none."""
+        """A line as "device busy 91 % of the time, 1.2 kJ, 0.8 mJ each", or the reason why there is none."""
         usage = self.usage
         if usage is None:
             return self.reason
-        told = [
+        figures = [
             None if usage.busy is None else f"device busy {100 * usage.busy:.0f} % of the time",
             None if usage.joules is None else f"{usage.joules:.0f} J ({usage.source})",
             None if usage.joules_per_unit is None else f"{1e3 * usage.joules_per_unit:.2f} mJ for each token or row",
         ]
-        return ", ".join(each for each in told if each)
+        return ", ".join(each for each in figures if each)
 
 
-def summarise(samples: list[Sample], counted: float | None, units: int) -> Usage:
-    """The usage over samples in their order. counted: joules by the device's counter. units: tokens or rows done."""
+def summarise(samples: list[DeviceSample], counted: float | None, units: int) -> DeviceUsage:
+    """The usage over consecutive samples. counted: joules by the device's counter. units: tokens or rows processed."""
     integrated = integrate([(s.at, s.watts) for s in samples if s.watts is not None])
     joules = integrated if counted is None else counted
     seconds = samples[-1].at - samples[0].at
     memory = [s.memory for s in samples if s.memory is not None]
-    return Usage(
+    return DeviceUsage(
         seconds=seconds,
         samples=len(samples),
         busy=mean([s.busy for s in samples[1:] if s.busy is not None]),
@@ -166,12 +166,12 @@ def summarise(samples: list[Sample], counted: float | None, units: int) -> Usage
 
 
 def integrate(power: list[tuple[float, float]]) -> float | None:
-    """Joules from (seconds, watts), by the trapezoidal rule; None from fewer than two."""
+    """Joules from (seconds, watts), by the trapezoidal rule; None for fewer than two."""
     if len(power) < 2:
         return None
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(power))
 
 
 def mean(values: list[float]) -> float | None:
-    """None of nothing."""
+    """The mean; None for an empty list."""
     return sum(values) / len(values) if values else None

@@ -1,13 +1,11 @@
-"""How much of a device's arithmetic a training run uses: model FLOPs utilisation (PaLM, arXiv:2204.02311, app. B)."""
+"""Model FLOPs utilization (MFU) of a training run (PaLM, arXiv:2204.02311, appendix B)."""
 
-import math
 import re
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import hash_of
+from laconic.models.flop_formulas import uncounted_kernels
 
 TERA = 1e12
 DATASHEETS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]], ...] = (
@@ -30,12 +29,12 @@ DATASHEETS: tuple[tuple[str, tuple[float | None, float | None, float | None, flo
     (r"V100-SXM2", (None, 125, None, 15.7)),
     (r"T4", (None, 65, None, 8.1)),
 )
-"""TFLOP/s from NVIDIA's data sheets: BF16, FP16, TF32, FP32; dense, that is half of what is printed for sparse."""
+"""Dense TFLOP/s from NVIDIA's data sheets in BF16, FP16, TF32, FP32: half of the figures for sparse ones."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The FLOP/s that a device can reach in a precision, and where the figure comes from."""
+    """The peak FLOP/s of a device in a precision, and the source of the figure."""
 
     flops: float
     precision: str
@@ -46,10 +45,10 @@ class Peak:
 
 
 def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
-    """The data sheet's figure where there is one, else the best that a large product of matrices reaches here.
+    """The peak from the data sheet where there is one, else the best that a large matrix product reaches here.
 
-    The measurement is made once per machine and kept in the cache. On a machine that is busy it may come out too low,
-    and the utilisation too high.
+    The measurement is made once per machine and cached. On a busy machine it may be too low, and the utilization too
+    high.
     """
     precision = precision_of(device, dtype)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else this_machine().processor
@@ -58,12 +57,12 @@ def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
         return Peak(stated, precision, f"data sheet of the {name}")
     machine = this_machine().model_dump(mode="json")
     key = hash_of("peak", machine, device.type, name, precision, torch.get_num_threads(), torch.__version__)
-    flops = cache.json(key, lambda: measure(device, dtype))
+    flops = cache.json(key, lambda: measure_peak(device, dtype))
     return Peak(float(flops), precision, f"measured here on {name}")
 
 
 def precision_of(device: torch.device, dtype: torch.dtype) -> str:
-    """What matrices of this dtype are multiplied in."""
+    """The precision in which matrices of this dtype are multiplied."""
     if dtype == torch.float32:
         lower = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
         return "TF32" if lower else "FP32"
@@ -71,8 +70,7 @@ def precision_of(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def datasheet(name: str, precision: str) -> float | None:
-    """Dense FLOP/s of a device by the name that CUDA gives it; None for a device, a slice of one, or a precision that
-    is not in the table."""
+    """Dense FLOP/s of a device by its CUDA name; None for MIG slices, and for what is not in the table."""
     if "MIG" in name:
         return None
     for pattern, figures in DATASHEETS:
@@ -82,92 +80,72 @@ def datasheet(name: str, precision: str) -> float | None:
     return None
 
 
-def measure(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) -> float:
-    """FLOP/s of the best of a few products of large square matrices."""
+def measure_peak(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) -> float:
+    """FLOP/s of the fastest of some products of large square matrices."""
     size, repeat = (4096, 20) if device.type == "cuda" else (1024, 1)
     clock = time.perf_counter if device.type == "cuda" else processor_time
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
     best = float("inf")
     for _ in range(rounds + 1):
-        wait(device)
+        synchronize(device)
         start = clock()
         for _ in range(repeat):
             torch.mm(a, b)
-        wait(device)
+        synchronize(device)
         best = min(best, clock() - start)
     return 2 * size**3 * repeat / best
 
 
 def processor_time() -> float:
-    """Seconds that each thread of the process has had a core: others that want it too do not count."""
+    """Processor seconds per thread of this process, which do not count other processes on the same cores."""
     return time.process_time() / torch.get_num_threads()
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def attention(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """FLOPs of attention from the shapes [batch, heads, length, width] of its inputs; a causal mask saves none, as
-    torch counts the other kernels."""
-    batch, heads, length, width = query
-    return int(2 * batch * heads * length * key[-2] * (width + value[-1]))
-
-
-def product(rows: Any, packed: Any, shape: Any, *args: Any, **kwargs: Any) -> int:
-    """FLOPs of a product with 4-bit weights of this shape, [out, in], from the shape of its input, [..., in]."""
-    return int(2 * math.prod(rows) * shape[0])
-
-
-def uncounted() -> dict[Any, Any]:
-    """Formulas for kernels that torch 2.13 counts as nothing: of attention on a CPU, and of bitsandbytes, if loaded."""
-    formulas: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
-    if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
-        formulas[torch.ops.bitsandbytes.gemm_4bit] = product
-    return formulas
-
-
 class Flops:
-    """The FLOPs that the model itself needs, from the forward passes of the first step.
+    """The FLOPs of a model, counted in the forward passes of the first step.
 
-    `span` goes round the phases of a step. A backward pass costs as much again for the gradients of the activations,
-    and for those of the parameters that learn. What is computed a second time (gradient checkpointing) is not counted:
-    that is what tells MFU from the utilisation of the hardware. Products of matrices, convolutions and attention are
-    counted; recurrent layers on a CPU are not, by torch. Later steps are taken to cost the same per token or row.
-    A compiled model runs uncompiled for the one step that is counted.
+    `phase` is a context for the phases of a step. A backward pass is taken to cost as much again for the gradients of
+    activations, and for those of trainable parameters. Recomputation (gradient checkpointing) is not counted, which
+    distinguishes MFU from hardware utilization. Matrix products, convolutions and attention are counted; recurrent
+    layers on a CPU are not, by torch. Later steps are assumed to cost the same per token or row. A compiled model runs
+    uncompiled in the step that is counted.
     """
 
-    def __init__(self, peak: Peak, *, learning: float = 1.0) -> None:
-        """learning: share of the parameters that learn, 0 to 1: near 0 for LoRA."""
+    def __init__(self, peak: Peak, *, trainable: float = 1.0) -> None:
+        """trainable: share of trainable parameters, 0 to 1: near 0 for LoRA."""
         self.peak = peak
-        self._factor = 2 + learning
+        self._factor = 2 + trainable
         self._forward = 0
         self._counting = True
         self._each: float | None = None
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Counts the forward passes until the first step of the optimizer."""
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the FLOPs of forward passes until the first step of the optimizer."""
         if name == "optimizer":
             self._counting = False
         if name != "forward" or not self._counting:
             yield
             return
-        # What torch.compile first meets under the counter, it would never compile: it waits for the next step.
+        # torch.compile would never compile what it first sees under the counter, so it waits for the next step.
         with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="Using `torch.compile"
             )  # about hooks by module; only the sum is used
-            with FlopCounterMode(display=False, custom_mapping=uncounted()) as counter:
+            with FlopCounterMode(display=False, custom_mapping=uncounted_kernels()) as counter:
                 yield
         self._forward += counter.get_total_flops()
 
-    def utilisation(self, units: int, seconds: float) -> float | None:
-        """MFU of a step of so many tokens or rows, 0 to 1; None where nothing was counted. Called for the first step
-        first."""
+    def utilization(self, units: int, seconds: float) -> float | None:
+        """MFU of a step of `units` tokens or rows, 0 to 1; None where nothing was counted. The first call is for the
+        first step."""
         if not self._forward or not units:
             return None
         if self._each is None:

@@ -1,4 +1,4 @@
-"""What a training run says while it goes on: reports from the loop, what follows from them, and who is told."""
+"""Reports of training steps, the figures derived from them, and the observer that shows progress."""
 
 import math
 import sys
@@ -19,17 +19,16 @@ if sys.platform != "win32":
     import resource
 
 SMOOTHING = 0.9
-"""Weight of the past in a moving average: the last ten steps or so."""
+"""Weight of the past in a moving average, over about ten steps."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What the loop says after a step.
+    """The report of one training step.
 
-    step: steps done, from 1. loss: the batch's mean. lr: the learning rate of the first group. tokens: of the batch,
-    without padding; no more than the rows where these are no text. rows: of the batch. seconds: that the step took,
-    waiting included. waited: seconds of these that the device had no batch. norm: of the gradient before clipping,
-    where it was taken.
+    step: steps done, from 1. loss: mean of the batch. lr: learning rate of the first parameter group. tokens: of the
+    batch, without padding; at most the rows where these are not texts. rows: of the batch. seconds: of the step,
+    waiting included. waited: seconds without a batch. norm: of the gradient before clipping; None without clipping.
     """
 
     step: int
@@ -43,31 +42,31 @@ class StepReport:
 
     @property
     def unit(self) -> str:
-        """What the batch is counted in: tokens, or rows where they are no text."""
+        """The unit of throughput: tokens, or rows where they are not texts."""
         return "tokens" if self.tokens > self.rows else "rows"
 
     @property
     def count(self) -> int:
-        """Of the batch, in `unit`."""
+        """Tokens or rows of the batch, in `unit`."""
         return max(self.tokens, self.rows)
 
 
 class Observer(Protocol):
-    """Somebody who is told of each step."""
+    """An observer of a training run."""
 
     def step(self, report: StepReport) -> None:
-        """A step is done."""
+        """Take note of a finished step."""
 
     def close(self) -> None:
-        """The run is over, whatever the reason."""
+        """Finish, since the run is over for whatever reason."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What follows from a report.
+    """Figures derived from the report of a step.
 
-    speed: per second, of the report's `unit`. idle: share of the time, 0 to 1, that the
-    device waited. mfu: model FLOPs utilisation, 0 to 1; None where nobody counts. memory: the most bytes in use so far.
+    speed: throughput per second, in `unit`. idle: share of the time, 0 to 1, that the device waited for data. mfu:
+    model FLOPs utilization, 0 to 1; None without a counter. memory: peak bytes in use so far.
     """
 
     speed: float
@@ -78,7 +77,7 @@ class Reading:
 
 
 class Gauge:
-    """Works out the figures that every observer shows. The peak of a CUDA device counts from here on."""
+    """Derives the figures that all observers show. Resets the peak memory of a CUDA device."""
 
     def __init__(self, device: torch.device, flops: Flops | None = None) -> None:
         self._device = device
@@ -87,18 +86,18 @@ class Gauge:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self, report: StepReport) -> Reading:
-        """The figures of one step."""
+        """The figures of a step."""
         seconds = max(report.seconds, 1e-9)
         return Reading(
             speed=report.count / seconds,
             unit=report.unit,
             idle=min(report.waited / seconds, 1.0),
-            mfu=self._flops.utilisation(report.count, seconds) if self._flops else None,
+            mfu=self._flops.utilization(report.count, seconds) if self._flops else None,
             memory=peak_memory(self._device),
         )
 
     def notes(self) -> list[str]:
-        """What the figures mean on this device."""
+        """Explanations of the figures on this device, in a line each."""
         if self._device.type == "cuda":
             memory = "peak memory: tensors on the device, as the allocator counts them"
         else:
@@ -107,11 +106,11 @@ class Gauge:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use so far: of tensors on a CUDA device, else of the process, resident."""
+    """Peak bytes in use so far: of tensors on a CUDA device, else resident memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.is_file():  # ru_maxrss begins with the size of the parent process; this does not
+    if status.is_file():  # ru_maxrss starts at the size of the parent process; this does not
         found = [line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:")]
         if found:
             return int(found[0].split()[1]) * 1024
@@ -120,14 +119,14 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class Average:
-    """An exponential moving average without the bias to its start (as in Adam, arXiv:1412.6980, section 3)."""
+class MovingAverage:
+    """An exponential moving average with bias correction (as in Adam, arXiv:1412.6980, section 3)."""
 
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
 
     def add(self, value: float) -> float:
-        """The average with one more value; a value that is not finite is left out of it."""
+        """Add a value, and give the average; a value that is not finite is ignored."""
         if math.isfinite(value):
             self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
             self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
@@ -135,20 +134,20 @@ class Average:
 
     @property
     def value(self) -> float:
-        """Of the values so far; nan without any."""
+        """The average of the values so far; nan without any."""
         return self._sum / self._weight if self._weight else math.nan
 
 
 class Progress:
-    """A live line on a terminal, else a line for every tenth of the steps; on the standard error stream."""
+    """Shows progress on standard error: a live line on a terminal, else a line for every tenth of the steps."""
 
     def __init__(
         self, total: int, gauge: Gauge, *, start: int = 0, quiet: bool = False, console: Console | None = None
     ) -> None:
-        """total: steps of the whole run. start: steps that were done before it was resumed."""
+        """total: steps of the whole run. start: steps done before it was resumed."""
         self._total, self._gauge, self._start = total, gauge, start
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
-        self._loss = Average()
+        self._loss = MovingAverage()
         self._restart()
         for note in gauge.notes():
             self._console.print(Text(note, "dim"), soft_wrap=True)
@@ -161,7 +160,12 @@ class Progress:
             self._bar.start()
 
     def _restart(self) -> None:
-        self._seconds, self._count, self._waited, self._used = Average(), Average(), Average(), Average()
+        self._seconds, self._count, self._waited, self._used = (
+            MovingAverage(),
+            MovingAverage(),
+            MovingAverage(),
+            MovingAverage(),
+        )
 
     def step(self, report: StepReport) -> None:
         if report.step == self._start + 2:  # the first step warms up: it compiles, counts and allocates

@@ -1,4 +1,4 @@
-"""The figures of a training run for TensorBoard."""
+"""An observer that writes the figures of a training run for TensorBoard."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, gauge: Gauge, *, start: int = 0) -> None:
-        """start: steps that were done before; what the folder holds of later ones is hidden, having been lost."""
+        """start: steps done before the run was resumed; TensorBoard hides what the folder holds of later steps."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:

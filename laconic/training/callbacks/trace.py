@@ -1,4 +1,4 @@
-"""To look into a training run: where the time goes (torch's profiler, NVTX) and who holds the memory (a snapshot)."""
+"""Profiling a training run: time by torch's profiler and NVTX ranges, memory by snapshots of the CUDA allocator."""
 
 import os
 from collections.abc import Iterator
@@ -11,48 +11,48 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from laconic.errors import UsageError
 from laconic.training.callbacks.monitor import StepReport
-from laconic.training.step.parts import Span
+from laconic.training.step.train_state import PhaseContext
 
 TRACE, TABLE = "trace.json.gz", "profile.txt"
-"""The time-line for chrome://tracing or ui.perfetto.dev, and the operations that cost most."""
+"""The timeline for chrome://tracing or ui.perfetto.dev, and a table of the most expensive operators."""
 SILENT = "99"
-"""Above all levels of the profiler's own log, which else tells the standard error stream when it starts and stops."""
+"""A log level above all messages of the profiler, which else logs its start and stop to standard error."""
 SNAPSHOT = "memory.pickle"
 EVENTS = 100_000
-"""Allocations that a snapshot remembers: the last so many, a few kB each."""
+"""The number of latest allocations in a snapshot, a few kB each."""
 
 
-def spans(*each: Span) -> Span:
-    """One span of several, entered in this order."""
+def chain_phases(*phases: PhaseContext) -> PhaseContext:
+    """One phase context made of several, entered in this order."""
 
     @contextmanager
-    def all_of_them(name: str) -> Iterator[None]:
+    def enter_all(name: str) -> Iterator[None]:
         with ExitStack() as stack:
-            for span in each:
-                stack.enter_context(span(name))
+            for phase in phases:
+                stack.enter_context(phase(name))
             yield
 
-    return all_of_them
+    return enter_all
 
 
-def ranges(device: torch.device) -> Span:
-    """Phases as NVTX ranges, which Nsight Systems shows; without CUDA as ranges of torch's profiler."""
+def nvtx_phase(device: torch.device) -> PhaseContext:
+    """Mark phases as NVTX ranges, for Nsight Systems; without CUDA as ranges of torch's profiler."""
 
-    def span(name: str) -> AbstractContextManager[Any]:
+    def mark(name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name) if device.type == "cuda" else record_function(name)
 
-    return span
+    return mark
 
 
 class Profile:
     """Profiles a few steps with torch.profiler, and writes TRACE and TABLE into a folder.
 
-    It is an observer of steps, and has a `span` that names their phases. The profiler is at work from the beginning,
-    and records after `wait` steps and `warmup` more; a run that ends within the recording is written as far as it came.
+    It is an observer of steps, and its `phase` marks their phases. The profiler records after `wait` steps and `warmup`
+    more; the recording of a run that ends early is written as far as it came.
     """
 
     def __init__(self, folder: Path, device: torch.device, *, wait: int = 1, warmup: int = 1, active: int = 3) -> None:
-        """wait: steps to let pass; warmup: of the profiler itself; active: that are recorded."""
+        """wait: steps to skip. warmup: steps for the profiler to warm up. active: steps that are recorded."""
         if wait < 0 or min(warmup, active) < 1:
             raise UsageError(
                 f"a profile cannot be of {active} steps after {wait} and {warmup} of warm-up; expected wait >= 0, "
@@ -66,7 +66,7 @@ class Profile:
         self._profiler = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
         self._profiler.start()
 
-    span: Span = staticmethod(record_function)
+    phase: PhaseContext = staticmethod(record_function)
 
     def step(self, report: StepReport) -> None:
         self._profiler.step()
@@ -84,7 +84,7 @@ class Profile:
 
 
 class MemorySnapshot:
-    """Every allocation on a CUDA device with the line that made it, written when the run ends, even by an error.
+    """Records every allocation on a CUDA device with its stack, and writes them when the run ends, even by an error.
 
     `python -m torch.cuda._memory_viz trace_plot memory.pickle -o memory.html` makes a page of it. Raises UsageError on
     other devices, whose allocators keep no history.
@@ -100,7 +100,7 @@ class MemorySnapshot:
         record_history(EVENTS)
 
     def step(self, report: StepReport) -> None:
-        """Nothing: the allocator records by itself."""
+        """Do nothing: the allocator records by itself."""
 
     def close(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +109,9 @@ class MemorySnapshot:
 
 
 def record_history(events: int | None) -> None:
-    """Let the CUDA allocator remember its last so many events; None: no longer.
+    """Let the CUDA allocator record its latest events, at most `events`; None stops it.
 
-    torch documents this for users under names with an underscore, and has no others (2.13).
+    torch 2.13 documents this for users under private names only.
     """
     if events is None:
         torch.cuda.memory._record_memory_history(enabled=None)
@@ -120,5 +120,5 @@ def record_history(events: int | None) -> None:
 
 
 def dump_history(path: Path) -> None:
-    """Write what the allocator remembers, as a pickle for torch's own viewer; Laconic never reads it."""
+    """Write the recorded events of the allocator as a pickle for torch's viewer; Laconic never reads it."""
     torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Which rows make up which batch: shuffled anew for each epoch, and a pure function of the seed and the step."""
+"""Which rows are in which batch: shuffled anew for each epoch, a pure function of the seed and the step."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,8 +10,8 @@ from laconic.errors import DataError, RecipeError
 from laconic.tensor import Array
 
 
-class Order:
-    """The rows of each step, without end: a step that is asked for twice is the same, so resuming needs no state."""
+class BatchSampler:
+    """The rows of each step's batch, for any number of steps. They depend on the step alone, so resuming is free."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class Order:
         """count: rows of the dataset. rows: of a batch, all ranks together. drop_last: leave out the rows of an epoch
         that do not fill a batch; which ones changes from epoch to epoch.
 
-        lengths: of each row. Where they are given, rows of like length go together, to pad little: each `window`
-        batches of the shuffled rows are sorted by length, and the batches are shuffled again.
+        lengths: of each row. Where they are given, rows of similar length are batched together, which saves padding:
+        each `window` batches of the shuffled rows are sorted by length, and the batches are shuffled again.
         Raises DataError where there is no row, or none is left; RecipeError for a batch smaller than the ranks.
         """
         if count < 1:
@@ -46,29 +46,29 @@ class Order:
         self.steps = count // rows if drop_last else -(-count // rows)
         self._count, self._seed, self._rank, self._world, self._window = count, seed, rank, world, window
         self._lengths = None if lengths is None else np.asarray(lengths)
-        # Two epochs: workers are ahead of the step when one ends.
+        # Two epochs, since workers are ahead of the loop at the end of one.
         self._shuffled = lru_cache(2)(self._shuffle)
 
     def epoch(self, step: int) -> int:
         """The epoch that a step belongs to, from 0."""
         return step // self.steps
 
-    def whole(self, step: int) -> list[int]:
-        """The rows of all ranks together."""
+    def global_batch(self, step: int) -> list[int]:
+        """The rows of a step on all ranks together."""
         start = step % self.steps * self.rows
         return [int(row) for row in self._shuffled(self.epoch(step))[start : start + self.rows]]
 
     def batch(self, step: int) -> list[int]:
-        """The rows of this rank: ranks differ by one row at most.
+        """The rows of a step on this rank. Ranks differ by one row at most.
 
-        None, where the last batch of an epoch has fewer rows than there are ranks.
+        There are none where the last batch of an epoch has fewer rows than there are ranks.
         """
-        rows = self.whole(step)
+        rows = self.global_batch(step)
         start, stop = (len(rows) * rank // self._world for rank in (self._rank, self._rank + 1))
         return rows[start:stop]
 
     def _shuffle(self, epoch: int) -> Array:
-        """All rows as they stand in an epoch, [count] int64."""
+        """All rows in the order of an epoch, [count] int64."""
         rng = np.random.default_rng((self._seed, epoch))
         rows = rng.permutation(self._count)
         if self._lengths is None:
@@ -77,7 +77,7 @@ class Order:
         for start in range(0, self._count, size):
             part = rows[start : start + size]
             rows[start : start + size] = part[np.argsort(self._lengths[part], kind="stable")]
-        # The rest, which fills no batch, stays at the end.
+        # The rows that fill no batch stay at the end.
         full = self._count // self.rows
         batches = rows[: full * self.rows].reshape(full, self.rows)[rng.permutation(full)]
         return np.concatenate([batches.reshape(-1), rows[full * self.rows :]])

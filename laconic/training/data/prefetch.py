@@ -1,4 +1,4 @@
-"""Batches brought to the device while it works on the one before."""
+"""Prefetching: a batch is copied to the device while the device works on the one before."""
 
 import queue
 import threading
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The last thing that the thread says: that is all, or why it stopped."""
+class EndOfStream:
+    """The last item of a prefetching thread: the source is exhausted, or has raised `error`."""
 
     error: BaseException | None
 
 
-class Ahead(Generic[T]):
-    """Runs a generator in a thread, at most `depth` items ahead of whoever iterates."""
+class PrefetchThread(Generic[T]):
+    """Runs a generator in a thread, at most `depth` items ahead of the consumer."""
 
     def __init__(self, source: Generator[T, None, None], depth: int = 1) -> None:
         self._source = source
-        self._ready: queue.SimpleQueue[T | Ended] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[T | EndOfStream] = queue.SimpleQueue()
         self._room = threading.Semaphore(depth)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="laconic-prefetch", daemon=True)
@@ -38,19 +38,19 @@ class Ahead(Generic[T]):
                 self._ready.put(next(self._source))
         except StopIteration:
             pass
-        except BaseException as raised:  # noqa: BLE001 - it is raised again where the items are taken
+        except BaseException as raised:  # noqa: BLE001 - it is raised again in the consumer
             error = raised
         finally:
             self._source.close()
-            self._ready.put(Ended(error))
+            self._ready.put(EndOfStream(error))
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
         item = self._ready.get()
-        if isinstance(item, Ended):
-            self._ready.put(Ended(None))
+        if isinstance(item, EndOfStream):
+            self._ready.put(EndOfStream(None))
             if item.error is not None:
                 raise item.error
             raise StopIteration
@@ -65,46 +65,46 @@ class Ahead(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Copy:
-    """A batch on its way to the device. arrived: an event of the stream that copies."""
+class CopiedBatch:
+    """A batch that is being copied to the device. arrived: an event of the copying stream."""
 
     batch: Batch
     arrived: torch.cuda.Event
 
 
-def copies(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Copy, None, None]:
-    """Start to copy each batch, on a stream of its own, so that the copy runs beside the step before."""
+def start_copies(batches: Generator[Batch, None, None], device: torch.device) -> Generator[CopiedBatch, None, None]:
+    """Start to copy each batch on a separate stream, so that the copy overlaps with the step before."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     try:
-        # Here and in the threads that this starts: a thread begins on the first GPU, whichever its rank has.
+        # Set in this thread: a new thread starts on the first GPU, whatever the device of its rank.
         with torch.cuda.device(device):
             for batch in batches:
                 with torch.cuda.stream(stream):
                     copied = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-                yield Copy(copied, stream.record_event())
+                yield CopiedBatch(copied, stream.record_event())
     finally:
         batches.close()
 
 
-def on_cuda(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
-    """The batches on the device: one in use, and one copied meanwhile."""
-    ahead = Ahead(copies(batches, device))
+def prefetch_to_cuda(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
+    """The batches on a CUDA device: one in use, and one that is copied meanwhile."""
+    ahead = PrefetchThread(start_copies(batches, device))
     try:
         for copy in ahead:
             current = torch.cuda.current_stream(device)
             current.wait_event(copy.arrived)
             for tensor in copy.batch.values():
-                # Else its memory is handed out again as soon as the copying stream is done with it.
+                # Else the allocator reuses its memory as soon as the copying stream is done with it.
                 tensor.record_stream(current)
             yield copy.batch
     finally:
         ahead.close()
 
 
-def on_device(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
-    """The batches on the device; closing it closes what makes them."""
+def move_to_device(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
+    """The batches on the device; closing this generator closes their source."""
     if device.type == "cuda":
-        yield from on_cuda(batches, device)
+        yield from prefetch_to_cuda(batches, device)
         return
     try:
         for batch in batches:

@@ -1,7 +1,7 @@
-"""Samples decoded once: kept in memory that worker processes share, or in a file that they all map.
+"""Decoded samples, kept in memory that worker processes share, or in a file that they all map.
 
-What is kept is what decoding an image gives, since that is what costs: making a batch of it, and of texts, which are in
-memory as they are, is cheap beside a step. So a batch is the same with the store as without.
+Only decoding an image is expensive: building a batch of decoded images, or of texts, is cheap compared with a step. So
+decoded images are kept, and a batch is the same with the store as without.
 """
 
 import shutil
@@ -24,15 +24,16 @@ from laconic.tasks.task import Task
 from laconic.tensor import Array
 
 SHARE = 0.5
-"""How much of the machine's memory, or of the free disk, the store may take; what is beyond is decoded each time."""
+"""The share of the machine's memory, or of the free disk, that the store may take; further samples are decoded each
+time."""
 FILE = "samples.npy"
 
 
-class Store(Sequence[Any]):
-    """The samples of a dataset, of which the first `kept` are not decoded again.
+class SampleStore(Sequence[Any]):
+    """The samples of a dataset, of which the first `kept` are stored decoded.
 
-    flat: what they decoded to, one behind the other; a tensor, which goes to worker processes as shared memory, or the
-    file to map. offsets: where each begins, in elements, and where the last ends.
+    flat: the decoded samples, concatenated: a tensor, which is sent to worker processes as shared memory, or the file
+    to map. offsets: where each begins, in elements, and where the last ends.
     """
 
     def __init__(self, dataset: Dataset, flat: Tensor | Path, offsets: Array) -> None:
@@ -47,7 +48,7 @@ class Store(Sequence[Any]):
         if index >= self.kept:
             return self._samples[index]
         start, stop = self._offsets[index : index + 2]
-        # A copy: whoever changes a sample must not change the next epoch's.
+        # A copy, so that changing a sample does not change it in the next epoch.
         return self._flat[start:stop].reshape(self._shapes[index]).copy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,35 +63,35 @@ class Store(Sequence[Any]):
         return flat
 
     def describe(self) -> str:
-        """As in "1797 samples kept on disk"."""
+        """How many samples are stored where, as in "1797 samples kept on disk"."""
         place = "on disk" if isinstance(self._where, Path) else "in memory"
         some = "" if self.kept == len(self) else f" of {len(self)}"
         return f"{self.kept}{some} samples kept {place}"
 
 
-def decodes(dataset: Dataset) -> bool:
-    """Whether the samples are decoded each time that they are asked for: else there is nothing to keep."""
+def is_decoded_on_access(dataset: Dataset) -> bool:
+    """Whether a sample is decoded each time that it is read: else there is nothing to store."""
     sample = dataset.samples[0]
     return isinstance(sample, np.ndarray) and dataset.samples[0] is not sample
 
 
-def identity(task: Task) -> str:
-    """What decodes the samples: tasks that would decode them otherwise have another identity."""
+def decoder_key(task: Task) -> str:
+    """A key of how a task decodes samples: tasks that decode them differently have different keys."""
     return hash_of(task.name, {name: content.decode() for name, content in task.assets().items()})
 
 
-def keep(
+def store_samples(
     dataset: Dataset,
     place: Literal["memory", "disk"],
     *,
     decoder: str = "",
     cache: Cache | None = None,
     limit: int | None = None,
-) -> Store:
-    """Decode every sample, as far as `limit` bytes reach; on disk only where no earlier run has done so.
+) -> SampleStore:
+    """Decode every sample, up to `limit` bytes in all; on disk only where no earlier run has done so.
 
-    decoder: the `identity` of the task, without which a place on disk has no name. limit: half of the machine's memory
-    or of the free disk by default. Raises DataError, naming the row, for a sample that cannot be decoded any more.
+    decoder: the `decoder_key` of the task, part of the name of the file on disk. limit: half of the machine's memory or
+    of the free disk by default. Raises DataError, naming the row, for a sample that cannot be decoded any more.
     """
     cache = cache or Cache()
     dtype = dataset.samples[0].dtype
@@ -100,16 +101,16 @@ def keep(
     offsets = offsets[: max(1, int(np.searchsorted(offsets * dtype.itemsize, limit, side="right")))]
     if place == "memory":
         flat = torch.empty(int(offsets[-1]), dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
-        fill(flat.numpy(), dataset, offsets)
-        return Store(dataset, flat, offsets)
+        decode_samples(flat.numpy(), dataset, offsets)
+        return SampleStore(dataset, flat, offsets)
     if not decoder:
-        raise ValueError("samples are kept on disk under what decoded them: `decoder` must be given")
+        raise ValueError("samples on disk are named by what decoded them: `decoder` must be given")
     shapes = [list(shape) for shape in dataset.shapes]
     key = f"samples-{hash_of(dataset.fingerprint, shapes, len(offsets), decoder, code_version())}"
 
     def write(folder: Path) -> None:
         mapped = np.lib.format.open_memmap(folder / FILE, mode="w+", dtype=dtype, shape=(int(offsets[-1]),))
-        fill(mapped, dataset, offsets)
+        decode_samples(mapped, dataset, offsets)
         mapped.flush()
 
     try:
@@ -118,11 +119,11 @@ def keep(
         folder = cache.folder / key
         if not folder.is_dir():  # else another rank was faster
             raise
-    return Store(dataset, folder / FILE, offsets)
+    return SampleStore(dataset, folder / FILE, offsets)
 
 
-def fill(flat: Array, dataset: Dataset, offsets: Array) -> None:
-    """Decode into `flat`, with all cores: decoding lets go of the interpreter lock."""
+def decode_samples(flat: Array, dataset: Dataset, offsets: Array) -> None:
+    """Decode samples into `flat`, with a thread for each core: decoding releases the interpreter lock."""
 
     def decode(index: int) -> None:
         try:
@@ -141,6 +142,6 @@ def fill(flat: Array, dataset: Dataset, offsets: Array) -> None:
 
 
 def free_space(folder: Path) -> int:
-    """Bytes free on the disk that a folder is on, or will be on."""
+    """Free bytes of the disk that a folder is on, or will be on."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
     return shutil.disk_usage(there).free

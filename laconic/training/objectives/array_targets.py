@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.tasks.task import Task
-from laconic.training.step.objective import TARGETS, Batch, Objective, answer, tensors
+from laconic.training.step.objective import TARGETS, Batch, Objective, first_output, to_tensors
 
 
 class Targets(Objective):
@@ -39,13 +39,13 @@ class Targets(Objective):
             raise DataError(
                 f"label {int(targets.min())} is no class; the first is 0. Numbers to be reached are given as floats"
             )
-        return tensors(self.task.encode(samples)) | {TARGETS: targets}
+        return to_tensors(self.task.encode(samples)) | {TARGETS: targets}
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         return batch[TARGETS].shape[0]
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        found, targets = answer(module, batch).float(), batch[TARGETS]
+        found, targets = first_output(module, batch).float(), batch[TARGETS]
         if not targets.is_floating_point():
             if found.ndim != 2 or targets.ndim != 1:
                 raise DataError(
@@ -62,8 +62,8 @@ class Targets(Objective):
             )
         return (found.reshape(rows, -1) - targets.reshape(rows, -1)).square().mean(dim=1).sum()
 
-    def example(self, rows: int, length: int) -> Batch:
-        return tensors(self.task.typical(rows, length)) | {TARGETS: to_targets([np.zeros_like(self.like)] * rows)}
+    def make_example(self, rows: int, length: int) -> Batch:
+        return to_tensors(self.task.typical(rows, length)) | {TARGETS: to_targets([np.zeros_like(self.like)] * rows)}
 
 
 def to_targets(labels: Sequence[Any]) -> Tensor:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import DataError
-from laconic.training.objectives.vectors import Embedding
+from laconic.training.objectives.embedding_objective import EmbeddingObjective
 from laconic.training.step.objective import TARGETS, Batch
 
 TEMPERATURE = 0.05
 """Cosines are divided by it: 20 times, as in the objectives of pairs."""
 
 
-class Contrastive(Embedding):
+class Contrastive(EmbeddingObjective):
     """For each text, the mean of -log p over the others of its class, p being the softmax of its cosines with all
     others of the batch (supervised contrastive: Khosla et al., 2020, arXiv:2004.11362, equation 2).
 
@@ -31,7 +31,7 @@ class Contrastive(Embedding):
         numbers: dict[str, int] = {}
         return self.batch(samples, torch.tensor([numbers.setdefault(str(label), len(numbers)) for label in labels]))
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         return batch[TARGETS].shape[0]
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -42,6 +42,6 @@ class Contrastive(Embedding):
         alike = (classes[:, None] == classes[None, :]) & ~itself
         return -(likely.masked_fill(~alike, 0.0).sum(dim=-1) / alike.sum(dim=-1).clamp(min=1)).sum()
 
-    def example(self, rows: int, length: int) -> Batch:
+    def make_example(self, rows: int, length: int) -> Batch:
         batch = self.filled(rows, length)
         return batch | {TARGETS: batch[TARGETS] // 2}

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import DataError
-from laconic.training.objectives.vectors import Embedding
+from laconic.training.objectives.embedding_objective import EmbeddingObjective
 from laconic.training.step.objective import TARGETS, Batch
 
 SCALE = 20.0
 
 
-class CoSent(Embedding):
+class CoSent(EmbeddingObjective):
     """Log of 1 + the sum of exp(scale (cos_j - cos_i)) over all pairs i that score higher than j (CoSENT: Su, 2022,
     kexue.fm/archives/8847).
 
@@ -27,7 +27,7 @@ class CoSent(Embedding):
             raise DataError("the pairs have no score to learn from. Give each row a 'score'")
         return self.batch(samples, torch.tensor([float(label) for label in labels]))
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         return batch[TARGETS].shape[0] // 2
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -35,8 +35,8 @@ class CoSent(Embedding):
         cosines = (vectors[0::2] * vectors[1::2]).sum(dim=-1) * SCALE
         falling = scores[:, None] > scores[None, :]
         excess = (cosines[None, :] - cosines[:, None]).masked_fill(~falling, -torch.inf).flatten()
-        return torch.cat([excess.new_zeros(1), excess]).logsumexp(dim=0) * self.terms(batch)
+        return torch.cat([excess.new_zeros(1), excess]).logsumexp(dim=0) * self.count_terms(batch)
 
-    def example(self, rows: int, length: int) -> Batch:
+    def make_example(self, rows: int, length: int) -> Batch:
         batch = self.filled(2 * rows, length)
         return batch | {TARGETS: batch[TARGETS].float()}

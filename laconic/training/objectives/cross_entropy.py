@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from laconic.errors import DataError
-from laconic.training.step.objective import TARGETS, Batch, Objective, answer, tensors
+from laconic.training.step.objective import TARGETS, Batch, Objective, first_output, to_tensors
 
 
 class CrossEntropy(Objective):
@@ -20,14 +20,14 @@ class CrossEntropy(Objective):
                 "the samples have no labels, and a classifier learns from nothing else. Give each row a 'label', or "
                 "put the images into a folder per class"
             )
-        return tensors(self.task.encode(samples)) | {TARGETS: torch.tensor(list(labels), dtype=torch.int64)}
+        return to_tensors(self.task.encode(samples)) | {TARGETS: torch.tensor(list(labels), dtype=torch.int64)}
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         return batch[TARGETS].shape[0]
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy(answer(module, batch).float(), batch[TARGETS], reduction="sum")
+        return cross_entropy(first_output(module, batch).float(), batch[TARGETS], reduction="sum")
 
-    def example(self, rows: int, length: int) -> Batch:
+    def make_example(self, rows: int, length: int) -> Batch:
         targets = torch.zeros(rows, dtype=torch.int64)
-        return tensors(self.task.typical(rows, length)) | {TARGETS: targets}
+        return to_tensors(self.task.typical(rows, length)) | {TARGETS: targets}

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 from laconic.errors import DataError
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import Array, Arrays
-from laconic.training.step.objective import TARGETS, Batch, Objective, tensors
+from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
 
 LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 """(hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets [tokens] int64) to the summed loss,
@@ -38,7 +38,7 @@ class NextToken(Objective):
     def __init__(self, task: CausalLm) -> None:
         super().__init__(task)
         self.cross_entropy: LinearCrossEntropy = whole_logits
-        self.layout = Layout()
+        self.layout = TextLayout()
 
     def __getstate__(self) -> dict[str, Any]:
         # What makes batches in another process needs no loss, which may hold the model.
@@ -59,15 +59,15 @@ class NextToken(Objective):
         return texts
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        return tensors(self.layout.rows(self.texts(samples, labels)))
+        return to_tensors(self.layout.rows(self.texts(samples, labels)))
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         # An input that is no padding has a target, and the other way round.
         counts = batch.get("attention_mask", batch.get(FILLED))
         return batch[TARGETS].numel() if counts is None else int(counts.sum())
 
-    def tokens(self, batch: Batch) -> int:
-        return self.terms(batch)
+    def count_tokens(self, batch: Batch) -> int:
+        return self.count_terms(batch)
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         model: Any = module
@@ -76,12 +76,12 @@ class NextToken(Objective):
         head = model.head
         return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), batch[TARGETS].flatten())
 
-    def example(self, rows: int, length: int) -> Batch:
-        ids = tensors(self.task.typical(rows, length))["input_ids"]
-        return {"input_ids": ids, TARGETS: ids.clone()} | tensors(self.layout.example(*ids.shape))
+    def make_example(self, rows: int, length: int) -> Batch:
+        ids = to_tensors(self.task.typical(rows, length))["input_ids"]
+        return {"input_ids": ids, TARGETS: ids.clone()} | to_tensors(self.layout.make_example(*ids.shape))
 
 
-class Layout:
+class TextLayout:
     """A row for each text."""
 
     def rows(self, texts: Sequence[Array]) -> Arrays:
@@ -95,7 +95,7 @@ class Layout:
             del arrays["attention_mask"]
         return arrays
 
-    def example(self, rows: int, width: int) -> Arrays:
+    def make_example(self, rows: int, width: int) -> Arrays:
         """What full rows have beside input_ids and targets."""
         return {}
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from laconic.training.objectives.vectors import Embedding
+from laconic.training.objectives.embedding_objective import EmbeddingObjective
 from laconic.training.step.objective import TARGETS, Batch
 
 SCALE = 20.0
 
 
-class Ranking(Embedding):
+class Ranking(EmbeddingObjective):
     """Cross-entropy of the scaled cosines of each first text with all second ones, its own being the right one
     (multiple negatives ranking: Henderson et al., 2017, arXiv:1705.00652; the scale is sentence-transformers').
 
@@ -25,7 +25,7 @@ class Ranking(Embedding):
         numbers: dict[Any, int] = {}
         return self.batch(samples, torch.tensor([numbers.setdefault(text, len(numbers)) for text in samples]))
 
-    def terms(self, batch: Batch) -> int:
+    def count_terms(self, batch: Batch) -> int:
         return batch[TARGETS].shape[0] // 2
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
@@ -35,5 +35,5 @@ class Ranking(Embedding):
         twin = (texts[:, None] == texts[None, :]) & (own[:, None] != own[None, :])
         return cross_entropy(logits.masked_fill(twin, -torch.inf), own, reduction="sum")
 
-    def example(self, rows: int, length: int) -> Batch:
+    def make_example(self, rows: int, length: int) -> Batch:
         return self.filled(2 * rows, length)

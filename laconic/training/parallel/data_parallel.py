@@ -1,4 +1,4 @@
-"""Data parallelism: each rank has the whole model, and the gradients of all are averaged while they arise."""
+"""Data parallelism: each rank holds the whole model, and gradients are averaged over the ranks as they arise."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,70 +12,71 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from laconic.offload.memory_accounting import account_as
-from laconic.training.step.parts import Kit
+from laconic.training.parallel.ranks import Ranks, RanksStrategy
+from laconic.training.step.step_parts import StepParts
 
 Compression = Literal["fp16", "bf16"]
 HOOKS: Mapping[Compression, Callable[..., Any]] = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 
-def replicate(kit: Kit, compress: Compression | None) -> None:
-    """Let the kit's lesson be averaged over the ranks (DDP: Li et al., PyTorch Distributed, arXiv 2006.15704).
+class DataParallel(RanksStrategy):
+    """Distributed data parallelism (DDP: Li et al., PyTorch Distributed, arXiv 2006.15704)."""
+
+    def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """Gradients of all but the last micro-batch stay on their rank, where they are accumulated."""
+        if last or not isinstance(loss_module, DistributedDataParallel):
+            return nullcontext()
+        return loss_module.no_sync()
+
+
+class SimulatedDataParallel(RanksStrategy):
+    """Takes the memory of DDP where the other ranks are simulated: a buffer for each gradient that is never freed;
+    gradients of several micro-batches are accumulated outside of it."""
+
+    _last = True
+
+    def wrap(self, loss_module: nn.Module) -> nn.Module:
+        """Give the parameters of the loss module their gradient buffers."""
+        for parameter in loss_module.parameters():
+            if parameter.requires_grad:
+                with account_as(category="gradients"):
+                    buffer = torch.empty_like(parameter)
+                parameter.register_post_accumulate_grad_hook(partial(self._move, buffer))  # type: ignore[no-untyped-call]
+        return loss_module
+
+    @contextmanager
+    def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> Iterator[None]:
+        self._last = last
+        yield
+
+    def _move(self, buffer: Tensor, parameter: Tensor) -> None:
+        if self._last:
+            parameter.grad = buffer
+
+
+def replicate_model(parts: StepParts, ranks: Ranks, micro_batches: int, compress: Compression | None) -> None:
+    """Average the gradients over the ranks. compress: the precision in which they are sent; None for their own.
 
     Buffers are not averaged: a batch normalisation sees the rows of its rank alone, and the first rank's is kept.
     """
     if dist.get_backend() == "fake":
-        buckets = Buckets()
-        kit.wrap.append(buckets.wrap)
-        kit.synchronised = buckets.synchronised
+        simulated = SimulatedDataParallel(ranks, micro_batches)
+        parts.wrap_loss_module(simulated.wrap)
+        parts.parallelize(simulated)
         return
 
-    def wrap(lesson: nn.Module) -> nn.Module:
+    def wrap(loss_module: nn.Module) -> nn.Module:
         # A parameter that a task leaves out is no error, neither here nor on one device.
         parallel = DistributedDataParallel(
-            lesson,
-            device_ids=[kit.device] if kit.device.type == "cuda" else None,
+            loss_module,
+            device_ids=[parts.device] if parts.device.type == "cuda" else None,
             forward_sync_buffers=False,
             find_unused_parameters=True,
             gradient_as_bucket_view=True,
         )
         if compress:
             parallel.register_comm_hook(None, HOOKS[compress])
-        kit.undo.append(lambda: setattr(kit, "lesson", lesson))
         return parallel
 
-    kit.wrap.append(wrap)
-    kit.synchronised = synchronised
-
-
-def synchronised(lesson: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """Gradients of all but a batch's last part stay on their rank, where they add up."""
-    if last or not isinstance(lesson, DistributedDataParallel):
-        return nullcontext()
-    return lesson.no_sync()
-
-
-class Buckets:
-    """Stands in the place of DDP where the other ranks are imagined, and takes the same memory: room for each gradient,
-    for good; gradients of several parts of a batch add up beside it."""
-
-    def __init__(self) -> None:
-        self._last = True
-
-    def wrap(self, lesson: nn.Module) -> nn.Module:
-        """The lesson, its gradients in buckets."""
-        for parameter in lesson.parameters():
-            if parameter.requires_grad:
-                with account_as(category="gradients"):
-                    room = torch.empty_like(parameter)
-                parameter.register_post_accumulate_grad_hook(partial(self._move, room))  # type: ignore[no-untyped-call]
-        return lesson
-
-    @contextmanager
-    def synchronised(self, lesson: nn.Module, last: bool) -> Iterator[None]:
-        """As of DDP."""
-        self._last = last
-        yield
-
-    def _move(self, room: Tensor, parameter: Tensor) -> None:
-        if self._last:
-            parameter.grad = room
+    parts.wrap_loss_module(wrap)
+    parts.parallelize(DataParallel(ranks, micro_batches))

@@ -1,76 +1,99 @@
-"""Fully sharded data parallelism: of every parameter, its gradient and its optimizer state a rank holds its part."""
+"""Fully sharded data parallelism: each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from laconic.offload.host_memory import account_steps_on_host
 from laconic.offload.memory_accounting import account_as
 from laconic.training.parallel.mesh import Mesh
+from laconic.training.parallel.ranks import Ranks, RanksStrategy
 from laconic.training.step.cast_inputs import cast_inputs_to_bf16
-from laconic.training.step.parts import Kit, blocks
+from laconic.training.step.step_parts import StepParts
 
 
-def shard(kit: Kit, mesh: Mesh, ranks: DeviceMesh) -> None:
-    """Let the kit's parameters be sharded (FSDP2: Zhao et al., arXiv 2304.11277): each repeated layer by itself, and
-    the rest together, which stays gathered from the forward pass to the end of the backward pass.
+class FullySharded(RanksStrategy):
+    """Fully sharded data parallelism, with replicas of the shards or without."""
 
-    ranks: of one axis, or of two: copies, and shards of each. Every part of a batch is reduced at once: gradients that
-    waited for the last part would wait unsharded. A module can be sharded once in its life.
-    Raises RecipeError where a parameter cannot be cut.
+    def __init__(self, ranks: Ranks, micro_batches: int = 1) -> None:
+        super().__init__(ranks, micro_batches)
+        self._root: nn.Module | None = None
+
+    def set_root(self, loss_module: nn.Module | None) -> None:
+        """Set the sharded loss module; None when the model is whole again."""
+        self._root = loss_module
+
+    def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """With several replicas, only the last micro-batch averages gradients over them."""
+        if isinstance(loss_module, FSDPModule):
+            loss_module.set_requires_all_reduce(last)
+        return nullcontext()
+
+    def gather_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._root is None else gather_root(self._root)
+
+
+def shard_parameters(parts: StepParts, ranks: Ranks, micro_batches: int, mesh: Mesh) -> None:
+    """Shard the parameters of a model (FSDP2: Zhao et al., arXiv 2304.11277): each repeated layer by itself, and the
+    rest together, which stays gathered from the forward pass to the end of the backward pass.
+
+    Every micro-batch is reduced at once: gradients that waited for the last one would wait unsharded. A module can be
+    sharded once in its life. Raises RecipeError where a parameter cannot be sharded.
     """
-    for name, parameter in kit.module.named_parameters():
+    assert ranks.axes is not None
+    axes, strategy = ranks.axes, FullySharded(ranks, micro_batches)
+    for name, parameter in parts.module.named_parameters():
         if parameter.ndim == 0:
             raise RecipeError(f"mesh: {name} is a single number, which cannot be sharded. Set shard: 1")
 
-    def wrap(lesson: nn.Module) -> nn.Module:
-        before = [Untouched.of(part) for part in kit.module.modules()]
+    def wrap(loss_module: nn.Module) -> nn.Module:
+        originals = [OriginalModule.of(module) for module in parts.module.modules()]
         with account_as("host" if mesh.offload else None, "parameters"):
-            for part in (*blocks(kit.module), lesson):
-                fully_shard(part, mesh=ranks, **policies(kit, mesh, cast=part is not lesson))
-                gathering(part)
+            for module in (*find_layers(parts.module), loss_module):
+                cast = module is not loss_module
+                fully_shard(module, mesh=axes, **make_policies(parts.device, mesh, cast=cast))
+                account_gathering(module)
         if mesh.precision:
-            # The lesson is not cast as a whole: labels that are numbers keep their precision.
-            kit.module.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
-        kit.gathered = partial(gathered, lesson)
-        marks = [untouched.release() for untouched in before]
+            # The loss module does not cast its inputs: labels that are numbers keep their precision.
+            parts.module.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
+        strategy.set_root(loss_module)
+        added = [original.release() for original in originals]
 
         def undo() -> None:
-            for untouched, added in zip(before, marks, strict=True):
-                untouched.restore(added)
-            kit.lesson, kit.gathered = lesson, nullcontext
+            for original, names in zip(originals, added, strict=True):
+                original.restore(names)
+            strategy.set_root(None)
 
-        kit.undo.append(undo)
-        return lesson
+        parts.on_restore(undo)
+        return loss_module
 
-    kit.wrap.insert(0, wrap)
-    kit.synchronised = synchronised
+    parts.wrap_loss_module(wrap, innermost=True)
+    parts.parallelize(strategy)
     if mesh.offload:
-        make = kit.make_optimizer
-        kit.make_optimizer = lambda groups: account_steps_on_host(make(groups))
+        parts.wrap_optimizer(lambda make, groups: account_steps_on_host(make(groups)))
 
 
-def policies(kit: Kit, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
-    """In which precision weights are gathered, and where shards lie. cast: what goes into the module, too."""
+def make_policies(device: torch.device, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
+    """The policies of `fully_shard`: the precision of gathered weights, and where shards lie. cast: whether a module's
+    inputs are cast too."""
     low = torch.bfloat16 if mesh.precision else None
-    pin = kit.device.type == "cuda"
+    pin = device.type == "cuda"
     return {
         "mp_policy": MixedPrecisionPolicy(low, torch.float32 if low else None, cast_forward_inputs=cast),
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.offload else OffloadPolicy(),
     }
 
 
-def gathering(part: nn.Module) -> None:
-    """What arises in a sharded part before it runs is its weights, gathered."""
+def account_gathering(module: nn.Module) -> None:
+    """Account what a sharded module allocates before its forward pass to parameters: its gathered weights."""
     stack = ExitStack()
 
     def begin(*_: Any) -> None:
@@ -79,69 +102,61 @@ def gathering(part: nn.Module) -> None:
     def end(*_: Any) -> None:
         stack.close()
 
-    part.register_forward_pre_hook(begin, prepend=True)
-    part.register_forward_pre_hook(end)
-
-
-def synchronised(lesson: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """Gradients of all but a batch's last part are not averaged over the copies yet, where there are several."""
-    if isinstance(lesson, FSDPModule):
-        lesson.set_requires_all_reduce(last)
-    return nullcontext()
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_pre_hook(end)
 
 
 @contextmanager
-def gathered(lesson: nn.Module) -> Iterator[None]:
-    """The module of the lesson can be called in the body, the same way on all ranks: what is outside its layers is
-    gathered."""
-    assert isinstance(lesson, FSDPModule)
-    # What precedes a lesson gathers, and the first time it finds out who is below whom. No lesson needs to follow.
-    lesson.forward = lambda: None
+def gather_root(loss_module: nn.Module) -> Iterator[None]:
+    """Gather the weights outside the repeated layers, so that all ranks can call the model in the body."""
+    assert isinstance(loss_module, FSDPModule)
+    # The pre-forward hooks gather; the first call also builds the tree of sharded modules. No forward pass is needed.
+    loss_module.forward = lambda: None
     try:
-        lesson()
+        loss_module()
     finally:
-        del lesson.forward
+        del loss_module.forward
     try:
         yield
     finally:
-        lesson.reset_iter_state()
+        loss_module.reset_iter_state()
 
 
 @dataclass(frozen=True, eq=False)
-class Untouched:
-    """A part of a model as it is before it is sharded: its class, its own parameters, its hooks, what it is made of."""
+class OriginalModule:
+    """A module before it is sharded: its class, its own parameters, its hooks and the names of its attributes."""
 
-    part: nn.Module
+    module: nn.Module
     kind: type[nn.Module]
     parameters: Mapping[str, nn.Parameter]
     hooks: Mapping[str, Any]
     names: frozenset[str]
 
     @classmethod
-    def of(cls, part: nn.Module) -> "Untouched":
-        """The part as it is now."""
-        hooks = {name: value.copy() for name, value in vars(part).items() if name.endswith("hooks")}
-        return cls(part, type(part), dict(part.named_parameters(recurse=False)), hooks, frozenset(vars(part)))
+    def of(cls, module: nn.Module) -> "OriginalModule":
+        """Record a module as it is now."""
+        hooks = {name: value.copy() for name, value in vars(module).items() if name.endswith("hooks")}
+        return cls(module, type(module), dict(module.named_parameters(recurse=False)), hooks, frozenset(vars(module)))
 
     def release(self) -> set[str]:
-        """Free the memory of the whole parameters, of which there are shards now; gives the names that came with those.
+        """Free the memory of the unsharded parameters; gives the names of the attributes that sharding has added.
 
-        The parameters stay the objects that they are, for whoever holds them.
+        The parameters stay the same objects, for whoever holds them.
         """
         for parameter in self.parameters.values():
             parameter.data = parameter.new_empty(0)
-        return set(vars(self.part)) - self.names
+        return set(vars(self.module)) - self.names
 
     def restore(self, added: set[str]) -> None:
-        """The part as it was, with what its parameters have learned, whole on every rank."""
+        """Restore the module with its trained parameters, unsharded on every rank. added: as `release` gave it."""
         for name, parameter in self.parameters.items():
-            sharded: Any = getattr(self.part, name)
+            sharded: Any = getattr(self.module, name)
             if isinstance(sharded, DTensor):  # else a shared one, which has come back with another part
                 parameter.data = sharded.full_tensor().detach()
-        self.part.__class__ = self.kind
+        self.module.__class__ = self.kind
         for name in added:
-            delattr(self.part, name)
+            delattr(self.module, name)
         for name, hooks in self.hooks.items():
-            setattr(self.part, name, hooks)
+            setattr(self.module, name, hooks)
         for name, parameter in self.parameters.items():
-            setattr(self.part, name, parameter)
+            setattr(self.module, name, parameter)

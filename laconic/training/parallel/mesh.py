@@ -1,4 +1,4 @@
-"""How training is spread over devices: so many copies of the model, each cut into so many shards."""
+"""The device mesh of a run: the number of model replicas, and of shards of each."""
 
 from typing import Literal, Self
 
@@ -7,22 +7,22 @@ from pydantic import Field, field_validator, model_validator
 from laconic.config import Strict
 from laconic.errors import RecipeError
 
-Way = Literal["replicate", "shard"]
-"""How work is spread: each rank has the whole model, or a shard of it."""
+Parallelism = Literal["replicate", "shard"]
+"""What each rank holds: the whole model (data parallelism), or a shard of it (fully sharded data parallelism)."""
 
 
 class Mesh(Strict):
-    """The ranks of a run, and what each axis of them is for. Each rank learns from rows of its own; the gradient, and
-    so the result, is that of the whole batch.
+    """The ranks of a run, and what each axis of them is for. Each rank trains on rows of its own; the gradient, and so
+    the result, is that of the whole batch.
 
     replicate: copies of the model, whose gradients are averaged (DDP: Li et al., arXiv 2006.15704). shard: ranks that
-    have one copy between them: of weights, gradients and the optimizer's state each holds its part, and weights are
-    gathered layer by layer as they are needed (FSDP: Zhao et al., arXiv 2304.11277; ZeRO: Rajbhandari et al., arXiv
-    1910.02054). Where one is null, it is whatever is left of the ranks. With both, shards are gathered among neighbours
-    and gradients averaged over the copies. tensor, pipeline: for later.
+    share one copy: each holds its part of the weights, gradients and optimizer state, and weights are gathered layer by
+    layer as they are needed (FSDP: Zhao et al., arXiv 2304.11277; ZeRO: Rajbhandari et al., arXiv 1910.02054). A null
+    is replaced by the number of ranks divided by the other. With both, shards are gathered among neighbouring
+    ranks and gradients averaged over the copies (hybrid sharding). tensor, pipeline: not implemented; 1.
 
-    compress: of replicas, in which precision gradients travel. precision: of shards, in which the weights are gathered
-    and the model computes; the shards themselves, and the sums of gradients, stay FP32. offload: shards stay in the
+    compress: for replicas, the precision in which gradients are sent. precision: for shards, the precision in which
+    weights are gathered and the model computes; shards and summed gradients stay FP32. offload: shards stay in the
     host's memory, where the optimizer steps.
     """
 
@@ -43,25 +43,25 @@ class Mesh(Strict):
 
     @model_validator(mode="after")
     def _settings_have_a_place(self) -> Self:
-        if self.sharded and self.compress:
+        if self.is_sharded and self.compress:
             raise ValueError("compress is for replicas, and this mesh has shards. Set precision in its place")
-        if not self.sharded and (self.precision or self.offload):
+        if not self.is_sharded and (self.precision or self.offload):
             name = "precision" if self.precision else "offload"
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")
         return self
 
     @property
-    def sharded(self) -> bool:
-        """Whether ranks hold shards, be it a single one."""
+    def is_sharded(self) -> bool:
+        """Whether ranks hold shards, be it a single rank."""
         return self.shard != 1
 
     @property
-    def way(self) -> Way:
-        """How work is spread."""
-        return "shard" if self.sharded else "replicate"
+    def parallelism(self) -> Parallelism:
+        """What each rank holds."""
+        return "shard" if self.is_sharded else "replicate"
 
     def resolve(self, world: int) -> tuple[int, int]:
-        """Copies of the model and shards of each, for so many ranks. Raises RecipeError where they do not fit."""
+        """The numbers of replicas and of shards of each for `world` ranks. Raises RecipeError for a mismatch."""
         shard = self.shard or max(1, world // (self.replicate or 1))
         replicate = self.replicate or max(1, world // shard)
         if replicate * shard != world:

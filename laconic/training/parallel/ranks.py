@@ -1,4 +1,4 @@
-"""The processes of a run that torchrun has started: which one this is, and what they say to one another."""
+"""The processes of a distributed run, as torchrun started them, and the collectives among them."""
 
 import os
 from collections.abc import Iterator
@@ -13,19 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from laconic.errors import TrainingFailure, UsageError
 from laconic.training.parallel.mesh import Mesh
+from laconic.training.step.parallel_strategy import ParallelStrategy
 
 TIMEOUT = timedelta(minutes=30)
-"""After which a rank no longer waits for one that lives and does not answer. A dead one is noticed at once."""
+"""How long a collective waits for a rank that runs and does not answer. A rank that ended is noticed at once."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""What carries the tensors of each device. Offloaded shards, and what the host tells, go through gloo on a GPU too."""
+"""torch.distributed backends by device type. With a GPU, offloaded shards and flags of the host go through gloo too."""
 LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process has terminated")
-"""What gloo and NCCL say where another rank is gone."""
+"""Parts of the messages of gloo and NCCL when another rank has ended."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """rank: the number of this process. world: how many there are. device: of this one. axes: all of them, as copies of
-    the model and shards of each, where it is sharded."""
+    """The ranks of a run. rank: the number of this process. world: the number of processes. device: of this process.
+    axes: the device mesh of replicas and shards where the model is sharded."""
 
     rank: int = 0
     world: int = 1
@@ -34,54 +35,76 @@ class Ranks:
 
     @classmethod
     def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
-        """This process among those of a group that is there. Raises RecipeError where the mesh does not fit them."""
+        """This rank of an initialized process group. Raises RecipeError where the mesh does not fit the world size."""
         copies, shards = mesh.resolve(world)
-        if not mesh.sharded:
+        if not mesh.is_sharded:
             return cls(rank, world, device)
         shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("replicate", "shard"))
         return cls(rank, world, device, init_device_mesh(device.type, shape, mesh_dim_names=names))
 
     @property
-    def first(self) -> bool:
-        """Whether this is the one that prints and writes."""
+    def is_first(self) -> bool:
+        """Whether this is the rank that prints and writes."""
         return self.rank == 0
 
-    def total(self, terms: int) -> Tensor:
-        """The mean over the ranks of their terms, [] float32: what a rank's sum of losses is divided by, for the
-        average of the ranks' gradients to be that of the whole batch."""
+    @property
+    def is_group(self) -> bool:
+        """Whether there are several ranks, or a single one that holds shards."""
+        return self.world > 1 or self.axes is not None
+
+    def reduce_terms(self, terms: int) -> Tensor:
+        """The mean over the ranks of their numbers of loss terms, [] float32. Each rank divides its sum of losses by
+        it, so that the average of the ranks' gradients is that of the whole batch."""
         number = torch.tensor(terms, dtype=torch.int64, device=self.device)
         self._reduce(number)
         return number.float() / self.world
 
     def average(self, loss: Tensor) -> Tensor:
-        """The mean over the ranks, on each."""
+        """The mean of a tensor over the ranks."""
         loss = loss.clone()
         self._reduce(loss)
         return loss / self.world
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank: what one decides by, all decide by."""
+        """Whether a flag is set on any rank, so that all ranks decide alike."""
         number = torch.tensor(int(flag))
         self._reduce(number)
         return bool(number)
 
     def _reduce(self, tensor: Tensor) -> None:
-        """Add up over the ranks, in place."""
+        """Sum a tensor over the ranks, in place."""
         if self.world > 1:
             dist.all_reduce(tensor)
 
 
-@contextmanager
-def started(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
-    """The ranks of this run while the body runs: those of torchrun, which tells by RANK, WORLD_SIZE and LOCAL_RANK, or
-    this process alone.
+class RanksStrategy(ParallelStrategy):
+    """What all strategies for several ranks share: reductions over them."""
 
-    A rank that fails ends the others with it: those raise TrainingFailure. Raises UsageError for a rank without a
-    device, RecipeError for a mesh that does not fit the ranks.
+    def __init__(self, ranks: Ranks, micro_batches: int = 1) -> None:
+        """micro_batches: of each batch, the same number on every rank."""
+        self.ranks, self.micro_batches = ranks, micro_batches
+
+    def reduce_terms(self, terms: int) -> Tensor:
+        return self.ranks.reduce_terms(terms)
+
+    def average(self, loss: Tensor) -> Tensor:
+        return self.ranks.average(loss)
+
+    def any(self, flag: bool) -> bool:
+        return self.ranks.any(flag)
+
+
+@contextmanager
+def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
+    """The ranks of this run while the body runs: those that torchrun started (RANK, WORLD_SIZE and LOCAL_RANK in the
+    environment), or this process alone.
+
+    When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError
+    for a mesh that does not fit the world size.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     mesh.resolve(world)
-    if world == 1 and not mesh.sharded:
+    if world == 1 and not mesh.is_sharded:
         yield Ranks(device=device)
         return
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
@@ -106,5 +129,5 @@ def started(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -
                 f"rank {rank} stopped, since another rank has. What happened there stands in its own message"
             ) from error
         raise
-    # Not after a failure: the others would be waited for, and they wait for this one. Its end is what they notice.
+    # Not after a failure: the ranks would wait for one another. The others notice the end of this process.
     dist.destroy_process_group()

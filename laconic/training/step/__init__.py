@@ -1,1 +1,1 @@
-"""One training step and its parts: the objective, the technique interface, what may be combined."""
+"""One training step and its parts: the objective, the interface of techniques, which of them may be combined."""

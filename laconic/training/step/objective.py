@@ -1,8 +1,8 @@
-"""What a model is taught: from samples to a batch, and from a batch to the sum of its losses."""
+"""Training objectives: from samples to a batch, and from a batch to the sum of its losses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,58 +10,60 @@ from torch import Tensor, nn
 from laconic.data.dataset import Dataset
 from laconic.models.signature import call
 from laconic.tasks.task import Task
-
-if TYPE_CHECKING:
-    from laconic.training.step.parts import Kit
+from laconic.training.step.trained_modules import TrainedModules
 
 Batch = dict[str, Tensor]
-"""Tensors by name; the first axis of each is the rows."""
+"""Tensors by name; the first axis of each is the rows of the batch."""
 
 TARGETS = "targets"
+"""The name of what is to be predicted; every other tensor of a batch is an input of the model."""
 
 
 class Objective(ABC):
-    """The loss of a batch is a sum of terms, one per row or per token, so that parts of a batch add up to the same
-    mean whatever their sizes."""
+    """The loss that a model is trained with. It is a sum of terms, one per row or per token of a batch, so that the
+    losses of micro-batches add up to the same mean whatever their sizes."""
 
-    splits: bool = True
-    """Whether a batch may be taken apart: false where rows are compared with one another."""
+    splittable: bool = True
+    """Whether a batch may be split into micro-batches: false where the loss compares rows with one another."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
 
     @classmethod
     def of(cls, task: Task, dataset: Dataset | None = None) -> "Objective":
-        """The objective for these data, of which a task may take several kinds. Raises DataError for none."""
+        """The objective for a dataset, since a task may take several kinds. Raises DataError where none fits."""
         return cls(task)
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        """One batch of samples and their labels, as `laconic.data.dataset` gives them. Raises DataError."""
+        """The batch of some samples and their labels, as `laconic.data.dataset` gives them. Raises DataError."""
 
     @abstractmethod
-    def terms(self, batch: Batch) -> int:
-        """How many terms the sum of this batch has."""
+    def count_terms(self, batch: Batch) -> int:
+        """The number of terms in the loss of this batch."""
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """The sum of the batch's losses, [] float32."""
 
     @abstractmethod
-    def example(self, rows: int, length: int) -> Batch:
-        """A batch of the shapes that training has, full to the last token: to simulate and to time with."""
+    def make_example(self, rows: int, length: int) -> Batch:
+        """A batch of the shapes that training has, without padding: to simulate and to time a step with."""
 
-    def join(self, kit: "Kit") -> None:  # noqa: B027 - most learn nothing beside the module
-        """Called when every technique is applied, before the optimizer is made: what is learned beside the module is
-        put into it here, and taken out by `kit.undo`."""
+    def attach(self, modules: TrainedModules) -> None:  # noqa: B027 - most objectives train nothing else
+        """Add the modules that this objective trains in addition to the model, and change the model for it.
 
-    def tokens(self, batch: Batch) -> int:
-        """What the batch counts for in tokens per second: real tokens of a text, rows of anything else."""
+        Called when every technique is applied, before the optimizer is made. Changes are undone by
+        `modules.on_restore`.
+        """
+
+    def count_tokens(self, batch: Batch) -> int:
+        """What a batch counts for in tokens per second: tokens of a text without padding, rows of anything else."""
         mask = batch.get("attention_mask")
         return next(iter(batch.values())).shape[0] if mask is None else int(mask.sum())
 
     def split(self, batch: Batch, rows: int | None) -> list[Batch]:
-        """The batch in parts of at most `rows` rows."""
+        """The micro-batches of at most `rows` rows; the whole batch where `rows` is None."""
         count = next(iter(batch.values())).shape[0]
         if rows is None or rows >= count:
             return [batch]
@@ -69,8 +71,8 @@ class Objective(ABC):
         return [{name: pieces[name][part] for name in batch} for part in range(-(-count // rows))]
 
 
-class Lesson(nn.Module):
-    """A module and its objective: a batch in, the sum of its losses out. What data parallelism and compilation wrap."""
+class LossModule(nn.Module):
+    """A model and its objective: a batch in, the sum of its losses out. Data parallelism and compilation wrap it."""
 
     def __init__(self, module: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -78,24 +80,24 @@ class Lesson(nn.Module):
         self.objective = objective
 
     def forward(self, batch: Batch) -> Tensor:
-        """[] float32; 0 of a batch without rows, which a rank may have where others have some."""
+        """The summed loss, [] float32; 0 for a batch without rows, which a rank may have where others have some."""
         if next(iter(batch.values())).shape[0] == 0:
-            return self.objective.loss(self.module, idle(batch)) * 0
+            return self.objective.loss(self.module, fill_empty(batch)) * 0
         return self.objective.loss(self.module, batch)
 
 
-def idle(batch: Batch) -> Batch:
-    """A row that means nothing, in the place of none, which few models can take."""
+def fill_empty(batch: Batch) -> Batch:
+    """A batch of one meaningless row in place of one without rows, which few models accept."""
     rows = {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
     return rows | {name: torch.ones_like(row) for name, row in rows.items() if name == "attention_mask"}
 
 
-def tensors(arrays: dict[str, Any]) -> Batch:
-    """Numpy arrays as tensors that own their memory."""
+def to_tensors(arrays: dict[str, Any]) -> Batch:
+    """Copy numpy arrays into tensors."""
     return {name: torch.tensor(array) for name, array in arrays.items()}
 
 
-def answer(module: nn.Module, batch: Batch) -> Tensor:
-    """The module's first output for the batch's inputs."""
+def first_output(module: nn.Module, batch: Batch) -> Tensor:
+    """Call a module on a batch's inputs; gives its first output."""
     inputs = {name: tensor for name, tensor in batch.items() if name != TARGETS}
     return next(iter(call(module, inputs).values()))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from laconic.training.step.parts import Kit
+from laconic.training.step.step_parts import StepParts
 
 Slot = Literal["allocator", "batch", "weights", "attention", "loss", "precision", "activations", "compile", "optimizer"]
 SLOTS: tuple[Slot, ...] = (
@@ -22,7 +22,7 @@ SLOTS: tuple[Slot, ...] = (
     "compile",
     "optimizer",
 )
-"""The part of a step that a technique replaces, in the order in which techniques are applied."""
+"""The parts of a step that techniques replace, in the order in which techniques are applied."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,17 @@ class Technique(BaseModel, ABC):
     slot: ClassVar[Slot]
     """The part of a step that it replaces."""
     exact: ClassVar[bool]
-    """Whether the losses are those of plain FP32 training to 1e-5."""
+    """Whether losses equal those of plain FP32 training to 1e-5."""
     excludes: ClassVar[Mapping[str, str]] = {}
-    """What it cannot be combined with, each with the reason in a few words: techniques by name, "clip" (gradient
-    clipping), "replicate" and "shard" (data parallelism)."""
+    """What it cannot be combined with, each with the reason in a few words: techniques by name,
+    "max_grad_norm" (gradient clipping), "replicate" (data parallelism), "shard" (fully sharded data parallelism)."""
     requires: ClassVar[Sequence[str]] = ()
-    """Techniques by name, one of which must be there too."""
+    """Techniques by name, one of which must be used too."""
     requires_of_optimizer: ClassVar[Sequence[str]] = ()
     """"per-parameter": the optimizer must be able to step one parameter at a time. "stochastic-rounding": its setting
     of that name must be on."""
+    loses_zeros: ClassVar[str] = ""
+    """Why pruned weights would not stay zero with this technique; empty where they do."""
     places_weights: ClassVar[bool] = False
     """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
     is_simulated: ClassVar[bool] = True
@@ -96,5 +98,5 @@ class Technique(BaseModel, ABC):
         return True
 
     @abstractmethod
-    def apply(self, kit: Kit) -> None:
-        """Put its part into the kit. Raises RecipeError if the model gives it nothing to work on."""
+    def apply(self, parts: StepParts) -> None:
+        """Replace parts of the step. Raises RecipeError if the model gives it nothing to work on."""

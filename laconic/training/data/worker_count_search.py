@@ -1,25 +1,26 @@
-"""How many worker processes pay: found by measuring the steps of the training itself, of which none is run twice."""
+"""The number of worker processes, found by measuring the steps of the training itself."""
 
 WARM_UP = 3
-"""Steps that are not measured: the first ones allocate, and compile."""
+"""Steps that are not measured, since the first ones allocate and compile."""
 STEPS = 8
 SECONDS = 0.5
 MOST = 200
 """A count is measured for at least so many steps and seconds, and at most so many steps."""
 WORTH = 10.0
-"""Seconds of waiting to come, below which no process is started: to start some takes 2 to 4 s."""
+"""Expected seconds of waiting below which no worker is started: starting workers takes 2 to 4 s."""
 NOTICEABLE = 0.02
-"""The share of a step's time below which waiting does not matter."""
+"""The share of a step's time below which waiting is ignored."""
 BETTER = 0.95
-"""What a step must take, measured by the best so far, for a count to be kept."""
+"""The largest time of a step, relative to the best so far, for a count to be kept."""
 HOPELESS = 1.25
-"""What a step with one worker takes, measured by one without, where two are not tried: the cores are busy enough."""
+"""The time of a step with one worker, relative to none, from which two are not tried: the cores are busy."""
 
 
-class Search:
-    """Tries 0, 1, 2, 4, ... workers while training goes on, for as long as there is waiting to save and more help.
+class WorkerCountSearch:
+    """Tries 0, 1, 2, 4, ... workers during training, for as long as steps wait for data and more workers help.
 
-    workers: the count to use now. seconds: what a step took, waiting included, by the counts that were measured.
+    workers: the count to use now. seconds: of a step, waiting included, by the count of workers it was measured with.
+    settled: whether the search has ended.
     """
 
     def __init__(self, most: int, prefetch: int) -> None:
@@ -31,12 +32,12 @@ class Search:
         self._restart()
 
     def _restart(self) -> None:
-        # What the workers had ready when they began says nothing about how fast they are.
+        # The batches that were ready when workers began say nothing about how fast they are.
         self._skip = WARM_UP + self.workers * self._prefetch
         self._steps, self._waited, self._spent = 0, 0.0, 0.0
 
     def observe(self, waited: float, spent: float, left: int) -> bool:
-        """Count a step: the seconds waited for its batch, and all that it took. left: steps still to come.
+        """Record a step: the seconds waited for its batch, and all seconds that it took. left: remaining steps.
 
         Returns whether `workers` has changed.
         """
@@ -61,7 +62,7 @@ class Search:
         if better:
             self._best = self.workers
         waits = self._waited >= NOTICEABLE * self._spent and self._waited / self._steps * left >= WORTH
-        # One worker that makes batches about as fast as this process did gains nothing yet; two would.
+        # One worker that builds batches about as fast as this process did gains nothing yet; two may.
         hopeful = better or (self.workers == 1 and own < HOPELESS * self.seconds[self._best])
         if waits and self.workers < self._most and hopeful:
             self.workers = min(max(1, 2 * self.workers), self._most)
@@ -69,6 +70,6 @@ class Search:
             self.workers, self.settled = self._best, True
 
     def describe(self) -> str:
-        """As in "measured 31.0 ms a step with 0, 18.2 ms with 1"."""
+        """What was measured, as in "measured 31.0 ms a step with 0, 18.2 ms with 1"."""
         parts = [f"{1000 * seconds:.1f} ms a step with {count}" for count, seconds in sorted(self.seconds.items())]
         return f"measured {', '.join(parts)}" if parts else "too few steps to measure"

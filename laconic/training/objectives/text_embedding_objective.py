@@ -9,7 +9,7 @@ from laconic.training.objectives.ranking import Ranking
 from laconic.training.step.objective import Objective
 
 
-class TextEmbedding(Ranking):
+class TextEmbeddingObjective(Ranking):
     """Pairs that belong together, unless the data are something else."""
 
     @classmethod

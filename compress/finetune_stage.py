@@ -9,9 +9,10 @@ import torch
 from laconic.artifacts.record import Record
 from laconic.hashing import code_version, hash_of
 from laconic.recipes.stage import Property, TorchContext, TorchStage
+from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
-from laconic.training.train import Watching, teach
+from laconic.training.train import train
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,13 +30,13 @@ class Finetune(Training, TorchStage):
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         # What is trained is changed in place, and the original is still to be asked.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
-        taught = teach(
+        taught = train(
             own,
             context.train,
             self,
             context.work,
             ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-            watching=Watching(quiet=True),
+            observers=ObserverSettings(quiet=True),
             cache=context.cache,
         )
         config = self.model_dump(mode="json")

@@ -8,10 +8,10 @@ from laconic import registry
 from laconic.config import Named
 from laconic.errors import MissingPackage, RecipeError
 from laconic.training.optimizers.adamw import AdamW
-from laconic.training.step.legality import NEEDS, ONE, check, conflict, ordered
+from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, check_compatibility, find_conflict, sort_by_slot
 from laconic.training.step.technique import SLOTS, Technique
 
-SPECIAL = {"clip", "replicate", "shard"}
+SPECIAL = {"max_grad_norm", "replicate", "shard"}
 """What a technique may exclude beside other techniques."""
 NAMES = sorted(registry.TECHNIQUES)
 ADAMW = AdamW(implementation="loop", stochastic_rounding=True)
@@ -74,11 +74,11 @@ def test_a_reason_is_a_few_words_that_end_a_sentence(name):
 def test_what_cannot_be_combined_cannot_in_either_order(one, other):
     needed = [name for kind in (one, other) for name in find(kind).requires[:1]]
     there, back = given(one, other, *needed), given(*needed, other, one)
-    assert (conflict(there, ADAMW) is None) == (conflict(back, ADAMW) is None)
+    assert (find_conflict(there, ADAMW) is None) == (find_conflict(back, ADAMW) is None)
     excluded = other in find(one).excludes or one in find(other).excludes
-    crowded = find(one).slot == find(other).slot and find(one).slot in ONE
+    crowded = find(one).slot == find(other).slot and find(one).slot in EXCLUSIVE_SLOTS
     if excluded or crowded:
-        assert "cannot be combined" in str(conflict(there, ADAMW))
+        assert "cannot be combined" in str(find_conflict(there, ADAMW))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,25 +86,25 @@ def test_what_a_technique_needs_is_asked_for_and_suffices(name):
     kind = find(name)
     if kind.requires:
         with pytest.raises(RecipeError, match=f"{name} works on top of {kind.requires[0]}"):
-            check(given(name), ADAMW)
-    check(given(name, *kind.requires[:1]), ADAMW)
+            check_compatibility(given(name), ADAMW)
+    check_compatibility(given(name, *kind.requires[:1]), ADAMW)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_clip_is_refused_with_the_reason_where_it_is_excluded(name):
-    if "clip" not in find(name).excludes:
-        check(given(name, *find(name).requires[:1]), ADAMW, clip=1.0)
+    if "max_grad_norm" not in find(name).excludes:
+        check_compatibility(given(name, *find(name).requires[:1]), ADAMW, max_grad_norm=1.0)
         return
-    with pytest.raises(RecipeError, match="Set clip: null"):
-        check(given(name), ADAMW, clip=1.0)
-    check(given(name), ADAMW)
+    with pytest.raises(RecipeError, match="Set max_grad_norm: null"):
+        check_compatibility(given(name), ADAMW, max_grad_norm=1.0)
+    check_compatibility(given(name), ADAMW)
 
 
 @pytest.mark.parametrize("way", ["replicate", "shard"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_way_over_the_ranks_is_asked_about(name, way):
     kind = find(name)
-    fault = conflict(given(name, *kind.requires[:1]), ADAMW, way=way)
+    fault = find_conflict(given(name, *kind.requires[:1]), ADAMW, parallelism=way)
     refused = [each for each in (name, *kind.requires[:1]) if way in find(each).excludes]
     assert (fault is None) == (not refused)
     if refused:
@@ -117,12 +117,12 @@ def test_an_optimizer_that_lacks_what_is_needed_is_refused():
         for need in find(name).requires_of_optimizer:
             if not getattr(whole, NEEDS[need][0], False):
                 with pytest.raises(RecipeError, match="Choose another optimizer"):
-                    check(given(name, *find(name).requires[:1]), whole)
+                    check_compatibility(given(name, *find(name).requires[:1]), whole)
 
 
 def test_techniques_are_applied_in_the_order_of_their_slots():
     names = ("optimizer-in-backward", "gradient-checkpointing", "sdpa", "bf16", "chunked-cross-entropy")
     for shuffled in itertools.permutations(names):
-        assert [each.slot for each in ordered(given(*shuffled))] == [
+        assert [each.slot for each in sort_by_slot(given(*shuffled))] == [
             "attention", "loss", "precision", "activations", "optimizer"
         ]  # fmt: skip

@@ -1,6 +1,6 @@
 """How many rows per second reach the training: by worker processes, and by where decoded images are kept.
 
-    python benchmarks/feed.py [--rows 1797] [--batch 32] [--epochs 2]
+    python benchmarks/batch_loader.py [--rows 1797] [--batch 32] [--epochs 2]
 
 Images are scikit-learn's digits as PNG files, resized to 224 x 224; texts are the docstrings of Python's standard
 library, tokenized. Nothing is computed with the batches, so this is what the feed can give at most. The last lines let
@@ -31,9 +31,9 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import Task
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
-from laconic.training.data.batch_loader import Feed, FeedSettings
-from laconic.training.data.batch_sampler import Order, row_lengths
-from laconic.training.data.sample_store import identity
+from laconic.training.data.batch_loader import BatchLoader, LoaderSettings
+from laconic.training.data.batch_sampler import BatchSampler, row_lengths
+from laconic.training.data.sample_store import decoder_key
 
 SIDE = 224
 STEP = 0.02
@@ -71,16 +71,16 @@ def docstrings(folder: Path, rows: int) -> tuple[Dataset, Task]:
 
 def measured(dataset: Dataset, task: Task, batch: int, epochs: int, folder: Path, **settings: Any) -> list[str]:
     """Cells of the table: seconds until the first batch, the cache filled included, and rows per second after it."""
-    order = Order(len(dataset), batch, seed=0, lengths=row_lengths(dataset))
+    order = BatchSampler(len(dataset), batch, seed=0, lengths=row_lengths(dataset))
     began, seen = time.perf_counter(), 0
-    with Feed(
+    with BatchLoader(
         dataset,
         Encode(task),
         order,
         device="cpu",
-        settings=FeedSettings(**settings),
+        settings=LoaderSettings(**settings),
         stop=epochs * order.steps,
-        decoder=identity(task),
+        decoder=decoder_key(task),
         cache=Cache(folder),
     ) as feed:
         for step, tensors in feed:
@@ -93,8 +93,8 @@ def measured(dataset: Dataset, task: Task, batch: int, epochs: int, folder: Path
 
 def searched(dataset: Dataset, task: Task, batch: int) -> str:
     """What the feed says that found its workers itself."""
-    order = Order(len(dataset), batch, seed=0, lengths=row_lengths(dataset))
-    with Feed(dataset, Encode(task), order, device="cpu", stop=100_000) as feed:
+    order = BatchSampler(len(dataset), batch, seed=0, lengths=row_lengths(dataset))
+    with BatchLoader(dataset, Encode(task), order, device="cpu", stop=100_000) as feed:
         began = time.perf_counter()
         for _ in itertools.takewhile(lambda _: time.perf_counter() - began < 20, feed):
             time.sleep(STEP)

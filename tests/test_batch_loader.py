@@ -21,11 +21,11 @@ from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
 from laconic.training.data import sample_store as store
-from laconic.training.data.batch_builder import START, begin, check_main
-from laconic.training.data.batch_loader import Feed, FeedSettings
-from laconic.training.data.batch_sampler import Order, row_lengths
-from laconic.training.data.prefetch import Ahead
-from laconic.training.data.worker_search import WARM_UP, Search
+from laconic.training.data.batch_builder import START, check_main, init_worker
+from laconic.training.data.batch_loader import BatchLoader, LoaderSettings
+from laconic.training.data.batch_sampler import BatchSampler, row_lengths
+from laconic.training.data.prefetch import PrefetchThread
+from laconic.training.data.worker_count_search import WARM_UP, WorkerCountSearch
 
 TEXT = embedding_task()
 PIXELS = TensorSpec(name="pixels", dtype="float32", shape=("batch", 1, 6, 6))
@@ -106,27 +106,27 @@ def same(one, other):
 
 def feed(dataset, collate, *, rows=3, start=0, stop=8, order=None, folder=None, **options):
     """folder: of the cache; the other options are settings."""
-    return Feed(
+    return BatchLoader(
         dataset,
         collate,
-        order or Order(len(dataset.keys), rows, seed=5),
+        order or BatchSampler(len(dataset.keys), rows, seed=5),
         device="cpu",
-        settings=FeedSettings(**{"workers": 0, **options}),
+        settings=LoaderSettings(**{"workers": 0, **options}),
         start=start,
         stop=stop,
-        decoder=store.identity(IMAGES),
+        decoder=store.decoder_key(IMAGES),
         cache=Cache(folder),
     )
 
 
-# Order
+# BatchSampler
 
 
 @quick
 @given(counts, sizes, st.integers(0, 5), st.booleans(), st.integers(1, 4))
 def test_every_row_comes_once_per_epoch(count, rows, seed, grouped, window):
     lengths = [7 * row % 11 for row in range(count)] if grouped else None
-    order = Order(count, rows, seed, lengths=lengths, window=window)
+    order = BatchSampler(count, rows, seed, lengths=lengths, window=window)
     for epoch in range(3):
         steps = range(epoch * order.steps, (epoch + 1) * order.steps)
         assert {order.epoch(step) for step in steps} == {epoch}
@@ -140,8 +140,8 @@ def test_every_row_comes_once_per_epoch(count, rows, seed, grouped, window):
 def test_ranks_together_have_the_batches_that_one_has(count, rows, world, drop):
     rows = max(rows, world)
     count += rows if drop else 0
-    alone = Order(count, rows, seed=1, drop_last=drop)
-    ranks = [Order(count, rows, seed=1, rank=rank, world=world, drop_last=drop) for rank in range(world)]
+    alone = BatchSampler(count, rows, seed=1, drop_last=drop)
+    ranks = [BatchSampler(count, rows, seed=1, rank=rank, world=world, drop_last=drop) for rank in range(world)]
     for step in range(2 * alone.steps):
         shares = [order.batch(step) for order in ranks]
         assert [row for share in shares for row in share] == alone.batch(step)
@@ -149,23 +149,23 @@ def test_ranks_together_have_the_batches_that_one_has(count, rows, world, drop):
 
 
 def test_an_epoch_is_in_an_order_of_its_own_and_another_seed_gives_another():
-    order = Order(100, 10, seed=0)
+    order = BatchSampler(100, 10, seed=0)
     first, second = ([order.batch(step) for step in range(start, start + 10)] for start in (0, 10))
     assert first != second
-    assert Order(100, 10, seed=1).batch(0) != first[0]
-    assert Order(100, 10, seed=0).batch(13) == second[3]
+    assert BatchSampler(100, 10, seed=1).batch(0) != first[0]
+    assert BatchSampler(100, 10, seed=0).batch(13) == second[3]
 
 
 def test_where_batches_must_be_full_the_rest_of_an_epoch_is_left_out():
-    order = Order(10, 4, seed=0, drop_last=True)
+    order = BatchSampler(10, 4, seed=0, drop_last=True)
     assert [len(order.batch(step)) for step in range(6)] == [4] * 6
     assert order.steps == 2
 
 
 def test_rows_of_like_length_share_batches_that_are_shuffled():
     lengths = np.random.default_rng(0).integers(1, 100, 500)
-    order = Order(500, 10, seed=0, lengths=lengths)
-    plain = Order(500, 10, seed=0)
+    order = BatchSampler(500, 10, seed=0, lengths=lengths)
+    plain = BatchSampler(500, 10, seed=0)
 
     def padding(order):
         return sum(max(lengths[order.batch(step)]) * 10 for step in range(50)) / lengths.sum()
@@ -185,7 +185,7 @@ def test_rows_of_like_length_share_batches_that_are_shuffled():
 )
 def test_an_order_without_a_batch_is_refused(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        Order(*arguments)
+        BatchSampler(*arguments)
 
 
 def test_the_length_of_a_row_of_two_samples_is_that_of_the_longer(tmp_path):
@@ -198,7 +198,7 @@ def test_the_length_of_a_row_of_two_samples_is_that_of_the_longer(tmp_path):
     assert sorted((int(batch["left"]), float(batch["score"])) for batch in batches) == [(1, 1.0), (2, 0.0)]
 
 
-# Feed
+# BatchLoader
 
 
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
@@ -227,7 +227,7 @@ def test_what_training_draws_does_not_depend_on_the_feed():
 
 
 def test_a_rank_without_a_row_has_a_batch_without_rows():
-    order = Order(5, 4, seed=0, rank=0, world=2)
+    order = BatchSampler(5, 4, seed=0, rank=0, world=2)
     assert order.batch(1) == []
     batches = list(feed(texts(5), words, order=order, stop=2))
     assert [batch["lengths"].shape for _, batch in batches] == [(2,), (0,)]
@@ -251,7 +251,7 @@ def test_the_wait_is_never_more_than_the_time_that_passed():
 
 
 def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
-    monkeypatch.setattr("laconic.training.data.worker_search.SECONDS", 0.0)
+    monkeypatch.setattr("laconic.training.data.worker_count_search.SECONDS", 0.0)
     one = feed(texts(9), slow, workers="auto", stop=30)
     assert len(list(one)) == 30
     assert one.workers == 0
@@ -259,8 +259,8 @@ def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
 
 
 def test_batches_are_the_same_while_the_count_of_workers_changes(monkeypatch):
-    monkeypatch.setattr("laconic.training.data.worker_search.WORTH", 0.0)
-    monkeypatch.setattr("laconic.training.data.worker_search.SECONDS", 0.0)
+    monkeypatch.setattr("laconic.training.data.worker_count_search.WORTH", 0.0)
+    monkeypatch.setattr("laconic.training.data.worker_count_search.SECONDS", 0.0)
     one = feed(texts(50), slow, workers="auto", stop=60)
     same(list(one), list(feed(texts(50), slow, stop=60)))
     assert 1 in one._search.seconds
@@ -356,7 +356,7 @@ def test_a_worker_outlives_what_is_meant_for_the_training():
 
 
 def wait_for_ever(ready):
-    begin(0)
+    init_worker(0)
     ready.set()
     while True:
         time.sleep(0.01)
@@ -367,25 +367,25 @@ def wait_for_ever(ready):
 )
 def test_settings_that_make_no_sense_are_refused(values, key):
     with pytest.raises(ValueError, match=key):
-        FeedSettings(**values)
+        LoaderSettings(**values)
 
 
 def test_an_unknown_setting_is_refused_with_the_one_that_was_meant():
     with pytest.raises(ValueError, match="Did you mean 'workers'"):
-        FeedSettings(worker=1)
+        LoaderSettings(worker=1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin memory for")
 def test_pinned_memory_without_a_gpu_is_refused():
     with pytest.raises(RecipeError, match="no CUDA device"):
-        feed(texts(9), words, pin=True)
+        feed(texts(9), words, pin_memory=True)
 
 
 # What is kept
 
 
 def kept(dataset, place, folder, **options):
-    return store.keep(dataset, place, decoder="d", cache=Cache(folder), **options)
+    return store.store_samples(dataset, place, decoder="d", cache=Cache(folder), **options)
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
@@ -421,7 +421,7 @@ def test_what_is_on_disk_is_used_by_the_next_run_and_by_no_other_decoder(images,
     again = kept(dataset, "disk", tmp_path)
     assert not filled
     assert np.array_equal(again[3], dataset.samples[3])
-    store.keep(dataset, "disk", decoder="another", cache=Cache(tmp_path))
+    store.store_samples(dataset, "disk", decoder="another", cache=Cache(tmp_path))
     assert filled == [(360,)]
 
 
@@ -461,7 +461,7 @@ def test_whoever_changes_a_sample_does_not_change_the_next_epoch(images, tmp_pat
 
 def test_a_place_on_disk_needs_the_name_of_what_decodes(images, tmp_path):
     with pytest.raises(ValueError, match="decoder"):
-        store.keep(read(images, IMAGES), "disk", cache=Cache(tmp_path))
+        store.store_samples(read(images, IMAGES), "disk", cache=Cache(tmp_path))
 
 
 def test_an_image_that_is_gone_is_named(tmp_path):
@@ -489,14 +489,14 @@ def test_an_image_that_has_changed_is_named(tmp_path):
 
 
 def test_texts_are_in_memory_as_they_are():
-    assert not store.decodes(texts(3))
+    assert not store.is_decoded_on_access(texts(3))
     one = feed(texts(9), words, cache="memory")
     assert "kept" not in one.report()
 
 
 def test_tasks_that_decode_otherwise_have_another_identity():
     other = ImageClassification((PIXELS,), preprocess=ImagePreprocess(channels=1, mean=(0.5,)), labels=IMAGES.labels)
-    assert store.identity(IMAGES) == store.identity(IMAGES) != store.identity(other)
+    assert store.decoder_key(IMAGES) == store.decoder_key(IMAGES) != store.decoder_key(other)
 
 
 # The search for a count of workers
@@ -504,7 +504,7 @@ def test_tasks_that_decode_otherwise_have_another_identity():
 
 def searched(cost, most=4, left=10_000):
     """The count that is found. cost: seconds waited and worked in a step, by workers."""
-    search = Search(most, prefetch=2)
+    search = WorkerCountSearch(most, prefetch=2)
     for _ in range(2000):
         waited, worked = cost(search.workers)
         search.observe(waited, waited + worked, left)
@@ -542,7 +542,7 @@ def test_no_process_starts_for_a_wait_that_does_not_matter(waited, left):
 
 
 def test_the_first_steps_are_not_measured():
-    search = Search(4, prefetch=2)
+    search = WorkerCountSearch(4, prefetch=2)
     for _ in range(WARM_UP):
         search.observe(100.0, 100.0, 10)
     for _ in range(200):
@@ -562,7 +562,7 @@ def counting(closed, until=5):
 
 def test_a_thread_runs_ahead_and_closes_what_it_ran():
     closed = []
-    ahead = Ahead(counting(closed))
+    ahead = PrefetchThread(counting(closed))
     assert list(ahead) == list(range(5))
     assert list(ahead) == []
     ahead.close()
@@ -571,7 +571,7 @@ def test_a_thread_runs_ahead_and_closes_what_it_ran():
 
 def test_a_thread_stops_when_nobody_takes_its_items():
     closed = []
-    ahead = Ahead(counting(closed, until=10**9), depth=3)
+    ahead = PrefetchThread(counting(closed, until=10**9), depth=3)
     assert next(ahead) == 0
     ahead.close()
     assert closed == ["laconic-prefetch"]
@@ -583,7 +583,7 @@ def test_an_error_in_the_thread_is_raised_where_the_items_are_taken():
         yield 1
         raise DataError("row 3")
 
-    ahead = Ahead(failing())
+    ahead = PrefetchThread(failing())
     assert next(ahead) == 1
     with pytest.raises(DataError, match="row 3"):
         next(ahead)
@@ -594,8 +594,8 @@ def test_an_error_in_the_thread_is_raised_where_the_items_are_taken():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_on_a_gpu_are_those_on_the_host(workers, images):
     dataset = read(images, IMAGES)
-    order = Order(len(dataset.keys), 3, seed=5)
-    chosen = FeedSettings(workers=workers)
-    with Feed(dataset, collate, order, device="cuda", settings=chosen, stop=8) as one:
+    order = BatchSampler(len(dataset.keys), 3, seed=5)
+    chosen = LoaderSettings(workers=workers)
+    with BatchLoader(dataset, collate, order, device="cuda", settings=chosen, stop=8) as one:
         found = [(step, {name: tensor.cpu() for name, tensor in batch.items()}) for step, batch in one]
     same(found, list(feed(dataset, collate)))

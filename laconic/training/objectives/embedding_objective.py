@@ -7,22 +7,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from laconic.training.step.objective import TARGETS, Batch, Objective, answer, tensors
+from laconic.training.step.objective import TARGETS, Batch, Objective, first_output, to_tensors
 
 
-class Embedding(Objective):
+class EmbeddingObjective(Objective):
     """Compares the vectors of a batch with one another, so a batch cannot be taken apart."""
 
-    splits = False
+    splittable = False
 
     def batch(self, samples: Sequence[Any], targets: Tensor) -> Batch:
         """The texts, and what is to be learned about each, [texts]."""
-        return tensors(self.task.encode(samples)) | {TARGETS: targets}
+        return to_tensors(self.task.encode(samples)) | {TARGETS: targets}
 
     def vectors(self, module: nn.Module, batch: Batch) -> Tensor:
         """[texts, features] float32 of length 1: their products are cosines."""
-        return normalize(answer(module, batch).float(), dim=-1)
+        return normalize(first_output(module, batch).float(), dim=-1)
 
     def filled(self, texts: int, length: int) -> Batch:
         """An example of so many texts; of their targets, each is another."""
-        return tensors(self.task.typical(texts, length)) | {TARGETS: torch.arange(texts)}
+        return to_tensors(self.task.typical(texts, length)) | {TARGETS: torch.arange(texts)}

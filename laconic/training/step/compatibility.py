@@ -1,0 +1,73 @@
+"""Which techniques and optimizers may be combined, from what each declares, checked before anything runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from laconic.errors import RecipeError
+from laconic.training.step.technique import SLOTS, Technique
+
+NEEDS = {
+    "per-parameter": ("per_parameter", "steps one parameter at a time, which this optimizer cannot"),
+    "stochastic-rounding": (
+        "stochastic_rounding",
+        "loses small updates unless the optimizer has stochastic_rounding: true",
+    ),
+}
+"""What a technique may require of an optimizer: the attribute that tells, and the message where it is false."""
+
+EXCLUSIVE_SLOTS = {"precision", "loss", "attention", "weights", "compile", "allocator"}
+"""Slots that at most one technique may fill."""
+
+
+def check_compatibility(
+    techniques: Mapping[str, Technique],
+    optimizer: Any,
+    *,
+    max_grad_norm: float | None = None,
+    parallelism: str | None = None,
+) -> None:
+    """Raise RecipeError for the first conflict that `find_conflict` finds."""
+    conflict = find_conflict(techniques, optimizer, max_grad_norm=max_grad_norm, parallelism=parallelism)
+    if conflict:
+        raise RecipeError(conflict)
+
+
+def find_conflict(
+    techniques: Mapping[str, Technique],
+    optimizer: Any,
+    *,
+    max_grad_norm: float | None = None,
+    parallelism: str | None = None,
+) -> str | None:
+    """Why these techniques and this optimizer cannot be combined; None where they can.
+
+    max_grad_norm: of gradient clipping, None without. parallelism: "replicate" or "shard"; None on one device.
+    """
+    if parallelism == "shard" and not optimizer.dtensor:
+        return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
+    for name, technique in techniques.items():
+        for other, reason in technique.excludes.items():
+            if other in techniques:
+                return f"{name} and {other} cannot be combined: {reason}. Remove one of them"
+        if technique.requires and not any(other in techniques for other in technique.requires):
+            return f"{name} works on top of {' or '.join(technique.requires)}. Add it"
+        if max_grad_norm is not None and "max_grad_norm" in technique.excludes:
+            reason = technique.excludes["max_grad_norm"]
+            return f"{name} and gradient clipping cannot be combined: {reason}. Set max_grad_norm: null"
+        if parallelism is not None and parallelism in technique.excludes:
+            reason = technique.excludes[parallelism]
+            return f"{name} and mesh ({parallelism}) cannot be combined: {reason}. Remove one of them"
+        for need in technique.requires_of_optimizer:
+            attribute, sentence = NEEDS[need]
+            if not getattr(optimizer, attribute, False):
+                return f"{name} {sentence}. Choose another optimizer, or other settings of it"
+    for slot in SLOTS:
+        held = [name for name, technique in techniques.items() if technique.slot == slot]
+        if slot in EXCLUSIVE_SLOTS and len(held) > 1:
+            return f"{' and '.join(held)} cannot be combined: each is the {slot} of a step. Remove one of them"
+    return None
+
+
+def sort_by_slot(techniques: Mapping[str, Technique]) -> list[Technique]:
+    """The techniques in the order in which they are applied."""
+    return sorted(techniques.values(), key=lambda technique: SLOTS.index(technique.slot))

@@ -1,0 +1,37 @@
+"""One step of training: the gradient of a batch's mean loss, clipped, and the optimizer's update."""
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from laconic.training.step.objective import Batch
+from laconic.training.step.train_state import TrainState
+from laconic.training.step.trained_modules import trainable_parameters
+
+
+def train_step(state: TrainState, batch: Batch, *, max_grad_norm: float | None = None) -> Tensor:
+    """Train on one batch; gives its mean loss before the update, [] float32 without a gradient.
+
+    Gradient accumulation: each micro-batch contributes the sum of its loss terms, divided by the number of terms of
+    the whole batch over all ranks. So a ragged batch has the same mean loss and gradient however it is split.
+    max_grad_norm: the norm that the gradient is clipped to; None does not clip.
+    """
+    parts = state.split(batch)
+    total = state.strategy.reduce_terms(sum(state.objective.count_terms(part) for part in parts))
+    loss = torch.zeros((), device=state.device)
+    for number, part in enumerate(parts, 1):
+        with state.strategy.synchronize_gradients(state.loss_module, number == len(parts)):
+            with state.phase("forward"), state.forward_context():
+                value = state.loss_module(part) / total
+            with state.phase("backward"):
+                state.scaler.scale(value).backward()
+        loss += value.detach()
+        del value
+    with state.phase("optimizer"):
+        state.scaler.unscale_(state.optimizer)
+        if max_grad_norm is not None:
+            state.gradient_norm = clip_grad_norm_(trainable_parameters(state.module), max_grad_norm).detach()
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+    return state.strategy.average(loss)

@@ -1,0 +1,54 @@
+"""The modules that a training step trains: the model, and what an objective learns in addition to it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from laconic.training.optimizers import Groups
+
+
+class TrainedModules:
+    """The model in training mode, further modules whose parameters are trained with it, and how to undo changes.
+
+    model: its forward computation may be changed by techniques, the names of its parameters may not.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self._extra: dict[str, nn.Module] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def add(self, name: str, module: nn.Module) -> None:
+        """Train a further module (the learned ranges of a quantizer, the projections of a distillation loss).
+
+        name: prefix of its tensors in `weights`.
+        """
+        self._extra[name] = module
+
+    def on_restore(self, undo: Callable[[], None]) -> None:
+        """Call `undo` when training is over; the last change is undone first."""
+        self._undo.append(undo)
+
+    def parameter_groups(self, group: Callable[[nn.Module], Groups]) -> Groups:
+        """The groups of the model's parameters, then those of each further module."""
+        return [group_ for module in (self.model, *self._extra.values()) for group_ in group(module)]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name: the model's, and those of further modules under their prefixes."""
+        found = dict(self.model.state_dict())
+        for prefix, module in self._extra.items():
+            found |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
+        return found
+
+    def restore(self) -> nn.Module:
+        """Undo every change; gives the model with its trained weights."""
+        while self._undo:
+            self._undo.pop()()
+        return self.model
+
+
+def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that require gradients."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,0 +1,59 @@
+"""From settings to the parts of a training step: the same for training, for simulating a step, and for timing it."""
+
+import torch
+from torch import nn
+
+from laconic.offload.host_memory import HostMemory
+from laconic.training.optimizers import Groups, parameter_groups
+from laconic.training.parallel.distribute import distribute
+from laconic.training.parallel.ranks import Ranks
+from laconic.training.settings import Training, TrainingComponents
+from laconic.training.step.compatibility import check_compatibility, sort_by_slot
+from laconic.training.step.objective import Objective
+from laconic.training.step.step_parts import StepParts
+
+
+def make_step_parts(
+    module: nn.Module,
+    objective: Objective,
+    components: TrainingComponents,
+    device: torch.device,
+    *,
+    sharded: bool = False,
+) -> StepParts:
+    """The parts of a step with every technique applied, not assembled yet.
+
+    sharded: whether the weights are to be sharded, so that no device ever holds all of them.
+    The module is changed in place: training mode, gradients for every floating-point parameter, float32.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    module.train()
+    elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
+    places = sharded or any(technique.places_weights for technique in components.techniques.values())
+    if elsewhere and not places:
+        module.to(device)
+
+    def group(module: nn.Module) -> Groups:
+        return parameter_groups(module, getattr(components.optimizer, "weight_decay", 0.0))
+
+    parts = StepParts(module, objective, components.optimizer.build, group, device, HostMemory(device))
+    for technique in sort_by_slot(components.techniques):
+        technique.apply(parts)
+    return parts
+
+
+def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
+    """Apply the mesh of the settings, after all techniques. Every rank calls it.
+
+    Raises RecipeError where mesh, techniques, optimizer or task cannot be combined.
+    """
+    if ranks.is_group:
+        components = training.components()
+        check_compatibility(
+            components.techniques,
+            components.optimizer,
+            max_grad_norm=training.max_grad_norm,
+            parallelism=training.mesh.parallelism,
+        )
+        distribute(parts, training.mesh, ranks, training.batch_size)
