@@ -19,7 +19,7 @@ from laconic.cache import VARIABLE, Cache
 from laconic.data.dataset import Dataset
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
@@ -123,10 +123,10 @@ def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, l
     reference: Arrays = {}
     with Steps().step("ask all ways", len(sessions)) as step:
         for name, session in sessions.items():
-            given = answers(session, task, data)
+            given = predict(session, task, data)
             reference = reference or given
             cosine = task.fidelity(reference, given)
-            company = task.fidelity(answers(session, task, few, rows=1), answers(session, task, few, rows=len(few)))
+            company = task.fidelity(predict(session, task, few, rows=1), predict(session, task, few, rows=len(few)))
             step.advance()
             yield {
                 "way": name,

@@ -13,7 +13,7 @@ from export.pipeline import Result, write_artifact
 from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
 from export.validate import drift
-from laconic.artifacts.artifact import REPORT, check_destination, put
+from laconic.artifacts.artifact import REPORT, check_destination, replace_folder
 from laconic.artifacts.ledger import JSON, ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
@@ -24,7 +24,7 @@ from laconic.progress import Steps
 from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Goal, Recipe
 from laconic.recipes.stage import TorchStage
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 
 
 def compress(
@@ -43,7 +43,7 @@ def compress(
 
 def torch_stages(recipe: Recipe) -> list[tuple[str, TorchStage]]:
     """The stages of a recipe that change the module, by name."""
-    stages = zip((step.name for step in recipe.stages), recipe.build(), strict=True)
+    stages = zip((step.name for step in recipe.stages), recipe.make_stages(), strict=True)
     return [(name, stage) for name, stage in stages if isinstance(stage, TorchStage)]
 
 
@@ -81,8 +81,10 @@ def compress_checkpoint(
         report = describe_checkpoint(lineage, checkpoint, found)
         (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         (folder / REPORT).write_text(render_checkpoint(report, recipe), encoding="utf-8")
-        put(folder, destination)
-    return CompressedCheckpoint(checkpoint, destination, report, tuple(missed_by(found, report, recipe.goal)))
+        replace_folder(folder, destination)
+    return CompressedCheckpoint(
+        checkpoint, destination, report, tuple(find_missed_by_checkpoint(found, report, recipe.goal))
+    )
 
 
 def compare_with_original(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
@@ -90,7 +92,7 @@ def compare_with_original(lineage: Lineage, checkpoint: Checkpoint) -> Compariso
     job = lineage.job
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-        found = answers(session, task, judge)
+        found = predict(session, task, judge)
     evidence = Evidence(
         capture_error=None,
         original=lineage.reference(judge),
@@ -121,7 +123,7 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Compari
     }
 
 
-def missed_by(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
+def find_missed_by_checkpoint(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
     """A sentence for each part of the goal that a checkpoint misses."""
     yield from found.failures
     size = report["stages"][-1]["figures"]["bytes"]

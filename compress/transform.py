@@ -17,9 +17,9 @@ from laconic.hardware import cores
 from laconic.models.checkpoint import BUILD, Checkpoint
 from laconic.models.footprint import footprint
 from laconic.models.torch_runtime import TorchSession
-from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, made_properties
-from laconic.recipes.stage_order import MEANINGS
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
+from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
+from laconic.runtimes.predict import predict
 from laconic.tensor import Array
 
 KEPT, TIME = "checkpoint", "seconds.json"
@@ -35,12 +35,14 @@ def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> 
         )
     for name, stage in stages:
         for record, what in find_broken(stage, lineage.history):
-            lineage.job.steps.warn(f"{name} breaks what {record.stage} made of the source before: {MEANINGS[what]}")
+            lineage.job.steps.warn(
+                f"{name} breaks what {record.stage} made of the source before: {PROPERTY_DESCRIPTIONS[what]}"
+            )
         run = StageRun(lineage, name, stage)
         checkpoint = run.resume() if can_be_kept else run.apply()
         model = as_checkpoint_source(lineage.model).with_checkpoint(checkpoint)
         lineage.advance(model, name, teaches=stage.teaches)
-        lineage.job.steps.say(name, format_record(lineage.history[-1]))
+        lineage.job.steps.report(name, format_record(lineage.history[-1]))
 
 
 class StageRun:
@@ -67,7 +69,7 @@ class StageRun:
             self.apply().save(folder / KEPT)
             (folder / TIME).write_text(json.dumps(time.perf_counter() - start))
 
-        with cache.alone(f"stage-{self.context.key}"):
+        with cache.lock(f"stage-{self.context.key}"):
             folder = cache.directory(f"stage-{self.context.key}", fill)
             shutil.rmtree(self.context.work, ignore_errors=True)
         # Read even where it was just made, so that an interrupted run and one that was not go the same way.
@@ -91,13 +93,13 @@ class StageRun:
         choose, task = self.lineage.job.samples.choose, self.lineage.source.task
         reference = self.lineage.reference(choose)
         with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-            return task.fidelity(reference, answers(session, task, choose))
+            return task.fidelity(reference, predict(session, task, choose))
 
 
 def find_broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Record, Property]]:
     """The properties that a stage does not leave in place, each with the step that gave it to the model."""
     for record in history:
-        for what in sorted(stage.breaks & made_properties(record)):
+        for what in sorted(stage.breaks & find_made_properties(record)):
             yield record, what
 
 

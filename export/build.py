@@ -16,7 +16,7 @@ from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
@@ -98,7 +98,7 @@ class PlanEvaluator:
             path = self.folder / "trial.onnx"
             option.build(self.graph, plan, path)
             with option.open(path, cores()) as session:
-                found = answers(session, self.task, dataset)
+                found = predict(session, self.task, dataset)
             return {"fidelity": self.task.fidelity(self.reference[dataset.fingerprint], found)}
 
         return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])

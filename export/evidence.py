@@ -8,7 +8,7 @@ from export.build import EngineOption
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 
@@ -58,13 +58,13 @@ def collect_evidence(
     """
     few = judge.take(PARITY_SAMPLES, seed)
     with option.open(model, 1) as session:
-        artifact = answers(session, task, judge)
-        alone = answers(session, task, few, rows=1)
-        together = answers(session, task, few, rows=len(few))
+        artifact = predict(session, task, judge)
+        alone = predict(session, task, few, rows=1)
+        together = predict(session, task, few, rows=len(few))
         batches = [task.encode(few.samples[:rows]) for rows in GOLDEN_BATCHES]
         golden = [(inputs, session.run(inputs)) for inputs in batches]
     with OnnxRuntime().open(model, threads=cores(), optimize=False) as session:
-        plain = answers(session, task, few, rows=1)
+        plain = predict(session, task, few, rows=1)
     evidence = Evidence(
         capture_error=capture_error,
         original=original,

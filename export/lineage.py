@@ -8,7 +8,7 @@ from typing import Any
 
 from export.sources import open_source
 from laconic.artifacts.record import Record
-from laconic.cache import Cache, scratch
+from laconic.cache import Cache, open_scratch_folder
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
@@ -17,8 +17,8 @@ from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import Samples, gather
-from laconic.recipes.stage import Context, Stage, describe
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import Context, Stage, dump_settings
+from laconic.runtimes.predict import predict
 from laconic.tensor import Array, Arrays
 
 
@@ -60,7 +60,7 @@ class Lineage:
 
         def compute() -> Arrays:
             with self.original.open(cores()) as session:
-                return answers(session, self.source.task, dataset, step)
+                return predict(session, self.source.task, dataset, step)
 
         return self.job.cache.arrays(f"answers-{key}", compute)
 
@@ -68,7 +68,7 @@ class Lineage:
         """What any stage may use. Its key holds all that its result depends upon."""
         samples, seed = self.job.samples, self.job.recipe.seed
         data = {role: getattr(samples, role).fingerprint for role in ("train", "calibrate", "choose")}
-        key = hash_of(name, describe(stage), self.model.key, self.original.key, data, seed, code_version())
+        key = hash_of(name, dump_settings(stage), self.model.key, self.original.key, data, seed, code_version())
         return Context(
             task=self.source.task,
             key=key,
@@ -94,7 +94,7 @@ class Lineage:
 def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, *, trust: bool) -> Iterator[Lineage]:
     """Open the source and the samples that a recipe names, with a scratch folder beside the destination, on the same
     disk, that is removed afterwards."""
-    with scratch(destination) as folder:
+    with open_scratch_folder(destination) as folder:
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust)
             samples = gather(recipe, source.task)

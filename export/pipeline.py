@@ -15,14 +15,14 @@ from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_o
 from export.candidates import EngineCandidate, choose_fastest, find_plan, mean_speedup, pair_ladders
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
-from export.report.report import render
+from export.report.report import render_report
 from export.sources import capture_graph, measure_capture_error
 from export.validate import is_batch_independent, validate
 from laconic import __version__
-from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish
+from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish_artifact
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
-from laconic.artifacts.writer import Parts, assemble
+from laconic.artifacts.writer import ArtifactParts, write_artifact_folder
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import this_machine
@@ -32,11 +32,11 @@ from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Ladder, Plan
 from laconic.recipes.goal import find_missed, required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.stage import PlanContext, PlanStage, describe, standing_records
+from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
-from laconic.timing.measurements import ORIGINAL, Measured, knee
+from laconic.timing.measurements import ORIGINAL, Measurements, find_knee
 from laconic.timing.race import BATCHES, TRIAL_BATCHES, race
 
 
@@ -65,8 +65,8 @@ def export(
 def write_artifact(lineage: Lineage, destination: Path) -> Result:
     """Build, prove and write the artifact of a lineage's model."""
     folder = lineage.job.folder / "artifact"
-    assemble(EngineBuild(lineage).make_parts(), folder)
-    publish(folder, destination)
+    write_artifact_folder(EngineBuild(lineage).make_parts(), folder)
+    publish_artifact(folder, destination)
     artifact = Artifact.load(destination)
     return Result(artifact, tuple(find_missed(artifact, lineage.job.recipe.goal)))
 
@@ -85,7 +85,7 @@ class EngineBuild:
         self.task: Task = lineage.source.task
         self.tolerance = required_tolerance(self.task, job.recipe.goal)
 
-    def make_parts(self) -> Parts:
+    def make_parts(self) -> ArtifactParts:
         """Take all steps, and return what the artifact is made of."""
         with self.steps.step("capture the graph") as step:
             graph = capture_graph(self.lineage.model, self.cache)
@@ -94,7 +94,7 @@ class EngineBuild:
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
         options = list_options(self.recipe.engines)
         start = time.perf_counter()
-        stages = zip((step.name for step in self.recipe.stages), self.recipe.build(), strict=True)
+        stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.plan(plan_stages, graph, evaluator)
         built = self.build_candidates(ladder, evaluator, options)
@@ -108,8 +108,8 @@ class EngineBuild:
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
         measured = self.measure(chosen)
         manifest = self.make_manifest(chosen, graph, verdict)
-        report = partial(render, recipe=self.recipe, ladder=ladder, graph=graph, candidates=candidates)
-        return Parts(manifest, chosen.model, self.task, golden, measured, report)
+        report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=candidates)
+        return ArtifactParts(manifest, chosen.model, self.task, golden, measured, report)
 
     def compute_references(self) -> dict[str, Arrays]:
         """The original's outputs for all samples that something is chosen or judged by, by the samples' fingerprint."""
@@ -124,7 +124,7 @@ class EngineBuild:
         ((name, stage),) = stages
         trial = partial(evaluator.fidelity, option=SENSITIVITY_OPTION, dataset=self.samples.probe)
         context = self.lineage.context(name, stage)
-        history = standing_records(self.lineage.history)
+        history = find_intact_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
     def build_candidates(
@@ -214,7 +214,7 @@ class EngineBuild:
         """Append quantization to the history, with what it gained and cost."""
         key = self.lineage.context(name, stage).key
         figures = {"bytes": folder_size(chosen.model.parent), **summarize_fidelity(chosen.fidelity)}
-        self.lineage.history.append(Record(stage=name, config=describe(stage), key=key, figures=figures))
+        self.lineage.history.append(Record(stage=name, config=dump_settings(stage), key=key, figures=figures))
         self.lineage.seconds[key] = seconds
 
     def validate(
@@ -238,7 +238,7 @@ class EngineBuild:
             verdict = verdict.model_copy(update={"drift": drift})
         return verdict, golden
 
-    def measure(self, chosen: EngineCandidate) -> Measured:
+    def measure(self, chosen: EngineCandidate) -> Measurements:
         """Time the candidate and the original, interleaved: latency, throughput, and the knee."""
         with self.steps.step("measure the speed", len(BATCHES)) as step, ExitStack() as stack:
             sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1))}
@@ -246,11 +246,11 @@ class EngineBuild:
             times = race(sessions, self.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
             own = [time for time in times if time.engine == chosen.option.name]
             step.note = f"{max(time.speedup for time in own):.2f} x at best"
-        return Measured(
+        return Measurements(
             machine=this_machine(),
             timings=tuple(times),
             # By the faster quartile of the runs: throughput is flat around the knee, and other work moves medians.
-            knee=knee({time.batch: time.quartiles[0] for time in own}),
+            knee=find_knee({time.batch: time.quartiles[0] for time in own}),
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.lineage.source.size,

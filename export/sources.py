@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from export.capture.capture import capture, capture_parity
-from export.capture.onnx_source import adopt
+from export.capture.capture import capture, measure_parity
+from export.capture.onnx_source import import_onnx
 from laconic.artifacts.artifact import read_manifest
 from laconic.cache import Cache
 from laconic.errors import SourceError
-from laconic.hashing import code_version, digest, hash_of
+from laconic.hashing import code_version, digest_file, hash_of
 from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.models.source import CheckpointSource, GraphSource, Source
@@ -45,14 +45,14 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool) -> Source:
 
 def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:
     """An ONNX file of any framework as a source, its graph normalized."""
-    file = digest(path)
+    file = digest_file(path)
     key = hash_of("onnx", file.sha256, task, code_version())
 
     def fill(folder: Path) -> None:
-        graph, _ = adopt(path, folder, task)
-        write_graph(graph, folder)
+        graph, _ = import_onnx(path, folder, task)
+        write_graph_json(graph, folder)
 
-    graph = read_graph(cache.directory(f"graph-{key}", fill))
+    graph = read_graph_json(cache.directory(f"graph-{key}", fill))
     return GraphSource(
         task=plain_task(task or "tensors", graph.inputs, path),
         key=key,
@@ -68,10 +68,10 @@ def capture_graph(source: Source, cache: Cache) -> Graph:
     if isinstance(source, GraphSource):
         return source.graph
     checkpoint = as_checkpoint_source(source).checkpoint
-    return read_graph(
+    return read_graph_json(
         cache.directory(
             f"graph-{hash_of('capture', checkpoint.key, code_version())}",
-            lambda folder: write_graph(capture(checkpoint, folder), folder),
+            lambda folder: write_graph_json(capture(checkpoint, folder), folder),
         )
     )
 
@@ -82,7 +82,7 @@ def measure_capture_error(source: Source, graph: Graph, cache: Cache) -> float |
         return None
     checkpoint = as_checkpoint_source(source).checkpoint
     key = hash_of("capture-error", checkpoint.key, graph.key, code_version())
-    return float(cache.json(f"error-{key}", lambda: capture_parity(checkpoint, graph)))
+    return float(cache.json(f"error-{key}", lambda: measure_parity(checkpoint, graph)))
 
 
 def as_checkpoint_source(source: Source) -> CheckpointSource:
@@ -105,13 +105,13 @@ def open_original(path: Path, artifact: Path, threads: int, *, trust: bool) -> S
     return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
 
 
-def write_graph(graph: Graph, folder: Path) -> None:
+def write_graph_json(graph: Graph, folder: Path) -> None:
     """Write what the ONNX file does not say of itself, beside it."""
     relative = dataclasses.replace(graph, path=graph.path.relative_to(folder))
     (folder / GRAPH_FILE).write_bytes(GRAPH.dump_json(relative, indent=1))
 
 
-def read_graph(folder: Path) -> Graph:
+def read_graph_json(folder: Path) -> Graph:
     """Read what `write_graph` wrote."""
     graph = GRAPH.validate_json((folder / GRAPH_FILE).read_bytes())
     return dataclasses.replace(graph, path=folder / graph.path)

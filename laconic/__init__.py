@@ -31,10 +31,10 @@ NOISE = {"torchao": "Failed to load ", "torch.utils._pytree": "%s is an Enum sub
 def quiet_imports() -> None:
     """Leave these records out, and no others. It comes before all imports: transformers brings torchao by itself."""
     for name in NOISE:
-        logging.getLogger(name).addFilter(worth_reading)
+        logging.getLogger(name).addFilter(is_worth_reading)
 
 
-def worth_reading(record: logging.LogRecord) -> bool:
+def is_worth_reading(record: logging.LogRecord) -> bool:
     """Whether a record of one of these loggers is something else."""
     return not str(record.msg).startswith(NOISE[record.name])
 

@@ -64,7 +64,7 @@ class Cache:
         return path
 
     @contextmanager
-    def alone(self, key: str) -> Iterator[None]:
+    def lock(self, key: str) -> Iterator[None]:
         """Run the body while no other process does under this key: who comes second finds what the first one made.
 
         A folder that a killed process left half filled is removed: nobody can be at work on it.
@@ -92,7 +92,7 @@ its run lasts."""
 
 
 @contextmanager
-def scratch(destination: Path) -> Iterator[Path]:
+def open_scratch_folder(destination: Path) -> Iterator[Path]:
     """A folder beside the destination that is gone afterwards, whatever happens; if the process is killed, the next run
     to the same destination removes it. Raises UsageError where it cannot be made."""
     prefix = f".{destination.name}.{SCRATCH}"

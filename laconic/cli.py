@@ -66,14 +66,14 @@ for command, example in COMMANDS:
     app.command(epilog=f"Example: `{example}`")(command)
 
 
-def stop(number: int, frame: object) -> NoReturn:
+def raise_interrupt(number: int, frame: object) -> NoReturn:
     """Let a polite request to stop unwind the stack, so that what is half written is removed."""
     raise KeyboardInterrupt
 
 
 def main() -> NoReturn:
     """The console script."""
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, raise_interrupt)
     try:
         check_packages()
         code = app(standalone_mode=False) or 0

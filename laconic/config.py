@@ -14,7 +14,7 @@ PATHS = ("calibrate", "train", "evaluate")
 """The keys of `data` that name files."""
 
 
-class Loader(yaml.SafeLoader):
+class UniqueKeyLoader(yaml.SafeLoader):
     """YAML without a key given twice, of which the last would quietly win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -31,17 +31,17 @@ class Loader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a recipe's file, its paths counted from its folder. Raises RecipeError."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe {path}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
-    return relocated(content, path.parent)
+    return resolve_paths(content, path.parent)
 
 
-def relocated(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+def resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The content with its paths counted from `folder`."""
 
     def moved(value: Any) -> Any:
@@ -88,11 +88,11 @@ class Strict(BaseModel):
         if isinstance(values, Mapping):
             for key in values:
                 if key not in cls.model_fields:
-                    raise ValueError(unknown_key(str(key), cls))
+                    raise ValueError(explain_unknown_key(str(key), cls))
         return values
 
 
-def unknown_key(key: str, model: type[BaseModel]) -> str:
+def explain_unknown_key(key: str, model: type[BaseModel]) -> str:
     """What to say of a key that a model of settings does not have: its new name, or the nearest known key."""
     renamed: Mapping[str, str] = getattr(model, "renamed", {})
     if key in renamed:
@@ -100,7 +100,7 @@ def unknown_key(key: str, model: type[BaseModel]) -> str:
     return f"unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}"
 
 
-class Named(Strict):
+class NamedSettings(Strict):
     """Something that a registry knows, by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
 
     name: str
@@ -134,7 +134,7 @@ class Named(Strict):
             raise RecipeError(f"{self.name} is not {article} {kind}")
         for key in self.config:
             if key not in model.model_fields:
-                raise RecipeError(f"{self.name}: {unknown_key(key, model)}")
+                raise RecipeError(f"{self.name}: {explain_unknown_key(key, model)}")
         try:
             return model.model_validate(self.config)
         except ValidationError as error:
@@ -142,6 +142,6 @@ class Named(Strict):
         except RecipeError as error:  # of what its settings name in their turn
             raise RecipeError(f"{self.name}: {error}") from None
 
-    def plain(self) -> Any:
+    def to_yaml_value(self) -> Any:
         """As it would be written in YAML."""
         return {self.name: self.config} if self.config else self.name

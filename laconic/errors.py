@@ -17,7 +17,7 @@ LaconicError                    1  500   anything that a user can act upon
 ├── RuntimeFailure              1  500   an engine refused a model or an input
 ├── TrainingFailure             1  500   training cannot go on: the loss is not a number
 │   └── OutOfMemory                      a step needs more memory than there is
-├── BrokenCut                   1  500   a smaller model does not compute what the larger one does without the cut parts
+├── PruningError                   1  500   a smaller model does not compute what the larger one does without the cut parts
 ├── GoalMissed                  3  500   the goal or the tolerance was not met; the best result is kept
 ├── UnknownModel                2  404   no model of that name is served
 ├── Overloaded                  1  429   the queue is full
@@ -102,7 +102,7 @@ class OutOfMemory(TrainingFailure):
     """A step of training needs more memory than there is."""
 
 
-class BrokenCut(LaconicError):
+class PruningError(LaconicError):
     """A smaller model does not compute what the larger one does without what was cut."""
 
 

@@ -38,7 +38,7 @@ class FileDigest(BaseModel):
     size: int
 
 
-def digest(path: Path) -> FileDigest:
+def digest_file(path: Path) -> FileDigest:
     """Of a file on disk."""
     with path.open("rb") as file:
         return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
@@ -48,7 +48,7 @@ def check_digest(path: Path, expected: FileDigest) -> None:
     """Raise CorruptArtifact unless the file is there and is the one that was written."""
     if not path.is_file():
         raise CorruptArtifact(f"{path} is missing. Copy the artifact again, or compress the model again")
-    found = digest(path)
+    found = digest_file(path)
     if found != expected:
         raise CorruptArtifact(
             f"{path} is not the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., expected "

@@ -52,26 +52,26 @@ def spearman(a: Array, b: Array) -> float:
     return float(x @ y) / norm if norm else float(np.array_equal(a, b))
 
 
-def similarities(embeddings: Array) -> Array:
+def cosine_matrix(embeddings: Array) -> Array:
     """Cosines of all pairs, [samples, samples]."""
     unit = embeddings.astype(np.float64)
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
     return np.asarray(unit @ unit.T)
 
 
-def neighbours(embeddings: Array) -> Array:
+def find_nearest_neighbours(embeddings: Array) -> Array:
     """The nearest other sample of each sample, by cosine: [samples] indices."""
-    pairs = similarities(embeddings)
+    pairs = cosine_matrix(embeddings)
     np.fill_diagonal(pairs, -np.inf)
     return np.asarray(pairs.argmax(axis=1))
 
 
-def mean_scorer(values: Array) -> Scorer:
+def make_mean_scorer(values: Array) -> Scorer:
     """A scorer that averages one value per sample."""
     return lambda index: float(values[index].mean())
 
 
-def interval(
+def bootstrap_interval(
     statistic: Callable[[Array], float], samples: int, *, seed: int, rounds: int = 1000
 ) -> tuple[float, float]:
     """Percentile bootstrap interval (95 %) of a statistic over resampled samples.

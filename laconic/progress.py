@@ -34,7 +34,7 @@ class Steps:
         """Say what did not go as it might have."""
         self._console.print(Text.assemble(("note", "yellow"), f" {message}"), soft_wrap=True)
 
-    def say(self, title: str, note: str) -> None:
+    def report(self, title: str, note: str) -> None:
         """Say what was found on the way."""
         self._console.print(Text.assemble(("    ", ""), f" {title:<36}            ", (note, "dim")), soft_wrap=True)
 

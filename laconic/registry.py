@@ -195,10 +195,10 @@ def resolve(kind: str, name: str) -> Any:
         if name in RENAMED.get(kind, {}):
             raise UsageError(f"{kind} {name!r} is now called {RENAMED[kind][name]!r}")
         raise UsageError(f"unknown {kind} {name!r}. {did_you_mean(name, table)}")
-    return load(address)
+    return import_address(address)
 
 
-def load(address: str) -> Any:
+def import_address(address: str) -> Any:
     """Import the object at "package.module:object"."""
     module_name, _, attribute = address.partition(":")
     try:
@@ -207,7 +207,7 @@ def load(address: str) -> Any:
         if error.name and not module_name.startswith(error.name):
             if error.name.partition(".")[0] in PACKAGES:
                 raise  # a fault of Laconic's own, not a package to install
-            raise missing(error.name) from error
+            raise missing_package(error.name) from error
         raise UsageError(f"there is no module {module_name!r} (from {address!r})") from error
     try:
         return getattr(module, attribute)
@@ -215,7 +215,7 @@ def load(address: str) -> Any:
         raise UsageError(f"module {module_name!r} has no {attribute!r} (from {address!r})") from None
 
 
-def missing(package: str) -> MissingPackage:
+def missing_package(package: str) -> MissingPackage:
     """The error for a package that is not installed, with the command that brings it."""
     extra = EXTRAS.get(package.partition(".")[0])
     command = f"pip install 'laconic[{extra}]'" if extra else f"pip install {package}"

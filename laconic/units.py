@@ -13,7 +13,7 @@ NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ%]*)\s*", re.IGNORE
 SIZE = TypeAdapter(ByteSize)
 
 
-def number_and_unit(value: str) -> tuple[float, str]:
+def split_unit(value: str) -> tuple[float, str]:
     """Take "3 ms" apart. Raises ValueError."""
     match = NUMBER.fullmatch(value)
     if match is None:
@@ -24,7 +24,7 @@ def number_and_unit(value: str) -> tuple[float, str]:
 def parse_share(value: Any) -> float:
     """A share from "1%" or 0.01; 0 to 1."""
     try:
-        number, unit = number_and_unit(value) if isinstance(value, str) else (float(value), "")
+        number, unit = split_unit(value) if isinstance(value, str) else (float(value), "")
     except (TypeError, ValueError):
         number, unit = -1.0, ""
     share = number / 100 if unit == "%" else number
@@ -36,7 +36,7 @@ def parse_share(value: Any) -> float:
 def parse_seconds(value: Any) -> float:
     """Seconds from "3 ms". A bare number is refused: people mean different things by it."""
     try:
-        number, unit = number_and_unit(value) if isinstance(value, str) else (0.0, "")
+        number, unit = split_unit(value) if isinstance(value, str) else (0.0, "")
     except ValueError:
         number, unit = 0.0, ""
     if unit not in UNITS or number <= 0:
@@ -47,7 +47,7 @@ def parse_seconds(value: Any) -> float:
 def parse_budget(value: str) -> float:
     """Seconds from "30m", of an option on the command line. Raises UsageError."""
     try:
-        number, unit = number_and_unit(value)
+        number, unit = split_unit(value)
     except ValueError:
         number, unit = 0.0, ""
     if unit not in BUDGETS or number <= 0:
@@ -66,7 +66,7 @@ def parse_bytes(value: Any) -> int:
     return size
 
 
-def unit_of(size: int) -> tuple[str, int]:
+def choose_unit(size: int) -> tuple[str, int]:
     """The binary unit that a size is best told in, and its bytes."""
     return next((pair for pair in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.5 * pair[1]), ("B", 1))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.training.assembly import make_kit
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers.adamw import AdamW
@@ -31,7 +31,9 @@ class Block(nn.Module):
 
 def trained(module: nn.Module, **techniques: Any) -> dict[str, Tensor]:
     """The weights and statistics after three steps."""
-    found = {name: Named(name=name, config=config).configure("technique") for name, config in techniques.items()}
+    found = {
+        name: NamedSettings(name=name, config=config).configure("technique") for name, config in techniques.items()
+    }
     kit = make_kit(module, CrossEntropy(None), Parts(AdamW(), None, found), torch.device("cpu"))
     kit.assemble()
     generator = torch.Generator().manual_seed(0)

@@ -12,7 +12,7 @@ from laconic.artifacts.bench import bench
 from laconic.artifacts.inspection import count_kernels, summarize, verify
 from laconic.commands.artifacts import parse_batches
 from laconic.errors import ArtifactError, UsageError
-from laconic.hashing import digest, seal, unseal
+from laconic.hashing import digest_file, seal, unseal
 
 
 def verdicts(checks):
@@ -21,7 +21,7 @@ def verdicts(checks):
 
 def sealed_report(path):
     """The artifact with the digest of its report, as the pipeline writes it."""
-    measured = unseal(path / MEASURED) | {"report": digest(path / REPORT).sha256}
+    measured = unseal(path / MEASURED) | {"report": digest_file(path / REPORT).sha256}
     (path / MEASURED).write_bytes(seal(measured))
     return path
 
@@ -114,7 +114,7 @@ def test_other_answers_than_the_golden_ones_fail(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     (path / MODEL).write_text(json.dumps({"factor": -2.0}))
     content = unseal(path / MANIFEST)
-    content["files"][MODEL] = digest(path / MODEL).model_dump()
+    content["files"][MODEL] = digest_file(path / MODEL).model_dump()
     (path / MANIFEST).write_bytes(seal(content))
     (check,) = [check for check in verify(path) if not check.passed]
     assert check.check == "golden answers"

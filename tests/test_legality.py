@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.step.legality import NEEDS, ONE, check, conflict, ordered
@@ -26,7 +26,7 @@ def find(name: str) -> type[Technique]:
 
 
 def given(*names: str) -> dict[str, Technique]:
-    return {name: Named(name=name).configure("technique") for name in names}
+    return {name: NamedSettings(name=name).configure("technique") for name in names}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -98,7 +98,7 @@ def test_its_figures_are_what_a_run_over_the_samples_finds(trained, reads_digits
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_gives_its_golden_answers(reads_digits, engine):
     with reads_digits.open(engine) as session:
-        assert reads_digits.golden_fidelity(session) > 0.99
+        assert reads_digits.measure_golden_fidelity(session) > 0.99
 
 
 def test_it_passes_every_check(reads_digits):

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from laconic.cache import Cache
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.models import huggingface
 from laconic.models.embedder import read_json
 from laconic.planner.memory_timeline import Ledger
@@ -86,9 +86,9 @@ def opened(folder: Path, kind: str, layers: int) -> tuple[Subject, dict[str, Any
 
 
 def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
-    techniques = tuple(Named.model_validate(each) for each in choice)
+    techniques = tuple(NamedSettings.model_validate(each) for each in choice)
     clip = None if "in-backward" in choice else 1.0
-    return Training(batch=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), clip=clip)
+    return Training(batch=ROWS, techniques=techniques, optimizer=NamedSettings.model_validate(optimizer), clip=clip)
 
 
 def real(subject: Subject, source: dict[str, Any], training: Training) -> Prepare:
@@ -237,7 +237,7 @@ def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):
     cache = Cache(tmp_path)
     rates = measure(CPU, cache)
     slow = rates.passes.model_copy(update={"seconds": tuple(2 * each for each in rates.passes.seconds)})
-    optimizer = Named(name="adamw-8bit").configure("optimizer")
+    optimizer = NamedSettings(name="adamw-8bit").configure("optimizer")
     first = per_parameter(optimizer, rates, cache)
     assert first > 0
     assert per_parameter(optimizer, rates, cache) == first, "it is kept"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipes.recipe import Data, Goal, Recipe, Step, json_schema
+from laconic.recipes.recipe import Data, Goal, NamedStage, Recipe, make_json_schema
 from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
 
@@ -53,7 +53,7 @@ def test_a_recipe_reads(tmp_path):
     recipe = load(tmp_path, EXAMPLE)
     assert recipe.source == str(tmp_path / "all-MiniLM-L6-v2")
     assert recipe.data == Data(calibrate=tmp_path / "texts.jsonl", evaluate=tmp_path / "pairs.jsonl")
-    assert recipe.build() == (Prune(keep=0.75), Quantize())
+    assert recipe.make_stages() == (Prune(keep=0.75), Quantize())
     assert recipe.engines == ("onnxruntime",)
     goal = recipe.goal
     assert (goal.fidelity, goal.max_drop, goal.max_latency, goal.max_size) == (0.999, 0.01, 0.003, 25_000_000)
@@ -161,7 +161,7 @@ def test_stages_out_of_order_are_refused_before_anything_runs(stages, source, me
 
 
 def test_a_graph_can_be_quantized():
-    assert Recipe.default("m.onnx", stages=["quantize.static"]).build() == (Quantize(),)
+    assert Recipe.default("m.onnx", stages=["quantize.static"]).make_stages() == (Quantize(),)
 
 
 names = st.text("abcdefgh-_/. é", min_size=1).filter(str.strip)
@@ -183,7 +183,9 @@ recipes = st.builds(
         max_size=2,
     ).map(tuple),
     data=st.builds(Data, calibrate=st.none() | names.map(Path), evaluate=st.none() | names.map(Path)),
-    stages=st.sampled_from([(), (Step(name="quantize.static"),), (Step(name="prune.some", config={"keep": 0.1}),)]),
+    stages=st.sampled_from(
+        [(), (NamedStage(name="quantize.static"),), (NamedStage(name="prune.some", config={"keep": 0.1}),)]
+    ),
     runtimes=st.sampled_from([(), ("onnxruntime",)]),
     goal=st.builds(
         Goal,
@@ -216,9 +218,9 @@ def test_what_is_not_given_is_not_written():
 
 
 def test_the_schema_knows_every_key_and_every_stage():
-    schema = json_schema()
+    schema = make_json_schema()
     assert set(schema["properties"]) == set(Recipe.model_fields)
     assert schema["additionalProperties"] is False
-    assert set(schema["$defs"]["Step"]["oneOf"][1]["properties"]) == set(registry.STAGES)
+    assert set(schema["$defs"]["NamedStage"]["oneOf"][1]["properties"]) == set(registry.STAGES)
     assert schema["properties"]["target"]["enum"] == ["cpu"]
     json.dumps(schema)

@@ -11,8 +11,8 @@ from artifacts import PASSED, X, Y, write_artifact
 
 from export.build import EngineOption
 from export.candidates import EngineCandidate
-from export.report.changes import searched
-from export.report.report import MARK, add_search, render
+from export.report.changes import summarize_search
+from export.report.report import MARK, add_search, render_report
 from laconic.artifacts.artifact import REPORT, Artifact, Manifest
 from laconic.artifacts.inspection import verify
 from laconic.artifacts.record import Record
@@ -22,7 +22,7 @@ from laconic.hashing import FileDigest
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Ladder, Plan
 from laconic.recipes.recipe import Recipe
-from laconic.timing.measurements import Measured, Timing, Trial
+from laconic.timing.measurements import Measurements, Timing, TrialRecord
 
 HOSTILE = "<script>alert('x')</script>&\"$\\frac{"
 MACHINE = Machine(processor="Some CPU", cores=2, features=("avx2",), memory=8_000_000_000, system="Linux")
@@ -44,7 +44,7 @@ def timing(engine, batch, seconds, speedup=1.0):
 def measured(batches=(1, 2, 4, 8), engine="openvino, float32"):
     times = [timing("original", batch, 0.01 * batch) for batch in batches]
     times += [timing(engine, batch, 0.003 * batch**0.9, 3.0) for batch in batches]
-    return Measured(
+    return Measurements(
         machine=MACHINE,
         timings=tuple(times),
         knee=4 if len(batches) > 1 else 1,
@@ -99,7 +99,7 @@ def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
 
 def page(**changes):
     given = pieces(**changes)
-    return render(given.pop("manifest"), given.pop("measured"), **given)
+    return render_report(given.pop("manifest"), given.pop("measured"), **given)
 
 
 def tree(html):
@@ -232,14 +232,14 @@ def test_made_up_samples_are_named_as_such():
 def test_pictures_are_drawn_for_one_batch_size_and_for_many(batches):
     given = pieces()
     given["measured"] = measured(batches)
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     assert len(tree(html).findall(".//figure/svg")) == 2
 
 
 def test_it_is_written_where_nothing_was_timed():
     given = pieces()
     given["measured"] = measured().model_copy(update={"timings": ()})
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     assert tree(html).findall(".//figure/svg") == []
 
 
@@ -247,7 +247,7 @@ def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
     given = pieces(layers=3)
     nodes = list(given["ladder"].harm)
     given["ladder"] = Ladder(given["ladder"].flights, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
 
@@ -261,7 +261,7 @@ def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
         EngineCandidate(EngineOption("openvino", "float32"), **made, arithmetic={}, speedup=3.5),
         EngineCandidate(EngineOption("openvino", "bfloat16"), **{**made, "met": False}, arithmetic={}, speedup=4.0),
     ]
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     table = next(table for table in tree(html).iter("table") if "meets the goal" in "".join(table.itertext()))
     rows = [" ".join("".join(row.itertext()).split()) for row in table.findall("tbody/tr")]
     assert "openvino, float32 taken" in rows[0]
@@ -274,7 +274,7 @@ def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
 def test_the_arithmetic_that_the_engine_told_of_is_said():
     given = pieces()
     given["measured"] = measured().model_copy(update={"arithmetic": {"float32": 0.03, "int8": 0.97}})
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     assert "on 3.0 % in float32, on 97.0 % in int8." in html
     assert "the engine works" not in page()
 
@@ -291,7 +291,7 @@ def staged(**changes):
     )
     given = pieces(source={"kind": "builder", "figures": start, "earlier": 1}, history=history, **changes)
     given["measured"] = measured().model_copy(update={"seconds": {"p": 3.0, "h": 200.0}})
-    return render(given.pop("manifest"), given.pop("measured"), **given)
+    return render_report(given.pop("manifest"), given.pop("measured"), **given)
 
 
 def test_what_each_stage_gained_and_cost_is_a_table_and_two_pictures():
@@ -351,10 +351,10 @@ def test_what_a_search_tried_is_put_into_the_artifact_and_replaced_by_a_later_se
 
 
 def test_the_front_is_drawn_by_the_drop_where_there_are_labels():
-    drops = [Trial.model_validate(each | {"drop": 0.01 * number}) for number, each in enumerate(TRIALS)]
-    found = searched(drops, "accuracy")
+    drops = [TrialRecord.model_validate(each | {"drop": 0.01 * number}) for number, each in enumerate(TRIALS)]
+    found = summarize_search(drops, "accuracy")
     assert found.harm == "drop of the accuracy, points"
     assert [harm for _, harm in found.rows] == ["+1.00", "+0.00", "+2.00"]
     assert "drop of the metric" in found.picture
-    plain = searched([Trial.model_validate(each) for each in TRIALS], "accuracy")
+    plain = summarize_search([TrialRecord.model_validate(each) for each in TRIALS], "accuracy")
     assert [harm for _, harm in plain.rows] == ["0.90000", "0.97000", ""]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
@@ -117,7 +117,7 @@ def find(name: str, config: dict[str, Any]) -> dict[str, Technique]:
     if importlib.util.find_spec(registry.TECHNIQUES[name].partition(":")[0]) is None:
         pytest.skip(f"there is no {name} yet")
     try:
-        technique = Named(name=name, config=config).configure("technique")
+        technique = NamedSettings(name=name, config=config).configure("technique")
     except MissingPackage as error:
         pytest.skip(str(error))
     needed = {} if not technique.requires else find(technique.requires[0], {})
@@ -385,7 +385,9 @@ class Attention(TorchDispatchMode):
 def test_what_works_alone_works_together():
     names = {"sdpa": {"backend": "flash"}, "chunked-loss": {"defer": True, "chunk": 5}, "checkpoint": {}}
     names |= {"offload": {"smallest": 64}, "in-backward": {}}
-    techniques = {name: Named(name=name, config=config).configure("technique") for name, config in names.items()}
+    techniques = {
+        name: NamedSettings(name=name, config=config).configure("technique") for name, config in names.items()
+    }
     assert conflict(techniques, AdamW()) is None
     module, objective, batch = made("gpt2")
     before = look(module)

@@ -14,7 +14,7 @@ from compress.distill.features import Hidden
 from compress.distill.healing_monitor import WHOLE, Course
 from compress.distill.logits import Probabilities
 from compress.distill.outputs import Outputs
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import Task
 
@@ -39,10 +39,10 @@ and a third of its feed-forward units cut, fidelity 0.9184: after 180 steps 0.92
 gained at 2e-4; embedding, 5e-4 took 0.963 to 0.933 in 280 of 2,800 steps."""
 
 
-def gentle(steps: int | None) -> Named:
+def gentle(steps: int | None) -> NamedSettings:
     """The optimizer for so many steps; for a long healing where their number is not given."""
     share = 1.0 if steps is None else min(steps / LONG, 1.0)
-    return Named(name="adamw", config={"lr": RATE * math.sqrt(share), "weight_decay": 0.01})
+    return NamedSettings(name="adamw", config={"lr": RATE * math.sqrt(share), "weight_decay": 0.01})
 
 
 class Heal(Distil):
@@ -65,7 +65,7 @@ class Heal(Distil):
     patience: int = Field(default=3, ge=1)
     gain: float = Field(default=0.02, ge=0, lt=1)
     minutes: float | None = Field(default=None, gt=0)
-    optimizer: Named = Field(default_factory=lambda given: gentle(given.get("steps")))
+    optimizer: NamedSettings = Field(default_factory=lambda given: gentle(given.get("steps")))
 
     def imitations(self, task: Task, layers: int) -> list[Imitation]:
         if task.name == "text-embedding":

@@ -16,7 +16,7 @@ from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError, UsageError
 from laconic.hashing import code_version, hash_of
-from laconic.recipes.stage import Stage, TorchContext, describe
+from laconic.recipes.stage import Stage, TorchContext, dump_settings
 from laconic.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def replaced(
         refit(module, original, checkpoint.task, dataset, {last: path for last, path in lasts.items() if path in seen})
         worst = max(shapes, key=lambda path: errors[path])
         step.note = f"{len(shapes)} layers; {worst} loses most, {errors[worst]:.1%} of its answers"
-    key = hash_of(context.key, checkpoint.key, name, describe(stage), code_version())
+    key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), code_version())
     figures = {"layers": float(len(shapes)), "largest loss": errors[worst]}
     structure = {PARTS: {path: shape.model_dump(mode="json") for path, shape in shapes.items()}}
     return checkpoint.after(
-        Record(stage=name, config=describe(stage), key=key, figures=figures, structure=structure), module
+        Record(stage=name, config=dump_settings(stage), key=key, figures=figures, structure=structure), module
     )

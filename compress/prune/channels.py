@@ -21,12 +21,12 @@ from compress.statistics.refit import fits, refit
 from compress.transformer.proof import TOLERANCE, distance
 from compress.transformer.shapes import changes, resize, sizes
 from laconic.artifacts.record import Record
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
-from laconic.errors import BrokenCut, RecipeError, UsageError
+from laconic.errors import PruningError, RecipeError, UsageError
 from laconic.hashing import code_version, hash_of
 from laconic.models.signature import call
-from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
+from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
 from laconic.units import Share
@@ -57,7 +57,7 @@ class Channels(TorchStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges"})
 
     keep: Share = Field(default=0.75, gt=0, lt=1)
-    criterion: Named = Named(name="magnitude")
+    criterion: NamedSettings = NamedSettings(name="magnitude")
     multiple: int = Field(default=8, ge=1)
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     steps: int = Field(default=1, ge=1)
@@ -75,9 +75,9 @@ class Channels(TorchStage):
             before, after = weights(checkpoint.module), weights(surgery.module)
             step.note = f"{after / before:.0%} of {before} weights left, proved to {surgery.error:.1g}"
         made = changes(sizes(checkpoint.module), sizes(surgery.module))
-        key = hash_of(context.key, checkpoint.key, "prune.channels", describe(self), code_version())
+        key = hash_of(context.key, checkpoint.key, "prune.channels", dump_settings(self), code_version())
         figures = {"proof": surgery.error, "weights": float(after), "weights before": float(before)}
-        record = Record(stage="prune.channels", config=describe(self), key=key, figures=figures, structure=made)
+        record = Record(stage="prune.channels", config=dump_settings(self), key=key, figures=figures, structure=made)
         return checkpoint.after(record, surgery.module)
 
     @staticmethod
@@ -156,12 +156,12 @@ class Surgery:
     def operate(self, going: Sequence[tuple[Group, Sequence[int]]]) -> None:
         """Take these channels of these groups out, prove it, and make good what can be.
 
-        Raises BrokenCut where the proof fails.
+        Raises PruningError where the proof fails.
         """
         cuts = cuts_of(going)
         narrowed, error = proof(self.module, cuts, self.batch)
         if not error <= TOLERANCE:
-            raise BrokenCut(
+            raise PruningError(
                 f"prune.channels: the smaller model's answers differ by {error:.2g} of the largest from those of the "
                 f"model with the same channels silent; expected at most {TOLERANCE:g}. The groups that begin at "
                 f"{[group.name for group, _ in going]} depend on one another by something unseen. Name some in whole"

@@ -19,11 +19,11 @@ from compress.transformer.refit_blocks import Choose, aim, settle
 from compress.transformer.shapes import sizes
 from compress.transformer.surgery import agree, cut, replay, structure
 from laconic.artifacts.record import Record
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
+from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 
 
 class Units(TorchStage):
@@ -41,7 +41,7 @@ class Units(TorchStage):
     units: ClassVar[Kind]
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.5
-    criterion: Named | None = None
+    criterion: NamedSettings | None = None
     steps: Annotated[int, Field(ge=1)] = 1
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     compensate: bool = True
@@ -54,7 +54,7 @@ class Units(TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer units. Raises SourceError for an architecture that is not known, RecipeError for
-        a share that leaves a block without units, BrokenCut where the proof fails."""
+        a share that leaves a block without units, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
         module, error = checkpoint.module, 0.0
@@ -65,7 +65,7 @@ class Units(TorchStage):
                 step.advance()
         agree(module)
         left = anatomy(module).of(self.units)
-        name, config = f"prune.{self.units}", describe(self)
+        name, config = f"prune.{self.units}", dump_settings(self)
         key = hash_of(context.key, checkpoint.key, name, config, code_version(), context.calibrate.fingerprint)
         stay = sum(site.units for site in left)
         figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
@@ -141,7 +141,7 @@ class Units(TorchStage):
         return {site.consumer: by_score(criterion.scores(evidence[site.consumer]), site.units) for site in sites}
 
     def proof(self, larger: nn.Module, kept: Mapping[str, Sequence[int]], context: TorchContext) -> float:
-        """Cut a copy, without compensation, and hold it against the model before. Raises BrokenCut."""
+        """Cut a copy, without compensation, and hold it against the model before. Raises PruningError."""
         sites = {site.consumer: (site, kept[site.consumer]) for site in anatomy(larger).of(self.units)}
         smaller = copy.deepcopy(larger)
         for site, units in sites.values():

@@ -74,7 +74,7 @@ def ray(threads: int) -> Iterator[Executor]:
     try:
         import ray as engine
     except ModuleNotFoundError as error:
-        raise registry.missing("ray") from error
+        raise registry.missing_package("ray") from error
     address = os.environ.get("RAY_ADDRESS") or "local"
     paths = os.pathsep.join(path for path in sys.path if path)
     own = not engine.is_initialized()

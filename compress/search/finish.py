@@ -22,8 +22,8 @@ from laconic.progress import Steps
 from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, find_missed
 from laconic.recipes.recipe import Goal, Recipe
-from laconic.recipes.stage import describe
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import dump_settings
+from laconic.runtimes.predict import predict
 from laconic.tensor import Arrays
 from laconic.timing.measurements import ORIGINAL
 from laconic.timing.race import LENGTH, TRIAL_BATCHES
@@ -76,7 +76,7 @@ def asked(goal: Goal, before: Figures, demand: float) -> Goal:
 
 def built(recipe: Recipe, base: Ground, trust: bool, steps: Steps, cache: Cache) -> Built:
     """The artifact of a recipe, and what was measured of it; from the cache, where it is there."""
-    stages = [(step.name, describe(step.stage())) for step in recipe.stages]
+    stages = [(step.name, dump_settings(step.make_stage())) for step in recipe.stages]
     goal = recipe.goal.model_dump(mode="json")
     machine = this_machine().model_dump()
     key = hash_of("built", base.key, stages, goal, recipe.seed, recipe.engines, machine, code_version())
@@ -96,14 +96,14 @@ def measured(recipe: Recipe, base: Ground, folder: Path, cache: Cache) -> Built:
 
     def original() -> Arrays:
         with base.source.open(cores()) as session:
-            return answers(session, task, choose)
+            return predict(session, task, choose)
 
     key = hash_of("original", base.source.key, choose.fingerprint, code_version())
     reference = cache.arrays(f"answers-{key}", original)
     option = EngineOption(artifact.manifest.placement, artifact.manifest.compute)
     yardstick = Yardstick(option, cache)
     with artifact.open(threads=1) as session:
-        found = answers(session, task, choose)
+        found = predict(session, task, choose)
         costs = {batch: yardstick.timed(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
     assert artifact.manifest.verdict is not None
     drift = artifact.manifest.verdict.drift

@@ -14,13 +14,13 @@ from compress.search.trial import ground, origin
 from compress.search.trial_runner import Workshop
 from export.pipeline import Result
 from export.report.report import add_search
-from laconic.artifacts.artifact import Artifact, check_destination, publish
-from laconic.cache import Cache, scratch
+from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
+from laconic.cache import Cache, open_scratch_folder
 from laconic.hardware import cores
 from laconic.progress import Steps
 from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Recipe
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ def solve(
         aim = Aim.of(recipe.goal, base.source.task, base.samples.choose)
         step.note = f"{base.source.task.name}, {len(base.samples.choose)} samples to choose by"
 
-    def publish_best(best: Candidate, trials: Sequence[Trial]) -> None:
+    def publish_best(best: Candidate, trials: Sequence[TrialRecord]) -> None:
         assert best.built is not None
-        with scratch(destination) as folder:
+        with open_scratch_folder(destination) as folder:
             shutil.copytree(best.built.folder, folder / "artifact")
             add_search(folder / "artifact", [trial.model_dump() for trial in trials])
-            publish(folder / "artifact", destination)
+            publish_artifact(folder / "artifact", destination)
 
     clock = Budget(budget, cache)
     with executor(engine, cores()) as workers:
         shop = Workshop(recipe, base, aim, clock, workers, trust, steps, cache)
         count = len(search(shop, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
-    steps.say("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
+    steps.report("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
     return Solution(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)

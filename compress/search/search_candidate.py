@@ -9,7 +9,7 @@ from compress.search.forecast import Prediction
 from compress.search.study import described
 from compress.search.trial import Outcome
 from laconic.artifacts.gain import amount, milliseconds
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 
 @dataclass(eq=False)
@@ -91,10 +91,10 @@ class Candidate:
         said = unfaithful(aim, self.figures)
         return f"{said}; not healed further" if said else f"{best.name} is {rank}"
 
-    def trial(self, reason: str) -> Trial:
+    def trial(self, reason: str) -> TrialRecord:
         """As shown. reason: why it was taken, or lost."""
         made, found = self.built or self.prediction, self.figures
-        return Trial(
+        return TrialRecord(
             name=self.name,
             settings=dict(self.settings),
             heal=sum(self.heals),

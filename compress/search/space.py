@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from compress.search.layer_spec import Cell
 from laconic import registry
-from laconic.recipes.recipe import HEAL, Recipe, Step
+from laconic.recipes.recipe import HEAL, NamedStage, Recipe
 
 Settings = Mapping[str, float]
 """A value for each axis that is not left alone, by the axis's name."""
@@ -173,14 +173,16 @@ def with_settings(recipe: Recipe, settings: Settings, heals: Sequence[int], amon
     """
     own = {step.name: dict(step.config) for step in recipe.stages}
     cuts = [
-        Step(name=axis.stage, config={**axis.config, **own.get(axis.stage, {}), axis.setting: settings[axis.name]})
+        NamedStage(
+            name=axis.stage, config={**axis.config, **own.get(axis.stage, {}), axis.setting: settings[axis.name]}
+        )
         for axis in among
         if axis.name in settings
     ]
     gentle = recipe.heal if isinstance(recipe.heal, dict) else {}
-    healing = [Step(name=HEAL, config={**gentle, **own.get(HEAL, {}), "steps": steps}) for steps in heals]
+    healing = [NamedStage(name=HEAL, config={**gentle, **own.get(HEAL, {}), "steps": steps}) for steps in heals]
     searched = {axis.stage for axis in AXES} | {HEAL}
-    others = [(step, step.stage().kind) for step in recipe.stages if step.name not in searched]
+    others = [(step, step.make_stage().kind) for step in recipe.stages if step.name not in searched]
     before = [step for step, kind in others if kind == "torch"]
     behind = [step for step, kind in others if kind == "plan"]
     return recipe.model_copy(update={"stages": (*before, *cuts, *healing, *behind), "heal": False})

@@ -7,12 +7,12 @@ from compress.search.forecast import Forecast
 from compress.search.pareto import with_front
 from compress.search.search_candidate import Candidate, better, cheap_front, excess, wrong
 from compress.search.trial_runner import Workshop
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 GAIN = 1.05
 """How much faster a candidate must be foreseen to be than the best one, to be worth more work."""
 
-Publish = Callable[[Candidate, Sequence[Trial]], None]
+Publish = Callable[[Candidate, Sequence[TrialRecord]], None]
 
 
 class Board:
@@ -90,7 +90,7 @@ class Board:
         self._publish(self.best, self.told)
 
     @property
-    def told(self) -> tuple[Trial, ...]:
+    def told(self) -> tuple[TrialRecord, ...]:
         """What was tried so far, each with what it lost by."""
         assert self.best is not None
         front = cheap_front(self.open)

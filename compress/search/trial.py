@@ -24,10 +24,10 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import Source
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.recipe import Goal, Recipe, Step
+from laconic.recipes.recipe import Goal, NamedStage, Recipe
 from laconic.recipes.splits import Samples, gather
-from laconic.recipes.stage import TorchStage, describe
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import TorchStage, dump_settings
+from laconic.runtimes.predict import predict
 
 CELLS = TypeAdapter(tuple[Cell, ...])
 BYTES = {True: 1, False: 4}
@@ -82,7 +82,7 @@ def ground(origin: str, trust: bool, cache: str) -> Ground:
 
 def origin(recipe: Recipe) -> str:
     """What of a recipe decides upon the source and the samples, the same for all candidates, as JSON."""
-    plain = {"stages": (Step(name="quantize.static"),), "goal": Goal(max_drop=recipe.goal.max_drop)}
+    plain = {"stages": (NamedStage(name="quantize.static"),), "goal": Goal(max_drop=recipe.goal.max_drop)}
     return recipe.model_copy(update=plain).model_dump_json()
 
 
@@ -93,10 +93,10 @@ def attempt(job: Job) -> dict[str, Any]:
     base = ground(origin(recipe), job.trust, job.cache)
     stages = [
         (step.name, stage)
-        for step, stage in zip(recipe.stages, recipe.build(), strict=True)
+        for step, stage in zip(recipe.stages, recipe.make_stages(), strict=True)
         if isinstance(stage, TorchStage)
     ]
-    described = [(name, describe(stage)) for name, stage in stages]
+    described = [(name, dump_settings(stage)) for name, stage in stages]
     key = hash_of("attempt", base.key, described, recipe.seed, code_version())
 
     def compute() -> dict[str, Any]:
@@ -124,7 +124,7 @@ def tried(
         torch.set_num_threads(before)
     checkpoint = as_checkpoint_source(lineage.model).checkpoint
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-        found = answers(session, task, choose)
+        found = predict(session, task, choose)
     return Outcome(
         figures(task, lineage.reference(choose), found, choose, recipe.seed), cells(checkpoint), size(checkpoint)
     )

@@ -12,7 +12,7 @@ from compress.statistics.gram import forward_batches
 from compress.transformer.anatomy import Site
 from compress.transformer.surgery import columns
 from laconic.data.dataset import Dataset
-from laconic.errors import BrokenCut
+from laconic.errors import PruningError
 from laconic.models.signature import call
 from laconic.tasks.task import Task
 
@@ -70,7 +70,7 @@ def prove(
 ) -> float:
     """The largest difference of the two models' answers to a few of the samples, as a share of the largest answer.
 
-    silence: makes the context in which the larger model does without what was cut. Raises BrokenCut beyond the
+    silence: makes the context in which the larger model does without what was cut. Raises PruningError beyond the
     tolerance, or where the smaller model does not run at all.
     """
     worst = 0.0
@@ -96,9 +96,9 @@ def distance(expected: Tensor, found: Tensor) -> float:
     return float((expected - found).abs().max()) / (largest or 1.0)
 
 
-def broken(what: str) -> BrokenCut:
+def broken(what: str) -> PruningError:
     """The error for a cut that did more than it should."""
-    return BrokenCut(
+    return PruningError(
         f"after the cut the model is not the one before it without what was cut: {what}. Leave this stage out, and "
         f"report the architecture: something in its blocks depends on what was cut"
     )

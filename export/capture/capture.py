@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 
 from export.capture.graph_file import OPSET, write_graph
-from export.capture.parity import PARITY, compare
+from export.capture.parity import PARITY, largest_difference
 from export.passes.attention import plain_attention
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
     """
     program = export_program(checkpoint)
     graph = write_graph(program, folder, checkpoint.inputs, checkpoint.outputs)
-    error = capture_parity(checkpoint, graph)
+    error = measure_parity(checkpoint, graph)
     if not error <= PARITY:
         raise CaptureError(
             f"the captured graph does not compute what the module does: its answers differ by {error:.2g} of the "
@@ -47,13 +47,13 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
 def export_program(checkpoint: Checkpoint) -> ir.Model:
     """The module as an ONNX model in memory, its free axes free."""
     # Each input is a tensor of its own: with the same object for two inputs, torch quietly makes one input of them.
-    arrays = example(checkpoint, probe_sizes(checkpoint.inputs, 0))
+    arrays = make_example(checkpoint, probe_sizes(checkpoint.inputs, 0))
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     args, kwargs = bind(checkpoint.module, tensors)
-    shapes = dynamic_shapes(checkpoint.inputs)
+    shapes = make_dynamic_shapes(checkpoint.inputs)
     named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
     try:
-        with _quiet(), torch.no_grad(), plain_attention(checkpoint.module):
+        with quiet_exporter(), torch.no_grad(), plain_attention(checkpoint.module):
             program = torch.onnx.export(
                 checkpoint.module,
                 args,
@@ -65,13 +65,13 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
                 verbose=False,
             )
     except Exception as error:
-        raise CaptureError(f"torch cannot export this model: {useful_line(error)}") from error
+        raise CaptureError(f"torch cannot export this model: {find_root_cause(error)}") from error
     if program is None:
         raise CaptureError("torch exported nothing, and did not say why")
     return program.model
 
 
-def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
+def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
     """torch's name for each free axis, the same one wherever the axis occurs."""
     dims: dict[str, Any] = {}
     for spec in inputs:
@@ -85,28 +85,28 @@ def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
     }
 
 
-def example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+def make_example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
     """Inputs of the given sizes."""
     if isinstance(checkpoint.task, TextTask):
         return checkpoint.task.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
     return probe_inputs(checkpoint.inputs, sizes, seed)
 
 
-def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
+def measure_parity(checkpoint: Checkpoint, graph: Graph) -> float:
     """The largest difference between the graph's answers and the module's, relative to the largest answer."""
     reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
     with reference, OnnxRuntime().open(graph.path) as candidate:
-        return compare(reference, candidate, parity_inputs(checkpoint))
+        return largest_difference(reference, candidate, make_parity_inputs(checkpoint))
 
 
-def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
+def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
     """Batches of several shapes; for texts also one with padding."""
     bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
     for batch, length in PARITY_SIZES:
         sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
             BATCH: batch
         }
-        yield example(
+        yield make_example(
             checkpoint,
             {axis: int(np.clip(size, *bounds.get(axis, (1, size)))) for axis, size in sizes.items()},
             seed=batch,
@@ -115,7 +115,7 @@ def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
         yield checkpoint.task.encode(checkpoint.task.examples(3))
 
 
-def useful_line(error: BaseException) -> str:
+def find_root_cause(error: BaseException) -> str:
     """What torch's report, of many pages, is about: the first line of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -124,7 +124,7 @@ def useful_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need.
 
     A failure reaches the caller as an exception; what is logged beside it is torch talking to its developers.

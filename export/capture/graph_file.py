@@ -8,7 +8,7 @@ import onnx_ir as ir
 from export.passes.normalize import normalize
 from laconic import __version__
 from laconic.artifacts.artifact import MODEL
-from laconic.hashing import digest, hash_of
+from laconic.hashing import digest_file, hash_of
 from laconic.quantization.graph import Graph
 from laconic.tensor import TensorSpec
 
@@ -43,7 +43,7 @@ def write_graph(
     else:
         (made / MODEL).write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
     files = sorted(made.iterdir())
-    key = hash_of([digest(file).sha256 for file in files])
+    key = hash_of([digest_file(file).sha256 for file in files])
     for file in files:
         file.replace(folder / file.name)
     made.rmdir()

@@ -13,7 +13,7 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules.common import fuse_batchnorm_into_conv_rule
 
 from export.capture.graph_file import write_graph
-from export.capture.parity import PARITY, compare
+from export.capture.parity import PARITY, largest_difference
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe, probe_inputs, probe_sizes
@@ -30,16 +30,16 @@ LEASTS = (3, 32, 224)
 """Sizes to try for free axes without bounds: images of three pixels do not go through most networks."""
 
 
-def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Task]:
+def import_onnx(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Task]:
     """Check the file, normalize it, write it to `folder`, and compare its answers with those of the original.
 
     task: "tensors" unless said; image-classification for one float input [batch, channels, height, width].
     Raises SourceError for a file that is damaged, quantized or half precision, or of which no batch can be made.
     """
-    proto = read(path)
+    proto = read_onnx(path)
     with tempfile.TemporaryDirectory() as scratch:
         whole = path
-        if batch_of_one(proto):
+        if has_fixed_batch(proto):
             whole = Path(scratch) / "free.onnx"
             onnx.save(free_batch(proto), whole)
         with OnnxRuntime().open(whole, optimize=False) as original:
@@ -49,11 +49,11 @@ def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Tas
             optimizer.optimize_ir(model)
             rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
             common.RemoveInitializersFromInputsPass()(model)
-            inputs, outputs, least = signature(model.graph, original, path)
-            check_rows(path, whole, batches(inputs, least))
+            inputs, outputs, least = infer_signature(model.graph, original, path)
+            check_rows(path, whole, make_batches(inputs, least))
             graph = write_graph(model, folder, inputs, outputs)
             with OnnxRuntime().open(graph.path) as candidate:
-                error = compare(original, candidate, batches(inputs, least))
+                error = largest_difference(original, candidate, make_batches(inputs, least))
     if not error <= PARITY:
         raise CaptureError(
             f"normalizing {path} changed its answers by {error:.2g} of the largest one, at most {PARITY:g} is "
@@ -62,7 +62,7 @@ def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Tas
     return graph, plain_task(task or "tensors", inputs, path)
 
 
-def batch_of_one(proto: ModelProto) -> bool:
+def has_fixed_batch(proto: ModelProto) -> bool:
     """Whether every input was fixed to one row, as exporters do that were told nothing of a batch."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value.type.tensor_type.shape.dim for value in proto.graph.input if value.name not in weights]
@@ -79,7 +79,7 @@ def free_batch(proto: ModelProto) -> ModelProto:
     return proto
 
 
-class RowByRow(Session):
+class RowByRowSession(Session):
     """A model that takes one row, fed a batch."""
 
     def __init__(self, session: Session) -> None:
@@ -97,14 +97,14 @@ def check_rows(path: Path, whole: Path, samples: Iterable[Arrays]) -> None:
         return
     try:
         with OnnxRuntime().open(path, optimize=False) as single, OnnxRuntime().open(whole, optimize=False) as free:
-            error = compare(RowByRow(single), free, samples)
+            error = largest_difference(RowByRowSession(single), free, samples)
     except (CaptureError, RuntimeFailure, ValueError) as failure:
         raise SourceError(f"{path} {FIXED} ({str(failure).splitlines()[0][:200]})") from failure
     if not error <= PARITY:
         raise SourceError(f"{path} {FIXED} (a row's answer depends on the others by {error:.2g})")
 
 
-def read(path: Path) -> ModelProto:
+def read_onnx(path: Path) -> ModelProto:
     """The model in a file, complete, checked, and of an opset that can be quantized. Raises SourceError."""
     try:
         proto = onnx.load(path)
@@ -150,7 +150,7 @@ def check_kind(proto: ModelProto, path: Path) -> None:
             )
 
 
-def signature(
+def infer_signature(
     graph: ir.Graph, session: Session, path: Path
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], int]:
     """Inputs and outputs with named free axes, and the smallest size of a free axis at which the model was seen to run.
@@ -160,7 +160,7 @@ def signature(
     """
     failure: RuntimeFailure | None = None
     for shared in (True, False):
-        inputs = tuple(spec_of(value, shared, path) for value in graph.inputs)
+        inputs = tuple(make_spec(value, shared, path) for value in graph.inputs)
         for least in LEASTS:
             try:
                 return inputs, probe(session.run, inputs, least=least), least
@@ -173,7 +173,7 @@ def signature(
     )
 
 
-def spec_of(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
+def make_spec(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
     """The spec of one input. Raises SourceError for one that is no tensor of numbers, or has no batch axis."""
     dtype = "none" if value.dtype is None else np.dtype(value.dtype.numpy()).name
     if value.shape is None or dtype not in DTYPES:
@@ -192,7 +192,7 @@ def spec_of(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
     return TensorSpec(name=str(value.name), dtype=dtype, shape=tuple(shape))
 
 
-def batches(inputs: tuple[TensorSpec, ...], least: int) -> Iterator[Arrays]:
+def make_batches(inputs: tuple[TensorSpec, ...], least: int) -> Iterator[Arrays]:
     """Batches of two shapes, of random values."""
     for number in range(2):
         yield probe_inputs(inputs, probe_sizes(inputs, number, least=least), seed=number)

@@ -12,7 +12,7 @@ PARITY = 1e-4
 """The largest difference allowed, relative to the largest answer. Tiny models measure 1e-7, MiniLM 1e-6."""
 
 
-def compare(reference: Session, candidate: Session, batches: Iterable[Arrays]) -> float:
+def largest_difference(reference: Session, candidate: Session, batches: Iterable[Arrays]) -> float:
     """The largest difference between the two sessions' answers, relative to the largest answer of each output.
 
     Raises CaptureError where even the shapes differ.

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from export.report.charts import faithful, front, left
+from export.report.charts import plot_fidelity, plot_pareto_front, plot_sizes
 from laconic.artifacts.gain import duration, nines
 from laconic.artifacts.ledger import Entry, brief, cells
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class Changes:
         ]
         if len(entries) < 3:
             return cls(rows, ())
-        sizes, faith = Markup(left(entries)), Markup(faithful(entries))  # noqa: S704
+        sizes, faith = Markup(plot_sizes(entries)), Markup(plot_fidelity(entries))  # noqa: S704
         return cls(rows, (("What is left of the model as it came", sizes), ("Fidelity after each stage", faith)))
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchTable:
     """What a search has tried. rows: each trial with its figure of harm. harm: what that figure is called."""
 
-    rows: Sequence[tuple[Trial, str]]
+    rows: Sequence[tuple[TrialRecord, str]]
     harm: str
     picture: Markup
 
 
-def searched(trials: Sequence[Trial], metric: str) -> Searched:
+def summarize_search(trials: Sequence[TrialRecord], metric: str) -> SearchTable:
     """The table and the picture of a search, the front first. metric: what the task's figure is called."""
     built = [trial for trial in trials if trial.measured] or trials
     drops = all(trial.drop is not None for trial in built)
@@ -55,4 +55,4 @@ def searched(trials: Sequence[Trial], metric: str) -> Searched:
         value = trial.drop if drops else trial.fidelity
         rows.append((trial, "" if value is None else f"{100 * value:+.2f}" if drops else nines(value)))
     harm = f"drop of the {metric}, points" if drops else "fidelity"
-    return Searched(rows, harm, Markup(front(trials, drops=drops)))  # noqa: S704
+    return SearchTable(rows, harm, Markup(plot_pareto_front(trials, drops=drops)))  # noqa: S704

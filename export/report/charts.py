@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from laconic.artifacts.ledger import SIZES, Entry
-from laconic.timing.measurements import ORIGINAL, Timing, Trial
+from laconic.timing.measurements import ORIGINAL, Timing, TrialRecord
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
@@ -61,52 +61,52 @@ SIZE = (4.6, 2.9)
 """Inches at 72 points: the picture scales with the page, and its type stays readable at a phone's width."""
 
 
-def latency(timings: Sequence[Timing]) -> str:
+def plot_latency(timings: Sequence[Timing]) -> str:
     """Milliseconds per run by batch size, both axes logarithmic, the quartiles as a band."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = canvas(timings)
-        for name, line in by_engine(timings).items():
+        figure, axes = make_batch_axes(timings)
+        for name, line in group_by_engine(timings).items():
             batches = [time.batch for time in line]
-            axes.plot(batches, [1e3 * time.seconds for time in line], "o-", color=colour(name))
+            axes.plot(batches, [1e3 * time.seconds for time in line], "o-", color=choose_colour(name))
             low, high = zip(*(time.quartiles for time in line), strict=True)
             axes.fill_between(
                 batches,
                 [1e3 * each for each in low],
                 [1e3 * each for each in high],
-                color=colour(name),
+                color=choose_colour(name),
                 alpha=0.15,
                 lw=0,
             )
-            label(axes, name, batches[-1], 1e3 * line[-1].seconds)
+            label_line(axes, name, batches[-1], 1e3 * line[-1].seconds)
         axes.set_yscale("log")
         shown = [1e3 * time.seconds for time in timings]
         near = max(shown) < 30 * min(shown)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if near else (1,)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
         axes.yaxis.set_minor_locator(NullLocator())
-        return svg(figure, "latency")
+        return render_svg(figure, "latency")
 
 
-def throughput(timings: Sequence[Timing], knee: int) -> str:
+def plot_throughput(timings: Sequence[Timing], knee: int) -> str:
     """Rows per second by batch size, from zero; the knee marked."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = canvas(timings)
-        for name, line in by_engine(timings).items():
+        figure, axes = make_batch_axes(timings)
+        for name, line in group_by_engine(timings).items():
             rates = [time.rows_per_second for time in line]
-            axes.plot([time.batch for time in line], rates, "o-", color=colour(name))
-            label(axes, name, line[-1].batch, rates[-1])
+            axes.plot([time.batch for time in line], rates, "o-", color=choose_colour(name))
+            label_line(axes, name, line[-1].batch, rates[-1])
         top = 1.15 * max(time.rows_per_second for time in timings)
         axes.set_ylim(0, top)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
         axes.axvline(knee, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
         axes.annotate("knee", (knee, top), (3, -8), textcoords="offset points", color=MUTED, fontsize=8)
-        return svg(figure, "throughput")
+        return render_svg(figure, "throughput")
 
 
-def left(entries: Sequence[Entry]) -> str:
+def plot_sizes(entries: Sequence[Entry]) -> str:
     """What is left of each size after each stage, in percent of the model as it came."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = staircase(entries)
+        figure, axes = make_stage_axes(entries)
         shown = {
             name: [(x, 100 * entry.left[name]) for x, entry in enumerate(entries) if name in entry.left]
             for name in SIZES
@@ -118,31 +118,31 @@ def left(entries: Sequence[Entry]) -> str:
                 ends.append((points[-1][1], name))
         axes.set_ylim(0, 1.06 * max(value for points in shown.values() for _, value in points))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-        for y, (_, name) in zip(spread([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
+        for y, (_, name) in zip(space_apart([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
             axes.text(1.04 * len(entries) - 1, y, NAMES[name], va="center", color=SHADES[name])
-        return svg(figure, "left")
+        return render_svg(figure, "left")
 
 
-def faithful(entries: Sequence[Entry]) -> str:
+def plot_fidelity(entries: Sequence[Entry]) -> str:
     """Fidelity after each stage: the mean as a line, the worst sample as points."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = staircase(entries)
+        figure, axes = make_stage_axes(entries)
         for name, key, style in (("mean", "fidelity", "o-"), ("worst", "fidelity worst", "o:")):
             points = [(0, 1.0)] + [(x, entry.figures[key]) for x, entry in enumerate(entries) if key in entry.figures]
             colour = AFTER if name == "mean" else BEFORE
             axes.plot(*zip(*points, strict=True), style, color=colour)
             axes.annotate(name, points[-1], (8, 0), textcoords="offset points", va="center", color=colour)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-        return svg(figure, "faithful")
+        return render_svg(figure, "faithful")
 
 
-def front(trials: Sequence[Trial], *, drops: bool) -> str:
+def plot_pareto_front(trials: Sequence[TrialRecord], *, drops: bool) -> str:
     """Speed-up against harm, the front joined. drops: harm is the drop of the metric, in points; else 1 - fidelity."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(2 * SIZE[0], 1.3 * SIZE[1]))
         axes = figure.add_axes((0.09, 0.13, 0.88, 0.83))
         largest = max(trial.size for trial in trials)
-        spots = [(trial, harm) for trial in trials if (harm := harm_of(trial, drops)) is not None]
+        spots = [(trial, harm) for trial in trials if (harm := quality_loss(trial, drops)) is not None]
         best = sorted((trial.speedup, harm) for trial, harm in spots if trial.front)
         if best:
             axes.plot(*zip(*best, strict=True), "-", color=AFTER, zorder=1)
@@ -157,17 +157,17 @@ def front(trials: Sequence[Trial], *, drops: bool) -> str:
         axes.set_xlabel("speed-up, times the original")
         axes.set_ylabel("drop of the metric, points" if drops else "1 - fidelity")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        return svg(figure, "front")
+        return render_svg(figure, "front")
 
 
-def harm_of(trial: Trial, drops: bool) -> float | None:
+def quality_loss(trial: TrialRecord, drops: bool) -> float | None:
     """What a trial has lost; None where nobody looked."""
     if drops:
         return None if trial.drop is None else 100 * trial.drop
     return None if trial.fidelity is None else 1 - trial.fidelity
 
 
-def staircase(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
+def make_stage_axes(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
     """Axes over the stages, with room on the right for the names of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.13, 0.3, 0.64, 0.67))
@@ -177,7 +177,7 @@ def staircase(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def spread(values: Sequence[float], least: float) -> list[float]:
+def space_apart(values: Sequence[float], least: float) -> list[float]:
     """The values, which ascend, moved up until each is at least so far from the one before."""
     found: list[float] = []
     for value in values:
@@ -185,7 +185,7 @@ def spread(values: Sequence[float], least: float) -> list[float]:
     return found
 
 
-def canvas(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
+def make_batch_axes(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
     """Axes over batch sizes, with room on the right for the names of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.1, 0.15, 0.72, 0.81))
@@ -199,29 +199,29 @@ def canvas(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def by_engine(timings: Sequence[Timing]) -> dict[str, list[Timing]]:
+def group_by_engine(timings: Sequence[Timing]) -> dict[str, list[Timing]]:
     """The timings of each line, by batch size, the original first."""
     names = sorted({time.engine for time in timings}, key=lambda name: (name != ORIGINAL, name))
     return {name: sorted((x for x in timings if x.engine == name), key=lambda x: x.batch) for name in names}
 
 
-def colour(engine: str) -> str:
+def choose_colour(engine: str) -> str:
     """Of an engine's line."""
     return BEFORE if engine == ORIGINAL else AFTER
 
 
-def label(axes: Axes, engine: str, x: float, y: float) -> None:
+def label_line(axes: Axes, engine: str, x: float, y: float) -> None:
     """The name of a line, at its end."""
     text = ORIGINAL if engine == ORIGINAL else "artifact"
-    axes.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", color=colour(engine))
+    axes.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", color=choose_colour(engine))
 
 
-def short(value: float) -> str:
+def format_tick(value: float) -> str:
     """A number for an axis: 0.5, 100, 25k."""
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
-def svg(figure: Figure, salt: str) -> str:
+def render_svg(figure: Figure, salt: str) -> str:
     """The picture as an element for HTML. salt: tells the ids of one picture from those of another on the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": f"laconic {salt}"}):

@@ -11,19 +11,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from export.candidates import EngineCandidate
-from export.report.changes import Changes, searched
-from export.report.charts import latency, throughput
+from export.report.changes import Changes, summarize_search
+from export.report.charts import plot_latency, plot_throughput
 from laconic import registry
 from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest
 from laconic.artifacts.gain import amount, at_batch, duration, gains, milliseconds, nines, shipped
 from laconic.artifacts.ledger import Entry, brief, ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.config import PATHS
-from laconic.hashing import digest, seal
+from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, Ladder
 from laconic.recipes.recipe import Recipe
-from laconic.timing.measurements import Measured, Trial
+from laconic.timing.measurements import Measurements, TrialRecord
 
 TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
 MARK = "<!--search-->"
@@ -73,7 +73,7 @@ class LayerLine:
 
 
 @dataclass(frozen=True)
-class Tried:
+class CandidateLine:
     """A candidate, written for people."""
 
     engine: str
@@ -86,9 +86,9 @@ class Tried:
     taken: bool
 
 
-def render(
+def render_report(
     manifest: Manifest,
-    measured: Measured,
+    measured: Measurements,
     *,
     recipe: Recipe,
     ladder: Ladder,
@@ -101,7 +101,7 @@ def render(
     alone = at_batch(measured.timings, 1)
     verdict = manifest.verdict
     return (
-        environment()
+        make_environment()
         .get_template(TEMPLATE)
         .render(
             title=source,
@@ -117,20 +117,20 @@ def render(
             sizes=[amount(measured.original_size), amount(shipped(manifest))],
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(gains(manifest, measured, metric)),
-            pictures=pictures(measured),
+            pictures=make_pictures(measured),
             changes=Changes.of(ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
-                (kind, comparison, list(comparison_lines(comparison, metric)))
+                (kind, comparison, list(format_comparison(comparison, metric)))
                 for kind in ("parity", "drift")
                 for comparison in (getattr(verdict, kind) if verdict else ())
             ],
-            shares=precision_shares(manifest, graph),
-            tried=[tried(candidate, manifest) for candidate in candidates],
-            layers=list(layer_lines(manifest, ladder, graph)),
+            shares=compute_precision_shares(manifest, graph),
+            tried=[format_candidate(candidate, manifest) for candidate in candidates],
+            layers=list(format_layers(manifest, ladder, graph)),
             has_harm=bool(ladder.harm),
             precisions=PRECISIONS,
-            stages=stage_lines(measured.stages),
-            recipe=portable(recipe, source).to_yaml(),
+            stages=format_steps(measured.stages),
+            recipe=remove_folders(recipe, source).to_yaml(),
             source=source,
         )
     )
@@ -142,7 +142,7 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
     drift = Comparison.model_validate(report["drift"])
     metric = str(registry.resolve("task", report["task"]).metric)
     return (
-        environment()
+        make_environment()
         .get_template(CHECKPOINT)
         .render(
             title=report["source"],
@@ -150,9 +150,9 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
             entries=entries,
             changes=Changes.of(entries),
             drift=drift,
-            lines=list(comparison_lines(drift, metric)),
+            lines=list(format_comparison(drift, metric)),
             precisions=PRECISIONS,
-            recipe=portable(recipe, report["source"]).to_yaml(),
+            recipe=remove_folders(recipe, report["source"]).to_yaml(),
         )
     )
 
@@ -163,17 +163,17 @@ def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
     trials: the fields of a Trial, JSON-ready.
     """
     artifact = Artifact.load(folder)
-    found = tuple(Trial.model_validate(trial) for trial in trials)
+    found = tuple(TrialRecord.model_validate(trial) for trial in trials)
     metric = str(registry.resolve("task", artifact.manifest.task).metric)
-    section = environment().get_template(SEARCH).render(search=searched(found, metric)) if found else ""
+    section = make_environment().get_template(SEARCH).render(search=summarize_search(found, metric)) if found else ""
     before, _, rest = (folder / REPORT).read_text(encoding="utf-8").partition(MARK)
     after = rest.rpartition(MARK)[2]
     (folder / REPORT).write_text(f"{before}{MARK}\n{section}{MARK}{after}", encoding="utf-8")
-    measured = artifact.measured.model_copy(update={"search": found, "report": digest(folder / REPORT).sha256})
+    measured = artifact.measured.model_copy(update={"search": found, "report": digest_file(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
 
 
-def environment() -> Environment:
+def make_environment() -> Environment:
     """Where the template is found; whatever it is given is escaped."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -188,27 +188,27 @@ def environment() -> Environment:
     made.filters["brief"] = brief
     made.filters["milliseconds"] = milliseconds
     made.filters["duration"] = duration
-    made.filters["breakable"] = breakable
+    made.filters["breakable"] = make_breakable
     made.filters["words"] = lambda name: name.replace("_", " ")
     return made
 
 
-def breakable(name: str) -> Markup:
+def make_breakable(name: str) -> Markup:
     """A dotted name, escaped, that may wrap behind its dots."""
     return Markup(".<wbr/>").join(name.split("."))
 
 
-def pictures(measured: Measured) -> list[tuple[str, Markup]]:
+def make_pictures(measured: Measurements) -> list[tuple[str, Markup]]:
     """Captions and pictures of the speed; none where nothing was timed."""
     if not measured.timings:
         return []
     return [
-        ("Milliseconds per run; the band holds half of the runs", Markup(latency(measured.timings))),  # noqa: S704
-        ("Rows per second", Markup(throughput(measured.timings, measured.knee))),  # noqa: S704
+        ("Milliseconds per run; the band holds half of the runs", Markup(plot_latency(measured.timings))),  # noqa: S704
+        ("Rows per second", Markup(plot_throughput(measured.timings, measured.knee))),  # noqa: S704
     ]
 
 
-def comparison_lines(comparison: Comparison, metric: str) -> Iterator[Line]:
+def format_comparison(comparison: Comparison, metric: str) -> Iterator[Line]:
     """The figures that count first."""
     figures = comparison.figures
     for key in sorted(figures, key=lambda key: list(FIGURES).index(key) if key in FIGURES else len(FIGURES)):
@@ -223,7 +223,7 @@ def comparison_lines(comparison: Comparison, metric: str) -> Iterator[Line]:
         )
 
 
-def precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, float]]:
+def compute_precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, float]]:
     """Precision, number of layers, and the share of the weights in percent; the fewest bits first."""
     layers: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -235,11 +235,11 @@ def precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, f
     return [(each, layers[each], 100 * weights[each] / total) for each in BITS if each in layers]
 
 
-def tried(candidate: EngineCandidate, manifest: Manifest) -> Tried:
+def format_candidate(candidate: EngineCandidate, manifest: Manifest) -> CandidateLine:
     """How a candidate came out; it was taken if the manifest speaks of it."""
     counts = Counter(candidate.plan.precision.values())
     files = candidate.model.parent.glob(f"{candidate.model.name}*")
-    return Tried(
+    return CandidateLine(
         engine=candidate.name,
         size=amount(sum(file.stat().st_size for file in files)),
         layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
@@ -252,7 +252,7 @@ def tried(candidate: EngineCandidate, manifest: Manifest) -> Tried:
     )
 
 
-def layer_lines(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[LayerLine]:
+def format_layers(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[LayerLine]:
     """In the order in which they run; the bars are logarithmic, over the range of what was found."""
     logs = {node: math.log10(harm) for node, harm in ladder.harm.items() if harm > 0}
     high = max(logs.values(), default=0.0)
@@ -271,13 +271,13 @@ def layer_lines(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[La
         )
 
 
-def stage_lines(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
+def format_steps(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """Step, seconds, and the share of the longest in percent; in the order in which they ran."""
     longest = max(seconds.values(), default=0.0) or 1.0
     return [(name, value, round(100 * value / longest, 1)) for name, value in seconds.items()]
 
 
-def portable(recipe: Recipe, source: str) -> Recipe:
+def remove_folders(recipe: Recipe, source: str) -> Recipe:
     """The recipe without the folders of the disk that it ran on."""
     named: dict[str, Any] = {role: Path(path.name) for role in PATHS if (path := getattr(recipe.data, role))}
     return recipe.model_copy(update={"source": source, "data": recipe.data.model_copy(update=named)})

@@ -26,7 +26,7 @@ from laconic.hashing import FileDigest, check_digest, unseal
 from laconic.runtimes.runtime import Compute, Runtime, Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays, TensorSpec
-from laconic.timing.measurements import Measured
+from laconic.timing.measurements import Measurements
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -80,7 +80,7 @@ class Manifest(BaseModel):
 class Artifact:
     """An artifact on disk, its digests checked."""
 
-    def __init__(self, path: Path, manifest: Manifest, measured: Measured) -> None:
+    def __init__(self, path: Path, manifest: Manifest, measured: Measurements) -> None:
         self.path = path
         self.manifest = manifest
         self.measured = measured
@@ -95,7 +95,7 @@ class Artifact:
         if not (path / MANIFEST).is_file():
             what = "a checkpoint" if (path / "model.json").is_file() else "not an artifact"
             raise ArtifactError(f"{path} is {what}: it holds no {MANIFEST}. `laconic compress` makes one")
-        manifest, measured = read_manifest(path), read_measured(path)
+        manifest, measured = read_manifest(path), read_measurements(path)
         for name, expected in manifest.files.items():
             check_digest(path / name, expected)
         return cls(path, manifest, measured)
@@ -172,7 +172,7 @@ class Artifact:
         """Sessions that run at the same time, each of so many threads; checked as `open` checks."""
         engine = self.runtime(runtime)
         sessions = engine.open_many(self.model, count, threads=threads, compute=self.manifest.compute)
-        worst = min(self.golden_fidelity(session) for session in sessions)
+        worst = min(self.measure_golden_fidelity(session) for session in sessions)
         if not worst >= self.golden_floor:
             for session in sessions:
                 session.close()
@@ -191,7 +191,7 @@ class Artifact:
                 return min(GOLDEN_FLOOR, 1 - 2 * (1 - comparison.figures["fidelity_worst"]))
         return GOLDEN_FLOOR
 
-    def golden_fidelity(self, session: Session) -> float:
+    def measure_golden_fidelity(self, session: Session) -> float:
         """The fidelity of the worst golden answer."""
         task = self.task()
         return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in self.golden())
@@ -211,10 +211,10 @@ def read_manifest(path: Path) -> Manifest:
         raise CorruptArtifact(f"{path} has a manifest that does not fit its format: {error}") from error
 
 
-def read_measured(path: Path) -> Measured:
+def read_measurements(path: Path) -> Measurements:
     """What was timed when the artifact in a folder was made. Raises CorruptArtifact."""
     try:
-        return Measured.model_validate(unseal(path / MEASURED))
+        return Measurements.model_validate(unseal(path / MEASURED))
     except ValidationError as error:
         raise CorruptArtifact(f"{path / MEASURED} does not fit its format: {error}") from error
 
@@ -225,13 +225,13 @@ def check_destination(path: Path) -> None:
         raise UsageError(f"{path} exists and is not an artifact: it will not be overwritten. Choose another --output")
 
 
-def publish(folder: Path, destination: Path) -> None:
+def publish_artifact(folder: Path, destination: Path) -> None:
     """Move a finished artifact to where it belongs, in place of an earlier one, and never half of it."""
     check_destination(destination)
-    put(folder, destination)
+    replace_folder(folder, destination)
 
 
-def put(folder: Path, destination: Path) -> None:
+def replace_folder(folder: Path, destination: Path) -> None:
     """Move a folder and its files to where they belong, in place of what is there."""
     for path in (folder, *folder.iterdir()):  # a temporary folder is its maker's alone; a server is somebody else
         path.chmod(0o755 if path.is_dir() else 0o644)

@@ -30,14 +30,14 @@ def bench(
     """
     artifacts = [Artifact.load(path) for path in paths]
     for artifact in artifacts:
-        check_alike(artifacts[0], artifact)
+        check_same_inputs(artifacts[0], artifact)
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
         if original is not None:
             sessions[ORIGINAL] = original
         for artifact in artifacts:
             session = stack.enter_context(artifact.open(runtime, threads=threads))
-            sessions[name_of(artifact, runtime, sessions)] = session
+            sessions[make_display_name(artifact, runtime, sessions)] = session
         with Steps().step("bench", len(batches)) as step:
             return race(
                 sessions,
@@ -52,7 +52,7 @@ def bench(
             )
 
 
-def check_alike(first: Artifact, other: Artifact) -> None:
+def check_same_inputs(first: Artifact, other: Artifact) -> None:
     """Raise UsageError unless two artifacts take the same inputs."""
     wanted, found = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
     if wanted != found:
@@ -62,7 +62,7 @@ def check_alike(first: Artifact, other: Artifact) -> None:
         )
 
 
-def name_of(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
+def make_display_name(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
     """What an artifact is called among the timings; the second of a name has its folder with it."""
     engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
     name = f"{artifact.name} ({engine})"

@@ -13,7 +13,7 @@ from laconic.artifacts.record import Record
 from laconic.data.dataset import read
 from laconic.errors import UsageError
 from laconic.hardware import cores
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.timing.measurements import ORIGINAL, Timing
 
 Step = tuple[str, int]
@@ -140,7 +140,7 @@ def agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None
     found = []
     for artifact in (first, second):
         with artifact.open(runtime, threads=cores()) as session:
-            found.append(answers(session, artifact.task(), dataset))
+            found.append(predict(session, artifact.task(), dataset))
     fidelity = task.fidelity(*found)
     figures: dict[str, Any] = {
         "samples": len(dataset),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from laconic.artifacts.artifact import Manifest
 from laconic.artifacts.verdict import Comparison
-from laconic.timing.measurements import ORIGINAL, Measured, Timing
+from laconic.timing.measurements import ORIGINAL, Measurements, Timing
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Gain:
     change: str
 
 
-def gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[Gain]:
+def gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[Gain]:
     """Size, speed, fidelity and metric. metric: what the task's figure against labels is called."""
     before, after = measured.original_size, shipped(manifest)
     yield Gain("size", amount(before), amount(after), f"{before / after:.1f} x smaller")

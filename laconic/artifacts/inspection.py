@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measured
+from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measurements
 from laconic.artifacts.ledger import JSON, Entry, ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.errors import ArtifactError, LaconicError
-from laconic.hashing import check_digest, digest
-from laconic.runtimes.runtime import kernel_of
+from laconic.hashing import check_digest, digest_file
+from laconic.runtimes.runtime import find_kernel
 
 
 class Check(BaseModel):
@@ -80,7 +80,7 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
         return {"engine": None, "layers": {}, "error": str(error)}
     counts: dict[str, Counter[str]] = {}
     for node, planned in artifact.manifest.precision.items():
-        kernel = kernel_of(node, running)
+        kernel = find_kernel(node, running)
         counts.setdefault(planned, Counter())[kernel.precision if kernel else "not told"] += 1
     layers = {planned: dict(found.most_common()) for planned, found in counts.items()}
     return {"engine": f"{engine.name} {engine.version()}", "layers": layers}
@@ -98,10 +98,10 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
     except ArtifactError as error:
         return [Check(check=MANIFEST, found=str(error), passed=False)]
     checks = [Check(check=MANIFEST, found=f"format {manifest.format}, as it was written", passed=True)]
-    checks += files(path, manifest)
+    checks += check_files(path, manifest)
     if all(check.passed for check in checks):
         artifact = Artifact.load(path)
-        checks += list(answers(artifact, runtime))
+        checks += list(check_golden_outputs(artifact, runtime))
     else:
         checks.append(Check(check="golden answers", found="not asked: a file is damaged", passed=False))
     verdict = manifest.verdict
@@ -109,7 +109,7 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
     return [*checks, Check(check="verdict", found=found, passed=verdict is not None and verdict.passed)]
 
 
-def files(path: Path, manifest: Manifest) -> Iterator[Check]:
+def check_files(path: Path, manifest: Manifest) -> Iterator[Check]:
     """Whether each file is the one that was written."""
     for name, expected in manifest.files.items():
         try:
@@ -118,23 +118,23 @@ def files(path: Path, manifest: Manifest) -> Iterator[Check]:
         except ArtifactError as error:
             yield Check(check=name, found=str(error), passed=False)
     try:
-        measured = read_measured(path)
+        measured = read_measurements(path)
     except ArtifactError as error:
         yield Check(check=MEASURED, found=str(error), passed=False)
         return
     yield Check(check=MEASURED, found="as it was written", passed=True)
     if measured.report is not None:
-        same = (path / REPORT).is_file() and digest(path / REPORT).sha256 == measured.report
+        same = (path / REPORT).is_file() and digest_file(path / REPORT).sha256 == measured.report
         yield Check(check=REPORT, found="as it was written" if same else "missing or changed", passed=same)
 
 
-def answers(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
+def check_golden_outputs(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
     """Whether an engine on this machine gives the golden answers, and whether it is the engine of back then."""
     engine = artifact.runtime(runtime)
     version, before = engine.version(), artifact.manifest.versions.get(engine.name)
     try:
         with engine.open(artifact.model, compute=artifact.manifest.compute) as session:
-            worst = artifact.golden_fidelity(session)
+            worst = artifact.measure_golden_fidelity(session)
         found = f"fidelity {worst:.6f} in {engine.name}, required {artifact.golden_floor:.4g}"
         yield Check(check="golden answers", found=found, passed=worst >= artifact.golden_floor)
     except LaconicError as error:

@@ -41,18 +41,18 @@ def examine() -> list[Finding]:
     return [
         Finding(name="laconic", works=True, found=f"{__version__}, in {Path(__file__).parents[2]}"),
         Finding(name="python", works=True, found=f"{platform.python_version()}, {sys.executable}"),
-        processor(machine),
-        Finding(name="cores", works=True, found=cores(machine)),
+        check_processor(machine),
+        Finding(name="cores", works=True, found=format_cores(machine)),
         Finding(name="memory", works=True, found=f"{machine.memory / 1e9:.1f} GB"),
-        *(engine(name) for name in registry.RUNTIMES if name not in ("torch", "fake")),
-        *conflict(),
-        *(packages(extra) for extra in ("compress", "serve")),
-        *(target(name) for name, engines in registry.TARGETS.items() if not engines),
-        cache(Cache().folder),
+        *(check_engine(name) for name in registry.RUNTIMES if name not in ("torch", "fake")),
+        *find_conflicts(),
+        *(check_extra(extra) for extra in ("compress", "serve")),
+        *(check_target(name) for name, engines in registry.TARGETS.items() if not engines),
+        check_cache(Cache().folder),
     ]
 
 
-def processor(machine: Machine) -> Finding:
+def check_processor(machine: Machine) -> Finding:
     """Which arithmetic is fast here."""
     features = set(machine.features)
     if features & {"amx_int8", "avx512_vnni", "avx_vnni", "i8mm"}:
@@ -68,13 +68,13 @@ def processor(machine: Machine) -> Finding:
     return Finding(name="processor", works=True, found=found + ("; INT8 sums may saturate" if saturates else ""))
 
 
-def cores(machine: Machine) -> str:
+def format_cores(machine: Machine) -> str:
     """Of how many this process may use how many."""
     whole = os.cpu_count() or machine.cores
     return str(whole) if whole == machine.cores else f"{machine.cores} of {whole}, by the limits of this process"
 
 
-def engine(name: str) -> Finding:
+def check_engine(name: str) -> Finding:
     """Whether an engine imports, and what it computes in."""
     try:
         runtime = make_runtime(name)
@@ -87,9 +87,9 @@ def engine(name: str) -> Finding:
         return Finding(name=name, works=False, found=f"{type(error).__name__}: {error}", remedy=command)
 
 
-def conflict() -> Iterator[Finding]:
+def find_conflicts() -> Iterator[Finding]:
     """Two wheels that own the same module: the one that was installed last has overwritten the other."""
-    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if version(name)]
+    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if find_version(name)]
     if len(both) == 2:
         yield Finding(
             name="onnxruntime",
@@ -99,7 +99,7 @@ def conflict() -> Iterator[Finding]:
         )
 
 
-def packages(extra: str) -> Finding:
+def check_extra(extra: str) -> Finding:
     """What an extra brings, and what of it is absent."""
     names = [name for name, each in registry.EXTRAS.items() if each == extra]
     absent = [name for name in names if util.find_spec(name) is None]
@@ -110,10 +110,10 @@ def packages(extra: str) -> Finding:
             found=f"not installed: {', '.join(absent)}",
             remedy=f"pip install 'laconic[{extra}]'",
         )
-    return Finding(name=extra, works=True, found=", ".join(f"{name} {version(name)}" for name in names))
+    return Finding(name=extra, works=True, found=", ".join(f"{name} {find_version(name)}" for name in names))
 
 
-def version(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """Of an installed package; None where it is not installed."""
     try:
         return metadata.version(DISTRIBUTIONS.get(package, package))
@@ -121,13 +121,13 @@ def version(package: str) -> str | None:
         return None
 
 
-def target(name: str) -> Finding:
+def check_target(name: str) -> Finding:
     """A target that is known by name only."""
     built = " or ".join(each for each, engines in registry.TARGETS.items() if engines)
     return Finding(name=f"target {name}", works=False, found="not built in this version", remedy=f"--target {built}")
 
 
-def cache(folder: Path) -> Finding:
+def check_cache(folder: Path) -> Finding:
     """Whether results can be kept, and how much room there is."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free

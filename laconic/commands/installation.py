@@ -24,6 +24,6 @@ def recipes(as_json: Json = False) -> None:
 
 def schema() -> None:
     """The JSON Schema of a recipe, for editors to complete it by."""
-    from laconic.recipes.recipe import json_schema
+    from laconic.recipes.recipe import make_json_schema
 
-    print_json(json_schema())
+    print_json(make_json_schema())

@@ -18,12 +18,12 @@ from laconic.artifacts.inspection import Check
 from laconic.artifacts.ledger import Entry, brief, cells, ledger
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.doctor import Finding
-from laconic.timing.measurements import Timing, Trial
+from laconic.timing.measurements import Timing, TrialRecord
 
 OUT = Console(highlight=False, markup=False, emoji=False)
 
 
-def grid(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
+def make_table(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
     """A table that fits 80 columns: no lines but the one below its head. right: columns of figures."""
     table = Table(
         *columns,
@@ -43,7 +43,7 @@ def print_compressed(artifact: Artifact) -> None:
     """The table at the end of a run: original against artifact."""
     manifest = artifact.manifest
     metric = registry.resolve("task", manifest.task).metric
-    table = grid(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
+    table = make_table(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
     for gain in gains(manifest, artifact.measured, metric):
         table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
     OUT.print(table)
@@ -56,15 +56,17 @@ def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
     """What `compress --to checkpoint` made."""
     drift = Comparison.model_validate(report["drift"])
     OUT.print(
-        stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
+        make_stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
     )
-    OUT.print(f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {figures(drift.figures)}")
+    OUT.print(
+        f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {format_figures(drift.figures)}"
+    )
     OUT.print(f"\nRead {path / REPORT}, or: laconic.load({str(path)!r}).module", soft_wrap=True)
 
 
-def stage_table(entries: Sequence[Entry], title: str) -> Table:
+def make_stage_table(entries: Sequence[Entry], title: str) -> Table:
     """What each stage gained and cost."""
-    table = grid(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
+    table = make_table(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
     for entry in entries:
         found = cells(entry)
         table.add_row(entry.stage, *(found[name] for name in ("parameters", "size", "fidelity", "worst")))
@@ -74,7 +76,7 @@ def stage_table(entries: Sequence[Entry], title: str) -> Table:
 def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     """What an artifact is."""
     manifest, measured = artifact.manifest, artifact.measured
-    table = grid(artifact.name, "", "")
+    table = make_table(artifact.name, "", "")
     table.columns[0].no_wrap = True
     table.add_row("task", manifest.task)
     for side, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
@@ -83,7 +85,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
     table.add_row("size", f"{amount(artifact.size)}, the source {amount(measured.original_size)}")
-    for line in kernel_lines(kernels):
+    for line in format_kernels(kernels):
         table.add_row("layers", line)
     if measured.arithmetic:
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in measured.arithmetic.items())
@@ -97,24 +99,24 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     for kind in ("parity", "drift"):
         for each in getattr(manifest.verdict, kind, ()):
             state = "" if each.passed else " (failed)"
-            table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
+            table.add_row(kind, f"{each.subject} against {each.against}{state}: {format_figures(each.figures)}")
     table.add_row("verdict", format_verdict(manifest.verdict))
     OUT.print(table)
     entries = ledger(manifest.source, manifest.history, measured.seconds)
     if len(entries) > 1:
         OUT.print()
-        OUT.print(stage_table(entries, "what each stage gained and cost"))
+        OUT.print(make_stage_table(entries, "what each stage gained and cost"))
     if measured.search:
         OUT.print()
-        OUT.print(search_table(measured.search))
+        OUT.print(make_search_table(measured.search))
     if measured.timings:
         OUT.print()
-        OUT.print(timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
+        OUT.print(make_timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
 
 
-def search_table(trials: Sequence[Trial]) -> Table:
+def make_search_table(trials: Sequence[TrialRecord]) -> Table:
     """What a search has tried: the front, and why each of the others lost."""
-    table = grid(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
+    table = make_table(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
     for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
         name = f"* {trial.name}" if trial.front else trial.name
         table.add_row(name, f"{trial.speedup:.2f} x", amount(trial.size), trial.reason)
@@ -126,12 +128,12 @@ def format_verdict(verdict: Verdict | None) -> str:
     return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
 
 
-def figures(found: Mapping[str, float]) -> str:
+def format_figures(found: Mapping[str, float]) -> str:
     """On one line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
 
 
-def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
+def format_kernels(kernels: Mapping[str, Any]) -> list[str]:
     """How many layers of each precision run in which arithmetic."""
     if "error" in kernels:
         return [f"not opened here: {kernels['error']}"]
@@ -143,14 +145,14 @@ def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
     ] or ["none with weights"]
 
 
-def timing_table(timings: Sequence[Timing], title: str) -> Table:
+def make_timing_table(timings: Sequence[Timing], title: str) -> Table:
     """Latency, throughput and speed-up, with their spread."""
     threads = sorted({time.threads for time in timings})
     lengths = sorted({time.length for time in timings} - {0})
     title = f"{title}; {format_plural(threads, 'thread')}" + (
         f", length {', '.join(map(str, lengths))}" if lengths else ""
     )
-    table = grid(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
+    table = make_table(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
     order = list(dict.fromkeys(time.engine for time in timings))
     for time in sorted(timings, key=lambda time: (time.batch, order.index(time.engine))):
         table.add_row(
@@ -168,26 +170,28 @@ def print_comparison(found: Mapping[str, Any]) -> None:
     names = [side["name"] for side in (found["a"], found["b"])]
     if names[0] == names[1]:
         names = [side["path"] for side in (found["a"], found["b"])]
-    both = grid(found["a"]["task"], "", *names, right=(1, 2))
+    both = make_table(found["a"]["task"], "", *names, right=(1, 2))
     for line in table(found):
         both.add_row(*line)
     OUT.print(both)
     if found["differ"]:
-        differ = grid("what was set otherwise", "", *names)
+        differ = make_table("what was set otherwise", "", *names)
         for each in found["differ"]:
             differ.add_row(each["setting"], *("" if each[side] is None else str(each[side]) for side in ("a", "b")))
         OUT.print()
         OUT.print(differ)
     if "agreement" in found:
         figures_of_both = {name: value for name, value in found["agreement"].items() if isinstance(value, float)}
-        OUT.print(f"\n{found['agreement']['samples']} samples, both asked: {figures(figures_of_both)}", soft_wrap=True)
+        OUT.print(
+            f"\n{found['agreement']['samples']} samples, both asked: {format_figures(figures_of_both)}", soft_wrap=True
+        )
     if found["a"]["machine"] != found["b"]["machine"]:
         OUT.print("\nThey were timed on different machines. Time them side by side with laconic bench.")
 
 
 def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
     """The ready recipes."""
-    table = grid("", "recipe", "for", "stages")
+    table = make_table("", "recipe", "for", "stages")
     for recipe in recipes:
         stages = [stage if isinstance(stage, str) else next(iter(stage)) for stage in recipe["stages"]]
         table.add_row(recipe["name"], recipe["says"], "\n".join(stages))
@@ -196,7 +200,7 @@ def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
 
 def print_timings(timings: Sequence[Timing]) -> None:
     """What `bench` found."""
-    OUT.print(timing_table(timings, "median of interleaved rounds"))
+    OUT.print(make_timing_table(timings, "median of interleaved rounds"))
 
 
 def format_plural(numbers: Sequence[int], noun: str) -> str:
@@ -206,7 +210,7 @@ def format_plural(numbers: Sequence[int], noun: str) -> str:
 
 def print_checks(checks: Sequence[Check]) -> None:
     """What `verify` found."""
-    table = grid("", "", "", "")
+    table = make_table("", "", "", "")
     for check in checks:
         table.add_row("ok" if check.passed else "FAILED", check.check, check.found)
     OUT.print(table)

@@ -164,7 +164,7 @@ class Judge:
 
     def __call__(self, kit: Kit, done: int) -> None:
         if 0 < done < self._last:
-            self._steps.say(f"after step {done}", shown(self._ask(kit, self._few)))
+            self._steps.report(f"after step {done}", shown(self._ask(kit, self._few)))
             return
         with self._steps.step("judge what it has learned" if done else "judge the model as it is") as step:
             figures = self._ask(kit, self._held)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from laconic.commands.tables import OUT, grid
+from laconic.commands.tables import OUT, make_table
 from laconic.finetune.finetune import Tuned
 
 
 def show(tuned: Tuned) -> None:
     """Print the figures before and after, and what to do next."""
-    table = grid(
+    table = make_table(
         f"{tuned.folder.name}: {tuned.checkpoint.task.name}", "on samples set aside", "before", "after", right=(1, 2)
     )
     for name, value in tuned.after.items():

@@ -176,7 +176,7 @@ def library() -> Any:
         with quiet():
             return importlib.import_module("peft")
     except ModuleNotFoundError as error:
-        raise registry.missing(error.name or "peft") from error
+        raise registry.missing_package(error.name or "peft") from error
 
 
 @contextmanager

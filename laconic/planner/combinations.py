@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.meta_model import Subject
 from laconic.planner.simulate import imagined, imagining
@@ -57,7 +57,7 @@ class Candidate:
         return " + ".join([*parts, self.training.optimizer.name])
 
 
-def spelled(named: Named) -> str:
+def spelled(named: NamedSettings) -> str:
     """A technique and its settings, as in `checkpoint(policy=selective)`."""
     settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
     return f"{named.name}({settings})" if settings else named.name
@@ -80,13 +80,13 @@ def candidates(subject: Subject, training: Training, device: torch.device, devic
     return list(found.values())
 
 
-def placed(choice: Choice, fits: set[str]) -> tuple[Named, ...] | None:
+def placed(choice: Choice, fits: set[str]) -> tuple[NamedSettings, ...] | None:
     """The techniques of a choice, None where the model has no place for one of them. Its loss is taken as it can be:
     with the head's gradient late, in pieces, or whole."""
     found = []
     for each in choice:
-        wanted = Named.model_validate(each)
-        instead = (wanted, Named.model_validate(EARLY)) if wanted.name == "chunked-loss" else (wanted,)
+        wanted = NamedSettings.model_validate(each)
+        instead = (wanted, NamedSettings.model_validate(EARLY)) if wanted.name == "chunked-loss" else (wanted,)
         possible = next((named for named in instead if spelled(named) in fits), None)
         if possible:
             found.append(possible)
@@ -95,7 +95,9 @@ def placed(choice: Choice, fits: set[str]) -> tuple[Named, ...] | None:
     return tuple(found)
 
 
-def proposals(training: Training, device: torch.device, free: Choice) -> Iterator[tuple[Choice, Named, float | None]]:
+def proposals(
+    training: Training, device: torch.device, free: Choice
+) -> Iterator[tuple[Choice, NamedSettings, float | None]]:
     """Techniques, optimizer and clip of each combination, legal or not. free: those of FREE that have a place."""
     given, clip = training.optimizer, training.clip
     asked = tuple({named.name: named.config} for named in training.techniques)
@@ -106,11 +108,11 @@ def proposals(training: Training, device: torch.device, free: Choice) -> Iterato
         choice = (*free, *precision, *activations, *parts)
         yield choice, given, clip
         if precision and activations == ("checkpoint",) and given.name == "adamw":
-            yield choice, Named(name=SMALLER, config=given.config), clip
+            yield choice, NamedSettings(name=SMALLER, config=given.config), clip
     for precision in ((), (low,)):  # gradients are at the peak only where activations are not
         yield (*free, *precision, "checkpoint", "in-backward"), given, None
     for lean in LEAN:
-        named = {Named.model_validate(each).name for each in lean}
+        named = {NamedSettings.model_validate(each).name for each in lean}
         kept = None if "in-backward" in named else clip
         yield (*(name for name in free if name not in named), *lean), given, kept
 
@@ -121,9 +123,9 @@ def applicable(subject: Subject, training: Training) -> set[str]:
     Raises RecipeError or MissingPackage where there is none for one that the settings ask for.
     """
     asked = {spelled(named) for named in training.techniques}
-    known = [*training.techniques, *map(Named.model_validate, ("bf16", "fp16", "in-backward", *FREE, EARLY))]
+    known = [*training.techniques, *map(NamedSettings.model_validate, ("bf16", "fp16", "in-backward", *FREE, EARLY))]
     for choice in (*ACTIVATIONS, *LEAN, (cut(training),)):
-        known += map(Named.model_validate, choice)
+        known += map(NamedSettings.model_validate, choice)
     found = set()
     for name, named in sorted({spelled(named): named for named in known}.items()):
         try:

@@ -5,12 +5,12 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from laconic.commands.tables import OUT, grid
+from laconic.commands.tables import OUT, make_table
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.memory_plan import HEADROOM, Plan, Row, timed
 from laconic.planner.prediction import total
 from laconic.training.parallel.mesh import Mesh
-from laconic.units import unit_of
+from laconic.units import choose_unit
 
 GIB = 2**30
 PHASES = ("forward", "backward", "optimizer")
@@ -19,7 +19,7 @@ COLUMNS = ("par", "grad", "opt", "act", "tmp")
 
 def show(plan: Plan, *, everything: bool = False) -> None:
     """Print the table, the choice, and how to say it in a recipe."""
-    training, (unit, _) = plan.plain.candidate.training, unit_of(plan.plain.prediction.peak)
+    training, (unit, _) = plan.plain.candidate.training, choose_unit(plan.plain.prediction.peak)
     title = (
         f"{plan.subject.name}: {counted(plan.subject.parameters)} parameters, batch {training.batch}, "
         f"length {plan.length}; {unit}{f' on each of {plan.devices} devices' if plan.devices > 1 else ''}"
@@ -63,9 +63,9 @@ def shown(plan: Plan) -> list[Row]:
 
 def table(plan: Plan, title: str, rows: list[Row]) -> Table:
     """A line for each row."""
-    made = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
+    made = make_table(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
     plain = plan.plain.prediction
-    _, size = unit_of(plain.peak)
+    _, size = choose_unit(plain.peak)
     for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.candidate.name == plan.chosen.candidate.name
@@ -85,8 +85,8 @@ def table(plan: Plan, title: str, rows: list[Row]) -> Table:
 
 def phase_table(plan: Plan, row: Row) -> Table:
     """The peak of each phase of a step, and what it is made of."""
-    unit, size = unit_of(plan.plain.prediction.peak)
-    made = grid(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
+    unit, size = choose_unit(plan.plain.prediction.peak)
+    made = make_table(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):
         part = row.prediction.phases[phase]
         made.add_row(phase, *(f"{part[category] / size:.2f}" for category in CATEGORIES), f"{total(part) / size:.2f}")
@@ -119,7 +119,7 @@ def caution(row: Row) -> str | None:
 
 def told(size: int) -> str:
     """Bytes, for people."""
-    unit, scale = unit_of(size)
+    unit, scale = choose_unit(size)
     return f"{size / scale:.2f} {unit}"
 
 
@@ -135,9 +135,9 @@ def recipe_lines(row: Row) -> str:
     """What a recipe of training says to turn it on."""
     training = row.candidate.training
     content: dict[str, Any] = {
-        "optimizer": training.optimizer.plain(),
+        "optimizer": training.optimizer.to_yaml_value(),
         "clip": training.clip,
-        "techniques": [named.plain() for named in training.techniques],
+        "techniques": [named.to_yaml_value() for named in training.techniques],
     }
     if training.mesh != Mesh():
         content["mesh"] = training.mesh.model_dump(mode="json", exclude_defaults=True)
@@ -166,8 +166,8 @@ def described(row: Row, plan: Plan) -> dict[str, Any]:
     training, found = row.candidate.training, row.prediction
     return {
         "name": row.candidate.name,
-        "techniques": [named.plain() for named in training.techniques],
-        "optimizer": training.optimizer.plain(),
+        "techniques": [named.to_yaml_value() for named in training.techniques],
+        "optimizer": training.optimizer.to_yaml_value(),
         "clip": training.clip,
         "exact": row.candidate.exact,
         "whole": row.candidate.whole,

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from laconic.errors import UsageError
-from laconic.units import unit_of
+from laconic.units import choose_unit
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
@@ -137,7 +137,7 @@ def panel(
     """One side's memory. named: whether the phases' names are written over it."""
     total = np.sum(list(series.values()), axis=0)
     peak = int(total.argmax())
-    unit, scale = unit_of(max(int(total[peak]), 1))
+    unit, scale = choose_unit(max(int(total[peak]), 1))
     shown = thin(total)
     edges, heights = at[shown], np.zeros(shown.size)
     for name, values in series.items():

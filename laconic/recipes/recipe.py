@@ -8,10 +8,10 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic import registry
-from laconic.config import Named, Strict, explain, read_yaml
+from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError
 from laconic.recipes.stage import Stage, TorchStage
-from laconic.recipes.stage_order import check_order, wounds
+from laconic.recipes.stage_order import check_order, find_stages_to_heal
 from laconic.tensor import TensorSpec
 from laconic.units import Bytes, Seconds, Share
 
@@ -36,10 +36,10 @@ class Data(Strict):
     limit: int | None = Field(default=None, ge=3)
 
 
-class Step(Named):
+class NamedStage(NamedSettings):
     """A stage by name, with its settings."""
 
-    def stage(self) -> Stage:
+    def make_stage(self) -> Stage:
         """The stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
         stage: Stage = self.configure("stage", Stage)
         return stage
@@ -94,7 +94,7 @@ class Recipe(Origin):
     to try, best first; all of the target's where none are given."""
 
     data: Data = Data()
-    stages: tuple[Step, ...]
+    stages: tuple[NamedStage, ...]
     heal: bool | dict[str, Any] = True
     to: Literal["artifact", "checkpoint"] = "artifact"
     target: str = "cpu"
@@ -156,8 +156,8 @@ class Recipe(Origin):
     def parse(cls, content: Mapping[str, Any], *, where: str = "recipe") -> "Recipe":
         """From keys and values, checked and completed as `load` does. where: what to call it in an error."""
         try:
-            recipe = cls.model_validate(content).completed()
-            recipe.build()
+            recipe = cls.model_validate(content).complete()
+            recipe.make_stages()
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
         except RecipeError as error:
@@ -174,12 +174,12 @@ class Recipe(Origin):
         """The engines to try, best first."""
         return self.runtimes or registry.TARGETS[self.target]
 
-    def completed(self) -> Self:
+    def complete(self) -> Self:
         """With the healing that it asks for among the stages, and without the stages that what is written cannot hold.
 
         A completed recipe stays as it is. Raises RecipeError where nothing would be left to do.
         """
-        built = [(step, step.stage()) for step in self.stages]
+        built = [(step, step.make_stage()) for step in self.stages]
         if self.to == "checkpoint":
             if self.goal.max_latency is not None:
                 raise RecipeError(
@@ -194,30 +194,30 @@ class Recipe(Origin):
         steps = [step for step, _ in built]
         lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)
         if self.heal and HEAL in registry.STAGES and (lossy or isinstance(self.heal, dict)):
-            heal = Step(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
-            for number in reversed(wounds([stage for _, stage in built], heal.stage())):
+            heal = NamedStage(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
+            for number in reversed(find_stages_to_heal([stage for _, stage in built], heal.make_stage())):
                 steps.insert(number + 1, heal.model_copy(deep=True))  # YAML would write one twice as an alias
         return self.model_copy(update={"stages": tuple(steps)})
 
-    def build(self) -> tuple[Stage, ...]:
+    def make_stages(self) -> tuple[Stage, ...]:
         """The stages with their settings. Raises RecipeError for one that is wrong, or out of order."""
-        stages = tuple(step.stage() for step in self.stages)
+        stages = tuple(step.make_stage() for step in self.stages)
         check_order([step.name for step in self.stages], stages, onnx=self.source.endswith(".onnx"))
         return stages
 
     def to_yaml(self) -> str:
         """As it would be written; reading it gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude={"stages"})
-        content["stages"] = [step.plain() for step in self.stages]
+        content["stages"] = [step.to_yaml_value() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def json_schema() -> dict[str, Any]:
+def make_json_schema() -> dict[str, Any]:
     """The JSON Schema of a recipe, for editors to complete it by."""
     schema = Recipe.model_json_schema()
     names = sorted(registry.STAGES)
-    schema["$defs"]["Step"] = {
+    schema["$defs"]["NamedStage"] = {
         "description": "A stage by name, or {name: {setting: value}}.",
         "oneOf": [
             {"type": "string", "examples": names},

@@ -116,18 +116,18 @@ class PlanStage(Stage):
         """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
 
 
-def describe(stage: Stage) -> dict[str, Any]:
+def dump_settings(stage: Stage) -> dict[str, Any]:
     """The stage's settings, JSON-ready."""
     return stage.model_dump(mode="json")
 
 
-def made_properties(record: Record) -> frozenset[Property]:
+def find_made_properties(record: Record) -> frozenset[Property]:
     """What a step has given the model that later steps have to leave in place."""
     made: frozenset[Property] = getattr(registry.resolve("stage", record.stage), "makes", frozenset())
     return made
 
 
-def standing_records(history: Sequence[Record]) -> tuple[Record, ...]:
+def find_intact_records(history: Sequence[Record]) -> tuple[Record, ...]:
     """The steps of a history, without those whose properties a later step has broken."""
     breaks: list[frozenset[Property]] = [
         getattr(registry.resolve("stage", record.stage), "breaks", frozenset()) for record in history
@@ -135,5 +135,5 @@ def standing_records(history: Sequence[Record]) -> tuple[Record, ...]:
     return tuple(
         record
         for place, record in enumerate(history)
-        if not made_properties(record) & frozenset[Property]().union(*breaks[place + 1 :])
+        if not find_made_properties(record) & frozenset[Property]().union(*breaks[place + 1 :])
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from laconic.errors import RecipeError
 from laconic.recipes.stage import Property, Stage, TorchStage
 
-MEANINGS: dict[Property, str] = {
+PROPERTY_DESCRIPTIONS: dict[Property, str] = {
     "zeros": "weights that are zero",
     "ranges": "ranges that were learned together with the weights",
     "factors": "layers in factors, between which no block can be cut",
@@ -31,14 +31,14 @@ def check_order(names: Sequence[str], stages: Sequence[Stage], *, onnx: bool) ->
         for broken in sorted(stage.breaks & made.keys()):
             instead = f"Move {name} before {made[broken]}" if stage.kind == "torch" else "Take quantize.static"
             raise RecipeError(
-                f"{where} breaks what {made[broken]} before it made: {MEANINGS[broken]}. "
+                f"{where} breaks what {made[broken]} before it made: {PROPERTY_DESCRIPTIONS[broken]}. "
                 f"{instead}, or remove one of them"
             )
         made |= dict.fromkeys(stage.makes, name)
         planned = name if stage.kind == "plan" else planned
 
 
-def wounds(stages: Sequence[Stage], heal: Stage) -> list[int]:
+def find_stages_to_heal(stages: Sequence[Stage], heal: Stage) -> list[int]:
     """After which of the stages `heal` belongs: each lossy one, where none that trains comes next.
 
     Left out are those where it would break what was made before, as zeros that training fills.

@@ -27,47 +27,49 @@ class Node:
     weights: tuple[str, ...]
 
 
-def nodes(path: Path) -> list[Node]:
+def read_nodes(path: Path) -> list[Node]:
     """The nodes of the main graph. Raises ValueError for a file that is no ONNX."""
     try:
-        graph = next(content for number, _, content in fields(path.read_bytes()) if number == GRAPH)
-        parts = list(fields(graph))
-        dtypes = dict(tensor(content) for number, _, content in parts if number == INITIALIZER)
-        return [node(content, dtypes) for number, _, content in parts if number == NODE]
+        graph = next(content for number, _, content in parse_fields(path.read_bytes()) if number == GRAPH)
+        parts = list(parse_fields(graph))
+        dtypes = dict(parse_tensor(content) for number, _, content in parts if number == INITIALIZER)
+        return [parse_node(content, dtypes) for number, _, content in parts if number == NODE]
     except (IndexError, KeyError, StopIteration, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no ONNX file") from error
 
 
-def tensor(message: bytes) -> tuple[bytes, str]:
+def parse_tensor(message: bytes) -> tuple[bytes, str]:
     """Name and element type of an initializer."""
-    found = {number: (value, content) for number, value, content in fields(message) if number in (DTYPE, TENSOR_NAME)}
+    found = {
+        number: (value, content) for number, value, content in parse_fields(message) if number in (DTYPE, TENSOR_NAME)
+    }
     return found[TENSOR_NAME][1], DTYPES.get(found[DTYPE][0], "")
 
 
-def node(message: bytes, dtypes: Mapping[bytes, str]) -> Node:
+def parse_node(message: bytes, dtypes: Mapping[bytes, str]) -> Node:
     """A node. dtypes: of the initializers, by name."""
-    items = list(fields(message))
+    items = list(parse_fields(message))
     named = {number: content.decode() for number, _, content in items if number in (NAME, KIND)}
     read = (content for number, _, content in items if number == INPUT)
     return Node(named.get(NAME, ""), named[KIND], tuple(dtypes[name] for name in read if name in dtypes))
 
 
-def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+def parse_fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Each field of a message: its number, its value if it is a number, its content if it has a length."""
     place = 0
     while place < len(message):
-        tag, place = varint(message, place)
+        tag, place = parse_varint(message, place)
         value, content = 0, b""
         if tag & 7 == 0:
-            value, place = varint(message, place)
+            value, place = parse_varint(message, place)
         else:
-            size, place = varint(message, place) if tag & 7 == 2 else (FIXED[tag & 7], place)
+            size, place = parse_varint(message, place) if tag & 7 == 2 else (FIXED[tag & 7], place)
             content = message[place : place + size]
             place += size
         yield tag >> 3, value, content
 
 
-def varint(message: bytes, place: int) -> tuple[int, int]:
+def parse_varint(message: bytes, place: int) -> tuple[int, int]:
     """The number at a place, seven bits a byte, and the place behind it."""
     value = shift = 0
     while True:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.onnx_file import Node, nodes
+from laconic.runtimes.onnx_file import Node, read_nodes
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.tensor import Array, Arrays
 
@@ -25,7 +25,7 @@ IN_FLOAT = ("session.qdq_matmulnbits_accuracy_level", "0")
 that moved a layer's output by 0.5 % of the largest; with it, by 5e-7."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 """How the names of the operators begin that multiply in INT8."""
-RENAMED = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
+NODE_SUFFIX = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
 """What the engine hangs on to the name of a node that it rewrites."""
 
 
@@ -59,10 +59,14 @@ class OrtSession(Session):
             again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
             try:
                 ort.InferenceSession(self._model, again, providers=["CPUExecutionProvider"])
-                found = nodes(written)
+                found = read_nodes(written)
             except Exception as error:  # the engine's exceptions share no base class
                 raise RuntimeFailure(f"onnxruntime does not tell what it runs: {error}") from error
-        return [Kernel(RENAMED.sub("", node.name), node.kind, arithmetic(node)) for node in found if arithmetic(node)]
+        return [
+            Kernel(NODE_SUFFIX.sub("", node.name), node.kind, find_arithmetic(node))
+            for node in found
+            if find_arithmetic(node)
+        ]
 
     def close(self) -> None:
         del self._session
@@ -114,7 +118,7 @@ class OnnxRuntime(Runtime):
         return options
 
 
-def arithmetic(node: Node) -> str:
+def find_arithmetic(node: Node) -> str:
     """What a node computes in; empty for one that no layer becomes."""
     if node.kind.startswith(INTEGER):
         return "int8"

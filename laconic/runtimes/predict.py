@@ -12,7 +12,7 @@ ROWS = 16
 """Samples per run. With texts sorted by length, larger batches gained nothing on two cores."""
 
 
-def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
+def predict(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
     """The outputs for every sample, in the dataset's order: [samples, ...] by name.
 
     Where samples have outputs of different sizes, the smaller are filled with zeros.
@@ -25,10 +25,10 @@ def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = 
                 slots[index] = row
         if step:
             step.advance(len(indices))
-    return {name: stack(slots) for name, slots in found.items()}
+    return {name: stack_padded(slots) for name, slots in found.items()}
 
 
-def stack(rows: list[Array]) -> Array:
+def stack_padded(rows: list[Array]) -> Array:
     """Arrays of one rank as one array, zeros behind the smaller ones."""
     shape = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
     stacked = np.zeros((len(rows), *shape), rows[0].dtype)

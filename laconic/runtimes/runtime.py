@@ -31,7 +31,7 @@ CONSTANT = "unknown"
 """What OpenVINO calls the kernel of a constant."""
 
 
-def kernel_of(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
+def find_kernel(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
     """The kernel that does the multiplications of a layer, given by its node, `module/MatMul`.
 
     Engines split a layer into several, call the parts by its name and a suffix, and merge it with others, a float layer

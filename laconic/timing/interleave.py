@@ -7,11 +7,11 @@ import numpy as np
 
 from laconic.timing.measurements import Timing
 
-Contestants = Mapping[str, Callable[[], object]]
+Runs = Mapping[str, Callable[[], object]]
 
 
 def interleave(
-    contestants: Contestants, *, rounds: int, warmup: int = 2, clock: Callable[[], float] = time.perf_counter
+    contestants: Runs, *, rounds: int, warmup: int = 2, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
     """Seconds of each run, by contestant. In each round every contestant runs once, in an order that rotates.
 
@@ -31,7 +31,7 @@ def interleave(
     return seconds
 
 
-def timings(
+def make_timings(
     seconds: Mapping[str, list[float]], baseline: str, *, batch: int, length: int, threads: int
 ) -> list[Timing]:
     """One Timing per contestant; the speed-up is the median over rounds of baseline / contestant."""

@@ -33,7 +33,7 @@ class Timing(BaseModel):
         return self.batch / self.seconds
 
 
-class Trial(BaseModel):
+class TrialRecord(BaseModel):
     """What a search has tried.
 
     name: what was cut, for people; settings: the same for programs; heal: steps of training after it. fidelity: the
@@ -59,7 +59,7 @@ class Trial(BaseModel):
     reason: str
 
 
-class Measured(BaseModel):
+class Measurements(BaseModel):
     """Everything about an artifact that differs from run to run.
 
     knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
@@ -78,7 +78,7 @@ class Measured(BaseModel):
     original_size: int
     arithmetic: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    search: tuple[Trial, ...] = ()
+    search: tuple[TrialRecord, ...] = ()
     report: str | None = None
 
     @property
@@ -87,7 +87,7 @@ class Measured(BaseModel):
         return next(time.seconds for time in self.timings if time.engine != ORIGINAL and time.batch == 1)
 
 
-def knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:
+def find_knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:
     """Smallest batch size whose throughput is within `slack` of the best.
 
     seconds: per run, by batch size (rows). Returns rows.

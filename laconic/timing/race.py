@@ -8,7 +8,7 @@ from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 from laconic.tensor import Array
-from laconic.timing.interleave import interleave, timings
+from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
 LENGTH = 128
@@ -41,14 +41,14 @@ def race(
         inputs = task.typical(batch, length)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
         seconds = interleave(runs, rounds=rounds, clock=clock)
-        found += timings(seconds, baseline, batch=batch, length=free(inputs, task), threads=threads)
+        found += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
         step.advance()
         if sum(map(sum, seconds.values())) * 2 > patience:
             break
     return found
 
 
-def free(inputs: Mapping[str, Array], task: Task) -> int:
+def find_free_length(inputs: Mapping[str, Array], task: Task) -> int:
     """The longest free axis behind the batch, as tokens of a text; 0 where there is none."""
     return max(
         (

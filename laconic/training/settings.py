@@ -9,7 +9,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from laconic.config import Named, Strict, explain, read_yaml
+from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError
 from laconic.recipes.recipe import Origin
 from laconic.training.data.batch_loader import FeedSettings
@@ -40,10 +40,10 @@ class Training(Strict):
     length: int | None = Field(default=None, ge=1)
     epochs: float = Field(default=3.0, gt=0)
     steps: int | None = Field(default=None, ge=1)
-    optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
-    schedule: Named = Named(name="linear")
+    optimizer: NamedSettings = NamedSettings(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
+    schedule: NamedSettings = NamedSettings(name="linear")
     clip: float | None = Field(default=1.0, gt=0)
-    techniques: tuple[Named, ...] = ()
+    techniques: tuple[NamedSettings, ...] = ()
     feed: FeedSettings = FeedSettings()
     mesh: Mesh = Mesh()
     every: int = Field(default=200, ge=1)
@@ -51,7 +51,7 @@ class Training(Strict):
 
     @field_validator("techniques")
     @classmethod
-    def _once(cls, techniques: tuple[Named, ...]) -> tuple[Named, ...]:
+    def _once(cls, techniques: tuple[NamedSettings, ...]) -> tuple[NamedSettings, ...]:
         names = [technique.name for technique in techniques]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -72,7 +72,7 @@ class Training(Strict):
         check(techniques, optimizer, clip=self.clip)
         return Parts(optimizer, self.schedule.configure("schedule", Schedule), techniques)
 
-    def with_techniques(self, techniques: tuple[Named, ...], **changed: Any) -> Self:
+    def with_techniques(self, techniques: tuple[NamedSettings, ...], **changed: Any) -> Self:
         """The same settings with other techniques."""
         return self.model_copy(update={"techniques": techniques, **changed})
 
@@ -127,6 +127,6 @@ class TrainingRecipe(Training, Origin):
     def to_yaml(self) -> str:
         """As it would be written; reading it gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude={"techniques", "optimizer", "schedule"})
-        content |= {"optimizer": self.optimizer.plain(), "schedule": self.schedule.plain()}
-        content["techniques"] = [technique.plain() for technique in self.techniques]
+        content |= {"optimizer": self.optimizer.to_yaml_value(), "schedule": self.schedule.to_yaml_value()}
+        content["techniques"] = [technique.to_yaml_value() for technique in self.techniques]
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
