@@ -1,4 +1,4 @@
-"""Shares, seconds and bytes, as people write them: 1%, 3 ms, 25 MB."""
+"""Parsing of quantities with units: shares, durations and sizes, as 1%, 3 ms, 25 MB."""
 
 import re
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ SIZE = TypeAdapter(ByteSize)
 
 
 def split_unit(value: str) -> tuple[float, str]:
-    """Take "3 ms" apart. Raises ValueError."""
+    """Split "3 ms" into its number and its unit. Raises ValueError."""
     match = NUMBER.fullmatch(value)
     if match is None:
         raise ValueError("not a number with a unit")
@@ -22,7 +22,7 @@ def split_unit(value: str) -> tuple[float, str]:
 
 
 def parse_share(value: Any) -> float:
-    """A share from "1%" or 0.01; 0 to 1."""
+    """Parse a share, "1%" or 0.01, to a number from 0 to 1."""
     try:
         number, unit = split_unit(value) if isinstance(value, str) else (float(value), "")
     except (TypeError, ValueError):
@@ -34,7 +34,7 @@ def parse_share(value: Any) -> float:
 
 
 def parse_seconds(value: Any) -> float:
-    """Seconds from "3 ms". A bare number is refused: people mean different things by it."""
+    """Parse a duration, "3 ms", to seconds. A number without a unit is refused as ambiguous."""
     try:
         number, unit = split_unit(value) if isinstance(value, str) else (0.0, "")
     except ValueError:
@@ -45,7 +45,7 @@ def parse_seconds(value: Any) -> float:
 
 
 def parse_budget(value: str) -> float:
-    """Seconds from "30m", of an option on the command line. Raises UsageError."""
+    """Parse the option --budget, "30m", to seconds. Raises UsageError."""
     try:
         number, unit = split_unit(value)
     except ValueError:
@@ -56,7 +56,7 @@ def parse_budget(value: str) -> float:
 
 
 def parse_bytes(value: Any) -> int:
-    """Bytes from "25 MB", "8 GiB" or a bare number of them."""
+    """Parse a size, "25 MB", "8 GiB" or a number of bytes, to bytes."""
     try:
         size = int(SIZE.validate_python(value))
     except ValidationError:
@@ -67,12 +67,12 @@ def parse_bytes(value: Any) -> int:
 
 
 def choose_unit(size: int) -> tuple[str, int]:
-    """The binary unit that a size is best told in, and its bytes."""
+    """Choose the binary unit to print a size in. Returns its name and its bytes."""
     return next((pair for pair in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= 0.5 * pair[1]), ("B", 1))
 
 
 Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema({"type": ["string", "number"]})]
-"""0 to 1."""
+"""A number from 0 to 1, written as 1% or 0.01."""
 
 Seconds = Annotated[
     float,
@@ -80,7 +80,7 @@ Seconds = Annotated[
     PlainSerializer(lambda seconds: f"{seconds!r} s", return_type=str),
     WithJsonSchema({"type": "string", "examples": ["3 ms"]}),
 ]
-"""Written with its unit, so that it reads back as the same number."""
+"""A duration in seconds; serialized with its unit, so that it parses back to the same number."""
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), WithJsonSchema({"type": ["string", "integer"]})]
-"""A size, or an amount of memory."""
+"""A size in bytes."""

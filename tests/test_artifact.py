@@ -133,7 +133,7 @@ def test_an_engine_that_answers_otherwise_is_refused_when_it_opens(answer, tmp_p
     save_file({"0.input.x": x, "0.output.y": x * np.float32(answer)}, folder / GOLDEN)
     files = unseal(folder / MANIFEST)["files"] | {GOLDEN: digest_file(folder / GOLDEN).model_dump()}
     reseal(folder, files=files)
-    with pytest.raises(UnprovenArtifact, match="does not give its golden answers in fake"):
+    with pytest.raises(UnprovenArtifact, match="does not give its golden outputs in fake"):
         Artifact.load(folder).open()
 
 

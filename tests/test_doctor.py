@@ -73,8 +73,8 @@ def test_the_processor_is_read_for_what_it_means():
 
 def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
     code = (
-        "import sys, json; sys.modules['openvino'] = None; from laconic.commands.doctor import engine;"
-        "print(engine('openvino').model_dump_json(by_alias=True))"
+        "import sys, json; sys.modules['openvino'] = None; from laconic.commands.doctor import check_engine;"
+        "print(check_engine('openvino').model_dump_json(by_alias=True))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

@@ -104,10 +104,10 @@ def test_a_stage_that_breaks_what_another_made_names_both_and_says_what_to_do(ow
     with pytest.raises(RecipeError) as caught:
         steps("zero", HEAL)
     assert str(caught.value) == (
-        f"recipe: stages[1] ({HEAL}) breaks what zero before it made: weights that are zero. "
+        f"recipe: stages[1] ({HEAL}) would destroy what zero made: weights that are zero. "
         f"Move {HEAL} before zero, or remove one of them"
     )
-    with pytest.raises(RecipeError, match="learn before it made: ranges"):
+    with pytest.raises(RecipeError, match="learn made: ranges"):
         steps("learn", "cut")
 
 
@@ -147,9 +147,9 @@ def test_without_a_stage_that_heals_nothing_is_healed(own, monkeypatch):
 
 def test_a_checkpoint_is_not_quantized(own):
     assert steps("cut", "round", to="checkpoint", heal=False) == ["cut"]
-    with pytest.raises(RecipeError, match="a checkpoint would be written as it came"):
+    with pytest.raises(RecipeError, match="the checkpoint would be unchanged"):
         steps("round", to="checkpoint")
-    with pytest.raises(RecipeError, match="a checkpoint would be written as it came"):
+    with pytest.raises(RecipeError, match="the checkpoint would be unchanged"):
         Recipe.parse({"source": "m", "to": "checkpoint"})
 
 

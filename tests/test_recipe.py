@@ -99,7 +99,7 @@ def test_one_file_of_data_is_enough(tmp_path):
         ("source: 3", "source: input should be a valid string, got 3"),
         ("source: m\ntask: text-embeding", "task: unknown task 'text-embeding'. Did you mean 'text-embedding'?"),
         ("source: m\nbuilder: package", "builder: expected 'package.module:factory', got 'package'"),
-        ("source: m\ntarget: cuda", "target: target 'cuda' is not built yet. Try 'cpu'"),
+        ("source: m\ntarget: cuda", "target: target 'cuda' is not implemented yet. Try 'cpu'"),
         ("source: m\ntarget: cpuu", "target: unknown target 'cpuu'. Did you mean 'cpu'?"),
         (
             "source: m\nruntimes: [openvin]",
@@ -123,9 +123,9 @@ def test_one_file_of_data_is_enough(tmp_path):
         ("source: m\nseed: -1", "seed: input should be greater than or equal to 0"),
         ("- a list", "is not a recipe: expected keys and values, got list"),
         ("", "is not a recipe: expected keys and values, got NoneType"),
-        ("source: [", "does not read as YAML"),
+        ("source: [", "is not valid YAML"),
         ("source: m\nsource: n", "'source' is given twice"),
-        ("source: !!python/object/apply:os.getcwd []", "does not read as YAML"),
+        ("source: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
 )
 def test_a_mistake_is_answered_with_the_file_the_key_and_what_was_expected(text, message, tmp_path):

@@ -1,4 +1,4 @@
-"""Time artifacts side by side, and the model that they were made from."""
+"""Benchmark artifacts, and the model that they were made from, in one interleaved run."""
 
 import math
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def bench(
     rounds: int = 15,
     runtime: str | None = None,
 ) -> list[Timing]:
-    """Time artifacts side by side: in each round each runs once. Speed-ups are against the original where it is given,
-    else against the first artifact.
+    """Time artifacts in one interleaved run: in each round every artifact runs once.
 
-    Raises UsageError for artifacts that do not take the same inputs.
+    original: a session of the source; speed-ups are relative to it, or else to the first artifact. length: size of the
+    dynamic axes, as tokens of a text. batches: in rows. Raises UsageError for artifacts with different inputs.
     """
     artifacts = [Artifact.load(path) for path in paths]
     for artifact in artifacts:
@@ -53,7 +53,7 @@ def bench(
 
 
 def check_same_inputs(first: Artifact, other: Artifact) -> None:
-    """Raise UsageError unless two artifacts take the same inputs."""
+    """Raise UsageError unless two artifacts have the same inputs."""
     wanted, found = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
     if wanted != found:
         raise UsageError(
@@ -63,7 +63,7 @@ def check_same_inputs(first: Artifact, other: Artifact) -> None:
 
 
 def make_display_name(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
-    """What an artifact is called among the timings; the second of a name has its folder with it."""
+    """Name an artifact in the timings: with its engine, and with its path if the name is taken."""
     engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
     name = f"{artifact.name} ({engine})"
     return name if name not in taken else f"{artifact.path} ({engine})"

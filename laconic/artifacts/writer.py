@@ -1,4 +1,4 @@
-"""Write an artifact's folder."""
+"""Writing the folder of an artifact from its parts."""
 
 import shutil
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from laconic.timing.measurements import Measurements
 class ArtifactParts:
     """Everything that an artifact is made of.
 
-    manifest: all of it but the digests of the files. golden: inputs and outputs of a few batches. report: writes the
-    page about the finished manifest and what was measured.
+    manifest: its fields, without the digests of the files. golden: inputs and outputs of a few batches. report: renders
+    the HTML report from the finished manifest and the measurements.
     """
 
     manifest: dict[str, Any]
@@ -32,7 +32,7 @@ class ArtifactParts:
 
 
 def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
-    """Write the files; the manifest last, with the digest of each."""
+    """Write the files of an artifact to `folder`; the manifest last, with the digest of each."""
     folder.mkdir(parents=True)
     for file in sorted(parts.model.parent.glob(f"{parts.model.name}*")):
         shutil.copyfile(file, folder / file.name.replace(parts.model.name, MODEL))
@@ -48,7 +48,7 @@ def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
 
 
 def flatten_golden(golden: list[tuple[Arrays, Arrays]]) -> Arrays:
-    """Golden pairs under one name each: `0.input.input_ids`, `0.output.embedding`."""
+    """Name the arrays of all golden pairs for one file: `0.input.input_ids`, `0.output.embedding`."""
     return {
         f"{number}.{side}.{name}": array
         for number, pair in enumerate(golden)

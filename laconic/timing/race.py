@@ -1,4 +1,4 @@
-"""How fast the candidates are, side by side with the original, on this machine."""
+"""Latency of several sessions at several batch sizes, in one interleaved run on this machine."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,14 +12,14 @@ from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
 LENGTH = 128
-"""Of the free axes: tokens of a text."""
+"""Default size of the dynamic axes: tokens of a text."""
 
 TRIAL_BATCHES = (1, 8)
 BATCHES = (1, 2, 4, 8, 16, 32)
 ROUNDS = 7
 
 PATIENCE = 60.0
-"""Seconds that the timing of one batch size may take; larger ones are left out where the original would need longer."""
+"""Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer."""
 
 
 def race(
@@ -35,7 +35,11 @@ def race(
     patience: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
-    """Time each session at each batch size; in each round every one runs once. clock: as `interleave` takes it."""
+    """Time each session at each batch size, interleaved.
+
+    baseline: the session that speed-ups are relative to. batches: in rows. length: size of the dynamic axes. patience:
+    seconds per batch size. clock: see `interleave`.
+    """
     found: list[Timing] = []
     for batch in batches:
         inputs = task.typical(batch, length)
@@ -49,7 +53,7 @@ def race(
 
 
 def find_free_length(inputs: Mapping[str, Array], task: Task) -> int:
-    """The longest free axis behind the batch, as tokens of a text; 0 where there is none."""
+    """Find the size of the longest dynamic axis other than the batch; 0 if there is none."""
     return max(
         (
             size
