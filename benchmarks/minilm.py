@@ -23,8 +23,8 @@ from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
+from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import Timing
-from laconic.timing.race import race
 
 FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
 LACONIC = Path(sys.executable).parent / "laconic"
@@ -98,7 +98,7 @@ def measure(
         for row, (_, _, size) in zip(rows, found, strict=True):
             row["MB"] = size / 1e6
         with Steps().step("time all ways in turns", len(sizes)) as step:
-            times = race(
+            times = benchmark_sessions(
                 sessions,
                 task,
                 baseline=ORIGINAL,

@@ -22,7 +22,8 @@ VARIABLE = "LACONIC_CACHE"
 
 
 class Cache:
-    """A folder of results. An entry is written under a temporary name and renamed, so readers never see a partial one."""
+    """A folder of results. Entries are written under a temporary name and renamed, so readers never see a partial
+    one."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """folder: default $LACONIC_CACHE, or else the user's cache folder."""

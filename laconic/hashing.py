@@ -51,8 +51,8 @@ def check_digest(path: Path, expected: FileDigest) -> None:
     found = digest_file(path)
     if found != expected:
         raise CorruptArtifact(
-            f"{path} differs from the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., expected "
-            f"{expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress again"
+            f"{path} differs from the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., "
+            f"expected {expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress again"
         )
 
 

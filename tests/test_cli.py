@@ -346,7 +346,7 @@ def test_verify_lists_every_check_and_fails_with_exit_code_3(laconic, tmp_path):
     code, out, err = laconic("verify", write_artifact(tmp_path / "bad.laconic", verdict=FAILED))
     assert code == 3
     assert "FAILED" in out
-    assert "did not pass: verdict" in one_sentence(err)
+    assert "failed verification: verdict" in one_sentence(err)
 
 
 def test_bench_shows_artifacts_beside_one_another(laconic, tmp_path):

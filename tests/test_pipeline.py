@@ -24,14 +24,14 @@ ENGINES = ("openvino", "onnxruntime")
 STEPS = (
     "load the source and the samples",
     "capture the graph",
-    "run the original",
+    "run the original model",
     "calibrate",
     "round the weights",
     "measure each layer's harm",
-    "find what meets the goal",
-    "race the candidates",
+    "build the candidates",
+    "time the candidates",
     "validate",
-    "measure the speed",
+    "measure latency and throughput",
 )
 
 
@@ -179,7 +179,7 @@ def test_a_run_interrupted_in_any_step_leaves_nothing_and_goes_on_from_there(tra
     assert made.manifest.verdict.passed
     assert left_over(path) == []
     # What is decided once is looked up, not done again.
-    assert not {title for title in steps.seconds if title.startswith(("calibrate", "race"))}
+    assert not {title for title in steps.seconds if title.startswith(("calibrate", "time"))}
 
 
 def test_a_missed_goal_is_said_and_the_best_result_is_kept(trained, cache, tmp_path):

@@ -103,7 +103,7 @@ def test_one_file_of_data_is_enough(tmp_path):
         ("source: m\ntarget: cpuu", "target: unknown target 'cpuu'. Did you mean 'cpu'?"),
         (
             "source: m\nruntimes: [openvin]",
-            "runtimes: 'openvin' is no engine of target 'cpu'. Did you mean 'openvino'?",
+            "runtimes: 'openvin' is not an engine of target 'cpu'. Did you mean 'openvino'?",
         ),
         ("source: m\ninputs: [{name: x, dtype: float8, shape: [1]}]", "inputs[0].dtype: unknown dtype 'float8'"),
         ("source: m\nstages: quantize.static", "stages: input should be a list"),

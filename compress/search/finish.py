@@ -25,8 +25,8 @@ from laconic.recipes.recipe import Goal, Recipe
 from laconic.recipes.stage import dump_settings
 from laconic.runtimes.predict import predict
 from laconic.tensor import Arrays
+from laconic.timing.benchmark import LENGTH, TRIAL_BATCHES
 from laconic.timing.measurements import ORIGINAL
-from laconic.timing.race import LENGTH, TRIAL_BATCHES
 
 DEMANDS = (0.01, 0.002)
 """Infidelity that quantization may add where the goal is a drop alone: if what comes of the first drops too much, the

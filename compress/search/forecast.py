@@ -8,7 +8,7 @@ import numpy as np
 from compress.search.finish import Built, geometric
 from compress.search.latency_table import Table
 from compress.search.layer_spec import Cell
-from laconic.timing.race import TRIAL_BATCHES
+from laconic.timing.benchmark import TRIAL_BATCHES
 
 
 @dataclass(frozen=True)

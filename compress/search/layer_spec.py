@@ -12,7 +12,7 @@ from compress.transformer.anatomy import Anatomy, anatomy
 from laconic.errors import SourceError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
-from laconic.timing.race import LENGTH
+from laconic.timing.benchmark import LENGTH
 
 Role = Literal["queries", "attended", "up", "down", "channels", "other"]
 """What a layer is in its model: makes queries, keys or values; takes what attention gives; makes feed-forward units;

@@ -1,4 +1,4 @@
-"""From a module in torch to a float graph in ONNX, and the proof that both compute the same."""
+"""Capture of a torch module as a float ONNX graph, with a parity check of both."""
 
 import logging
 import warnings
@@ -25,28 +25,28 @@ from laconic.tasks.text import TextTask
 from laconic.tensor import BATCH, Arrays, TensorSpec
 
 PARITY_SIZES = ((1, 5), (3, 17))
-"""Rows, and length of the other free axes, of the batches on which the two are compared."""
+"""Rows, and size of the other dynamic axes, of the batches of the parity check."""
 
 
 def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
-    """Export the module to `folder` and compare the answers.
+    """Export the module to `folder` and compare its outputs with the graph's.
 
-    Raises CaptureError where torch cannot export the module, or the graph computes something else.
+    Raises CaptureError if torch cannot export the module, or if the graph's outputs differ.
     """
     program = export_program(checkpoint)
     graph = write_graph(program, folder, checkpoint.inputs, checkpoint.outputs)
     error = measure_parity(checkpoint, graph)
     if not error <= PARITY:
         raise CaptureError(
-            f"the captured graph does not compute what the module does: its answers differ by {error:.2g} of the "
-            f"largest one, at most {PARITY:g} is expected. Look for randomness, or state, in the module's forward"
+            f"the captured graph does not compute what the module does: its outputs differ by {error:.2g} of the "
+            f"largest value, expected at most {PARITY:g}. Look for randomness or state in the module's forward"
         )
     return graph
 
 
 def export_program(checkpoint: Checkpoint) -> ir.Model:
-    """The module as an ONNX model in memory, its free axes free."""
-    # Each input is a tensor of its own: with the same object for two inputs, torch quietly makes one input of them.
+    """Export the module as an ONNX model in memory, with dynamic axes."""
+    # Each input is a separate tensor: given the same object twice, torch silently merges the two inputs.
     arrays = make_example(checkpoint, probe_sizes(checkpoint.inputs, 0))
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     args, kwargs = bind(checkpoint.module, tensors)
@@ -67,12 +67,12 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     except Exception as error:
         raise CaptureError(f"torch cannot export this model: {find_root_cause(error)}") from error
     if program is None:
-        raise CaptureError("torch exported nothing, and did not say why")
+        raise CaptureError("torch exported nothing and gave no reason")
     return program.model
 
 
 def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
-    """torch's name for each free axis, the same one wherever the axis occurs."""
+    """Make the `dynamic_shapes` of torch.export: one Dim per dynamic axis, shared wherever the axis occurs."""
     dims: dict[str, Any] = {}
     for spec in inputs:
         for axis in spec.shape:
@@ -86,21 +86,21 @@ def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, A
 
 
 def make_example(checkpoint: Checkpoint, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Inputs of the given sizes."""
+    """Make inputs with axes of the given sizes."""
     if isinstance(checkpoint.task, TextTask):
         return checkpoint.task.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
     return probe_inputs(checkpoint.inputs, sizes, seed)
 
 
 def measure_parity(checkpoint: Checkpoint, graph: Graph) -> float:
-    """The largest difference between the graph's answers and the module's, relative to the largest answer."""
+    """Measure the largest difference between the graph's outputs and the module's, relative to the largest output."""
     reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
     with reference, OnnxRuntime().open(graph.path) as candidate:
         return largest_difference(reference, candidate, make_parity_inputs(checkpoint))
 
 
 def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
-    """Batches of several shapes; for texts also one with padding."""
+    """Yield batches of several shapes; for texts also one with padding."""
     bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
     for batch, length in PARITY_SIZES:
         sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
@@ -116,7 +116,7 @@ def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
 
 
 def find_root_cause(error: BaseException) -> str:
-    """What torch's report, of many pages, is about: the first line of the innermost cause."""
+    """Return the first line of the innermost cause of an error; torch's own reports have many pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -125,9 +125,9 @@ def find_root_cause(error: BaseException) -> str:
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need.
+    """Suppress the exporter's logs and warnings, about its own deprecations and packages that it does not need.
 
-    A failure reaches the caller as an exception; what is logged beside it is torch talking to its developers.
+    A failure still reaches the caller as an exception; the log messages are addressed to torch's developers.
     """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
@@ -138,7 +138,7 @@ def quiet_exporter() -> Iterator[None]:
             for category in (FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             warnings.filterwarnings("ignore", module=r"torch\b")
-            # The weights that an LSTM keeps in a list of its own; they are exported all the same.
+            # About the weights that an LSTM keeps in its own list; they are exported nevertheless.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
             yield
     finally:

@@ -1,4 +1,4 @@
-"""What the stages changed and what a search tried, written for the report."""
+"""The report's sections about the stages and about the trials of a search."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from laconic.timing.measurements import TrialRecord
 
 @dataclass(frozen=True)
 class Changes:
-    """What each stage gained and cost. rows: stage, its settings, its cells by name, its time. pictures: with captions;
-    none where there is but one stage to show."""
+    """Sizes and fidelity after each stage. rows: stage, settings, table cells by name, duration. pictures: captions and
+    SVG; none for a single stage."""
 
     rows: Sequence[tuple[str, str, Mapping[str, str], str]]
     pictures: Sequence[tuple[str, Markup]]
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> "Changes":
-        """From a ledger."""
+        """Make the section from the entries of a ledger."""
         rows = [
             (
                 entry.stage,
@@ -34,25 +34,27 @@ class Changes:
         if len(entries) < 3:
             return cls(rows, ())
         sizes, faith = Markup(plot_sizes(entries)), Markup(plot_fidelity(entries))  # noqa: S704
-        return cls(rows, (("What is left of the model as it came", sizes), ("Fidelity after each stage", faith)))
+        return cls(
+            rows, (("Size after each stage, relative to the source", sizes), ("Fidelity after each stage", faith))
+        )
 
 
 @dataclass(frozen=True)
 class SearchTable:
-    """What a search has tried. rows: each trial with its figure of harm. harm: what that figure is called."""
+    """The trials of a search. rows: each trial with its quality figure. quality: the name of that figure."""
 
     rows: Sequence[tuple[TrialRecord, str]]
-    harm: str
+    quality: str
     picture: Markup
 
 
 def summarize_search(trials: Sequence[TrialRecord], metric: str) -> SearchTable:
-    """The table and the picture of a search, the front first. metric: what the task's figure is called."""
+    """Make the table and the plot of a search, the Pareto front first. metric: the name of the task's metric."""
     built = [trial for trial in trials if trial.measured] or trials
     drops = all(trial.drop is not None for trial in built)
     rows = []
     for trial in sorted(trials, key=lambda trial: (not trial.front, not trial.measured, -trial.speedup)):
         value = trial.drop if drops else trial.fidelity
         rows.append((trial, "" if value is None else f"{100 * value:+.2f}" if drops else nines(value)))
-    harm = f"drop of the {metric}, points" if drops else "fidelity"
-    return SearchTable(rows, harm, Markup(plot_pareto_front(trials, drops=drops)))  # noqa: S704
+    quality = f"drop of the {metric}, points" if drops else "fidelity"
+    return SearchTable(rows, quality, Markup(plot_pareto_front(trials, drops=drops)))  # noqa: S704

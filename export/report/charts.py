@@ -1,6 +1,6 @@
-"""Pictures for the report: SVG that takes its colours and its type from the page around it.
+"""Plots of the report: SVG that inherits its colours and fonts from the page.
 
-The same figures give the same bytes: ids come from a fixed salt, and nothing says when it was drawn.
+The same figures give the same bytes: ids come from a fixed salt, and no date is included.
 """
 
 import io
@@ -19,7 +19,7 @@ from laconic.timing.measurements import ORIGINAL, Timing, TrialRecord
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
-# Colours that stand for the page's own, which differ between light and dark.
+# Placeholder colours, replaced by the page's CSS variables, which differ between light and dark mode.
 INK, MUTED, LINE, BEFORE, AFTER, BYTES, WORK = (f"#00000{number}" for number in range(1, 8))
 VARIABLES = {
     INK: "--ink",
@@ -32,7 +32,7 @@ VARIABLES = {
 }
 SHADES = {"parameters": AFTER, "bytes": BYTES, "multiply-adds": WORK}
 NAMES = {"parameters": "parameters", "bytes": "size", "multiply-adds": "multiply-adds"}
-"""What the sizes of a model are called on a picture."""
+"""The labels of a model's sizes on a plot."""
 
 SETTINGS: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "none",
@@ -58,11 +58,11 @@ SETTINGS: "dict[RcKeyType, Any]" = {
     "lines.markersize": 4,
 }
 SIZE = (4.6, 2.9)
-"""Inches at 72 points: the picture scales with the page, and its type stays readable at a phone's width."""
+"""Inches at 72 points: the plot scales with the page, and its text stays readable at the width of a phone."""
 
 
 def plot_latency(timings: Sequence[Timing]) -> str:
-    """Milliseconds per run by batch size, both axes logarithmic, the quartiles as a band."""
+    """Plot milliseconds per run by batch size, both axes logarithmic, with the quartiles as a band."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = make_batch_axes(timings)
         for name, line in group_by_engine(timings).items():
@@ -88,7 +88,7 @@ def plot_latency(timings: Sequence[Timing]) -> str:
 
 
 def plot_throughput(timings: Sequence[Timing], knee: int) -> str:
-    """Rows per second by batch size, from zero; the knee marked."""
+    """Plot rows per second by batch size, from zero, with the knee marked."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = make_batch_axes(timings)
         for name, line in group_by_engine(timings).items():
@@ -104,7 +104,7 @@ def plot_throughput(timings: Sequence[Timing], knee: int) -> str:
 
 
 def plot_sizes(entries: Sequence[Entry]) -> str:
-    """What is left of each size after each stage, in percent of the model as it came."""
+    """Plot each size after each stage, in percent of the source's."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = make_stage_axes(entries)
         shown = {
@@ -120,11 +120,11 @@ def plot_sizes(entries: Sequence[Entry]) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
         for y, (_, name) in zip(space_apart([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
             axes.text(1.04 * len(entries) - 1, y, NAMES[name], va="center", color=SHADES[name])
-        return render_svg(figure, "left")
+        return render_svg(figure, "sizes")
 
 
 def plot_fidelity(entries: Sequence[Entry]) -> str:
-    """Fidelity after each stage: the mean as a line, the worst sample as points."""
+    """Plot the fidelity after each stage: mean solid, worst sample dotted."""
     with matplotlib.rc_context(SETTINGS):
         figure, axes = make_stage_axes(entries)
         for name, key, style in (("mean", "fidelity", "o-"), ("worst", "fidelity worst", "o:")):
@@ -133,42 +133,43 @@ def plot_fidelity(entries: Sequence[Entry]) -> str:
             axes.plot(*zip(*points, strict=True), style, color=colour)
             axes.annotate(name, points[-1], (8, 0), textcoords="offset points", va="center", color=colour)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-        return render_svg(figure, "faithful")
+        return render_svg(figure, "fidelity")
 
 
 def plot_pareto_front(trials: Sequence[TrialRecord], *, drops: bool) -> str:
-    """Speed-up against harm, the front joined. drops: harm is the drop of the metric, in points; else 1 - fidelity."""
+    """Plot quality loss over speed-up, with the Pareto front joined. drops: the loss is the drop of the metric, in
+    points; else 1 - fidelity."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(2 * SIZE[0], 1.3 * SIZE[1]))
         axes = figure.add_axes((0.09, 0.13, 0.88, 0.83))
         largest = max(trial.size for trial in trials)
-        spots = [(trial, harm) for trial in trials if (harm := quality_loss(trial, drops)) is not None]
-        best = sorted((trial.speedup, harm) for trial, harm in spots if trial.front)
+        points = [(trial, loss) for trial in trials if (loss := quality_loss(trial, drops)) is not None]
+        best = sorted((trial.speedup, loss) for trial, loss in points if trial.front)
         if best:
             axes.plot(*zip(*best, strict=True), "-", color=AFTER, zorder=1)
-        for trial, harm in spots:
+        for trial, loss in points:
             edge = AFTER if trial.front else BEFORE
             face = edge if trial.measured else "none"
             area = 20 + 140 * trial.size / largest
             alpha = 0.85 if trial.front else 0.5
-            axes.scatter(trial.speedup, harm, area, facecolors=face, edgecolors=edge, alpha=alpha)
+            axes.scatter(trial.speedup, loss, area, facecolors=face, edgecolors=edge, alpha=alpha)
             if trial.reason.startswith("chosen"):
-                axes.annotate("chosen", (trial.speedup, harm), (9, -3), textcoords="offset points", color=INK)
-        axes.set_xlabel("speed-up, times the original")
+                axes.annotate("chosen", (trial.speedup, loss), (9, -3), textcoords="offset points", color=INK)
+        axes.set_xlabel("speed-up over the original")
         axes.set_ylabel("drop of the metric, points" if drops else "1 - fidelity")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
         return render_svg(figure, "front")
 
 
 def quality_loss(trial: TrialRecord, drops: bool) -> float | None:
-    """What a trial has lost; None where nobody looked."""
+    """Compute the quality that a trial lost; None if it was not measured."""
     if drops:
         return None if trial.drop is None else 100 * trial.drop
     return None if trial.fidelity is None else 1 - trial.fidelity
 
 
 def make_stage_axes(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
-    """Axes over the stages, with room on the right for the names of the lines."""
+    """Make axes over the stages, with space on the right for the labels of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.13, 0.3, 0.64, 0.67))
     names = [entry.stage.rpartition(":")[2] for entry in entries]
@@ -178,7 +179,7 @@ def make_stage_axes(entries: Sequence[Entry]) -> tuple[Figure, Axes]:
 
 
 def space_apart(values: Sequence[float], least: float) -> list[float]:
-    """The values, which ascend, moved up until each is at least so far from the one before."""
+    """Move ascending values up until each is at least `least` above the one before."""
     found: list[float] = []
     for value in values:
         found.append(max(value, found[-1] + least) if found else value)
@@ -186,7 +187,7 @@ def space_apart(values: Sequence[float], least: float) -> list[float]:
 
 
 def make_batch_axes(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
-    """Axes over batch sizes, with room on the right for the names of the lines."""
+    """Make axes over batch sizes, with space on the right for the labels of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.1, 0.15, 0.72, 0.81))
     batches = sorted({time.batch for time in timings})
@@ -200,29 +201,30 @@ def make_batch_axes(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
 
 
 def group_by_engine(timings: Sequence[Timing]) -> dict[str, list[Timing]]:
-    """The timings of each line, by batch size, the original first."""
+    """Group the timings by engine, the original first, each sorted by batch size."""
     names = sorted({time.engine for time in timings}, key=lambda name: (name != ORIGINAL, name))
     return {name: sorted((x for x in timings if x.engine == name), key=lambda x: x.batch) for name in names}
 
 
 def choose_colour(engine: str) -> str:
-    """Of an engine's line."""
+    """Choose the colour of an engine's line."""
     return BEFORE if engine == ORIGINAL else AFTER
 
 
 def label_line(axes: Axes, engine: str, x: float, y: float) -> None:
-    """The name of a line, at its end."""
+    """Write the label of a line at its end."""
     text = ORIGINAL if engine == ORIGINAL else "artifact"
     axes.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", color=choose_colour(engine))
 
 
 def format_tick(value: float) -> str:
-    """A number for an axis: 0.5, 100, 25k."""
+    """Format a number for an axis: 0.5, 100, 25k."""
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
 def render_svg(figure: Figure, salt: str) -> str:
-    """The picture as an element for HTML. salt: tells the ids of one picture from those of another on the page."""
+    """Render a figure as an SVG element for HTML. salt: makes its ids differ from those of other figures on the
+    page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": f"laconic {salt}"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

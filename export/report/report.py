@@ -1,4 +1,4 @@
-"""The report: one page for people, with everything that it shows inside it."""
+"""The HTML report: one self-contained page."""
 
 import math
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from export.candidates import EngineCandidate
+from export.candidates import ADVANTAGE, EngineCandidate
 from export.report.changes import Changes, summarize_search
 from export.report.charts import plot_latency, plot_throughput
 from laconic import registry
@@ -27,7 +27,7 @@ from laconic.timing.measurements import Measurements, TrialRecord
 
 TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
 MARK = "<!--search-->"
-"""Before and behind the section about a search."""
+"""Marks the place of the section about a search: once without it, before and after it once it is there."""
 
 FIGURES = {
     "fidelity": "fidelity, mean",
@@ -36,7 +36,7 @@ FIGURES = {
     "metric": "{metric}, artifact",
     "metric_change": "{metric}, change",
 }
-"""What the figures of a comparison are called on the page; any other is called by its name."""
+"""The labels of a comparison's figures; any other figure is labelled with its name."""
 
 PRECISIONS = {
     "int4-weight": "INT4 weights",
@@ -50,7 +50,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Line:
-    """A figure of a comparison, written for people. passed: None where nothing is required."""
+    """One formatted figure of a comparison. passed: None if no value is required."""
 
     name: str
     found: str
@@ -61,20 +61,21 @@ class Line:
 
 @dataclass(frozen=True)
 class LayerLine:
-    """A layer. harm: 1 - fidelity where only this layer is quantized. bar: its length, 0 to 100."""
+    """One row of the table of layers. sensitivity: 1 - fidelity with only this layer quantized. bar: its length, 0 to
+    100."""
 
     name: str
     kind: str
     shape: str
     parameters: int
     precision: str
-    harm: str
+    sensitivity: str
     bar: float
 
 
 @dataclass(frozen=True)
 class CandidateLine:
-    """A candidate, written for people."""
+    """One row of the table of candidates."""
 
     engine: str
     size: str
@@ -83,7 +84,7 @@ class CandidateLine:
     worst: str
     speedup: str
     met: bool
-    taken: bool
+    chosen: bool
 
 
 def render_report(
@@ -95,7 +96,10 @@ def render_report(
     graph: Graph,
     candidates: Sequence[EngineCandidate] = (),
 ) -> str:
-    """The page. The same arguments give the same bytes. candidates: what the artifact was chosen from."""
+    """Render the report of an artifact. candidates: those that the artifact was chosen from.
+
+    The same arguments give the same bytes.
+    """
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
     alone = at_batch(measured.timings, 1)
@@ -125,9 +129,10 @@ def render_report(
                 for comparison in (getattr(verdict, kind) if verdict else ())
             ],
             shares=compute_precision_shares(manifest, graph),
-            tried=[format_candidate(candidate, manifest) for candidate in candidates],
+            advantage=round(100 * (ADVANTAGE - 1)),
+            candidates=[format_candidate(candidate, manifest) for candidate in candidates],
             layers=list(format_layers(manifest, ladder, graph)),
-            has_harm=bool(ladder.harm),
+            has_sensitivity=bool(ladder.harm),
             precisions=PRECISIONS,
             stages=format_steps(measured.stages),
             recipe=remove_folders(recipe, source).to_yaml(),
@@ -137,7 +142,7 @@ def render_report(
 
 
 def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
-    """The page of a checkpoint. report: what is said in JSON."""
+    """Render the report of a compressed checkpoint. report: the content of its report.json."""
     entries = [Entry(**stage) for stage in report["stages"]]
     drift = Comparison.model_validate(report["drift"])
     metric = str(registry.resolve("task", report["task"]).metric)
@@ -158,9 +163,10 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
 
 
 def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
-    """Put what a search has tried into an artifact's report and its measured.json, in place of an earlier search.
+    """Write the trials of a search into an artifact's report.html and measured.json, replacing those of an earlier
+    search.
 
-    trials: the fields of a Trial, JSON-ready.
+    trials: the fields of a TrialRecord each, JSON-ready.
     """
     artifact = Artifact.load(folder)
     found = tuple(TrialRecord.model_validate(trial) for trial in trials)
@@ -174,7 +180,7 @@ def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
 
 
 def make_environment() -> Environment:
-    """Where the template is found; whatever it is given is escaped."""
+    """Make the template environment, with the report's filters; all values are escaped."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -194,22 +200,22 @@ def make_environment() -> Environment:
 
 
 def make_breakable(name: str) -> Markup:
-    """A dotted name, escaped, that may wrap behind its dots."""
+    """Escape a dotted name, and allow line breaks after its dots."""
     return Markup(".<wbr/>").join(name.split("."))
 
 
 def make_pictures(measured: Measurements) -> list[tuple[str, Markup]]:
-    """Captions and pictures of the speed; none where nothing was timed."""
+    """Plot latency and throughput, with captions; nothing if there are no timings."""
     if not measured.timings:
         return []
     return [
-        ("Milliseconds per run; the band holds half of the runs", Markup(plot_latency(measured.timings))),  # noqa: S704
+        ("Milliseconds per run; the band is the interquartile range", Markup(plot_latency(measured.timings))),  # noqa: S704
         ("Rows per second", Markup(plot_throughput(measured.timings, measured.knee))),  # noqa: S704
     ]
 
 
 def format_comparison(comparison: Comparison, metric: str) -> Iterator[Line]:
-    """The figures that count first."""
+    """Format the figures of a comparison, in the order of FIGURES, others after them."""
     figures = comparison.figures
     for key in sorted(figures, key=lambda key: list(FIGURES).index(key) if key in FIGURES else len(FIGURES)):
         low, high = comparison.intervals.get(key, (math.nan, math.nan))
@@ -224,7 +230,7 @@ def format_comparison(comparison: Comparison, metric: str) -> Iterator[Line]:
 
 
 def compute_precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, float]]:
-    """Precision, number of layers, and the share of the weights in percent; the fewest bits first."""
+    """Count layers and the share of the weights, in percent, per precision; the fewest bits first."""
     layers: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     for layer in graph.layers:
@@ -236,7 +242,7 @@ def compute_precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str
 
 
 def format_candidate(candidate: EngineCandidate, manifest: Manifest) -> CandidateLine:
-    """How a candidate came out; it was taken if the manifest speaks of it."""
+    """Format a candidate; it is the chosen one if the manifest describes it."""
     counts = Counter(candidate.plan.precision.values())
     files = candidate.model.parent.glob(f"{candidate.model.name}*")
     return CandidateLine(
@@ -247,18 +253,18 @@ def format_candidate(candidate: EngineCandidate, manifest: Manifest) -> Candidat
         worst=nines(float(candidate.fidelity.min())),
         speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
-        taken=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))
+        chosen=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))
         == (manifest.placement, manifest.compute, manifest.precision),
     )
 
 
 def format_layers(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[LayerLine]:
-    """In the order in which they run; the bars are logarithmic, over the range of what was found."""
-    logs = {node: math.log10(harm) for node, harm in ladder.harm.items() if harm > 0}
+    """Format the layers in execution order; the bars are logarithmic, over the range of sensitivities."""
+    logs = {node: math.log10(value) for node, value in ladder.harm.items() if value > 0}
     high = max(logs.values(), default=0.0)
     low = min(min(logs.values(), default=0.0), high - 1)
     for layer in graph.layers:
-        harm = ladder.harm.get(layer.node)
+        sensitivity = ladder.harm.get(layer.node)
         length = 8 + 92 * (logs[layer.node] - low) / (high - low) if layer.node in logs else 0.0
         yield LayerLine(
             name=layer.module,
@@ -266,18 +272,18 @@ def format_layers(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[
             shape=" x ".join(map(str, layer.shape)),
             parameters=layer.parameters,
             precision=manifest.precision[layer.node],
-            harm="" if harm is None else "0" if harm <= 0 else f"{harm:.1e}",
+            sensitivity="" if sensitivity is None else "0" if sensitivity <= 0 else f"{sensitivity:.1e}",
             bar=round(length, 1),
         )
 
 
 def format_steps(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Step, seconds, and the share of the longest in percent; in the order in which they ran."""
+    """Format the durations of the steps, in order: title, seconds, and the share of the longest in percent."""
     longest = max(seconds.values(), default=0.0) or 1.0
     return [(name, value, round(100 * value / longest, 1)) for name, value in seconds.items()]
 
 
 def remove_folders(recipe: Recipe, source: str) -> Recipe:
-    """The recipe without the folders of the disk that it ran on."""
+    """Return the recipe without the folders of this machine, file names only."""
     named: dict[str, Any] = {role: Path(path.name) for role in PATHS if (path := getattr(recipe.data, role))}
     return recipe.model_copy(update={"source": source, "data": recipe.data.model_copy(update=named)})

@@ -235,10 +235,7 @@ def publish_artifact(folder: Path, destination: Path) -> None:
 
 def replace_folder(folder: Path, destination: Path) -> None:
     """Move a folder to its destination by renaming, in place of what is there."""
-    for path in (
-        folder,
-        *folder.iterdir(),
-    ):  # a temporary folder is private to its owner; the server may be another user
+    for path in (folder, *folder.iterdir()):  # a temporary folder is private to its owner; a server may be another user
         path.chmod(0o755 if path.is_dir() else 0o644)
     old = destination.with_name(f".{destination.name}.old")
     shutil.rmtree(old, ignore_errors=True)

@@ -9,8 +9,8 @@ from laconic.artifacts.artifact import Artifact
 from laconic.errors import UsageError
 from laconic.progress import Steps
 from laconic.runtimes.runtime import Session
+from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
-from laconic.timing.race import race
 
 
 def bench(
@@ -39,7 +39,7 @@ def bench(
             session = stack.enter_context(artifact.open(runtime, threads=threads))
             sessions[make_display_name(artifact, runtime, sessions)] = session
         with Steps().step("bench", len(batches)) as step:
-            return race(
+            return benchmark_sessions(
                 sessions,
                 artifacts[0].task(),
                 baseline=next(iter(sessions)),

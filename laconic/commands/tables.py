@@ -1,4 +1,4 @@
-"""What the command line prints: tables for people."""
+"""Console tables of the commands."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ OUT = Console(highlight=False, markup=False, emoji=False)
 
 
 def make_table(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
-    """A table that fits 80 columns: no lines but the one below its head. right: columns of figures."""
+    """Make a table that fits 80 columns, with a rule below its head only. right: right-aligned columns, for figures."""
     table = Table(
         *columns,
         title=Text(title),
@@ -40,7 +40,7 @@ def make_table(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
 
 
 def print_compressed(artifact: Artifact) -> None:
-    """The table at the end of a run: original against artifact."""
+    """Print the table at the end of a run: original against artifact."""
     manifest = artifact.manifest
     metric = registry.resolve("task", manifest.task).metric
     table = make_table(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
@@ -48,12 +48,14 @@ def print_compressed(artifact: Artifact) -> None:
         table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
     OUT.print(table)
     if not manifest.data:
-        OUT.print("\nNo samples were given: fidelity was found on made-up inputs. Give --data for a real comparison.")
+        OUT.print(
+            "\nNo samples were given: fidelity was measured on made-up inputs. Give --data for a real comparison."
+        )
     OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
 def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
-    """What `compress --to checkpoint` made."""
+    """Print a compressed checkpoint: figures after each stage, and the comparison with the original."""
     drift = Comparison.model_validate(report["drift"])
     OUT.print(
         make_stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
@@ -65,7 +67,7 @@ def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def make_stage_table(entries: Sequence[Entry], title: str) -> Table:
-    """What each stage gained and cost."""
+    """Make the table of sizes and fidelity after each stage."""
     table = make_table(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
     for entry in entries:
         found = cells(entry)
@@ -74,7 +76,7 @@ def make_stage_table(entries: Sequence[Entry], title: str) -> Table:
 
 
 def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
-    """What an artifact is."""
+    """Print the description of an artifact."""
     manifest, measured = artifact.manifest, artifact.measured
     table = make_table(artifact.name, "", "")
     table.columns[0].no_wrap = True
@@ -89,13 +91,13 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
         table.add_row("layers", line)
     if measured.arithmetic:
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in measured.arithmetic.items())
-        table.add_row("arithmetic", f"{shares}, by weights that are multiplied with")
+        table.add_row("arithmetic", f"{shares}, by share of the weights")
     table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
     for record in manifest.history:
         config = brief(record.config)
         table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
-    table.add_row("licence", manifest.licence or "not said by the source")
+    table.add_row("licence", manifest.licence or "not stated by the source")
     for kind in ("parity", "drift"):
         for each in getattr(manifest.verdict, kind, ()):
             state = "" if each.passed else " (failed)"
@@ -105,7 +107,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     entries = ledger(manifest.source, manifest.history, measured.seconds)
     if len(entries) > 1:
         OUT.print()
-        OUT.print(make_stage_table(entries, "what each stage gained and cost"))
+        OUT.print(make_stage_table(entries, "sizes and fidelity after each stage"))
     if measured.search:
         OUT.print()
         OUT.print(make_search_table(measured.search))
@@ -115,7 +117,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
 
 
 def make_search_table(trials: Sequence[TrialRecord]) -> Table:
-    """What a search has tried: the front, and why each of the others lost."""
+    """Make the table of a search's trials: the Pareto front (*), and why each of the others was not chosen."""
     table = make_table(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
     for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
         name = f"* {trial.name}" if trial.front else trial.name
@@ -124,29 +126,29 @@ def make_search_table(trials: Sequence[TrialRecord]) -> Table:
 
 
 def format_verdict(verdict: Verdict | None) -> str:
-    """In a word, or what is wrong."""
+    """Format a verdict: `none`, `passed`, or its failures."""
     return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
 
 
 def format_figures(found: Mapping[str, float]) -> str:
-    """On one line."""
+    """Format figures on one line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
 
 
 def format_kernels(kernels: Mapping[str, Any]) -> list[str]:
-    """How many layers of each precision run in which arithmetic."""
+    """Format the counts of layers by precision and running arithmetic, one line each."""
     if "error" in kernels:
         return [f"not opened here: {kernels['error']}"]
     return [
         f"{count} {planned}, "
-        + (f"run in {running}" if running != "not told" else "the engine does not tell how they run")
+        + (f"run in {running}" if running != "not told" else "the engine does not report how they run")
         for planned, found in kernels["layers"].items()
         for running, count in found.items()
     ] or ["none with weights"]
 
 
 def make_timing_table(timings: Sequence[Timing], title: str) -> Table:
-    """Latency, throughput and speed-up, with their spread."""
+    """Make the table of latency, throughput and speed-up, the latter with its quartiles."""
     threads = sorted({time.threads for time in timings})
     lengths = sorted({time.length for time in timings} - {0})
     title = f"{title}; {format_plural(threads, 'thread')}" + (
@@ -166,7 +168,7 @@ def make_timing_table(timings: Sequence[Timing], title: str) -> Table:
 
 
 def print_comparison(found: Mapping[str, Any]) -> None:
-    """Two artifacts side by side."""
+    """Print the comparison of two artifacts."""
     names = [side["name"] for side in (found["a"], found["b"])]
     if names[0] == names[1]:
         names = [side["path"] for side in (found["a"], found["b"])]
@@ -175,7 +177,7 @@ def print_comparison(found: Mapping[str, Any]) -> None:
         both.add_row(*line)
     OUT.print(both)
     if found["differ"]:
-        differ = make_table("what was set otherwise", "", *names)
+        differ = make_table("different settings", "", *names)
         for each in found["differ"]:
             differ.add_row(each["setting"], *("" if each[side] is None else str(each[side]) for side in ("a", "b")))
         OUT.print()
@@ -186,11 +188,11 @@ def print_comparison(found: Mapping[str, Any]) -> None:
             f"\n{found['agreement']['samples']} samples, both asked: {format_figures(figures_of_both)}", soft_wrap=True
         )
     if found["a"]["machine"] != found["b"]["machine"]:
-        OUT.print("\nThey were timed on different machines. Time them side by side with laconic bench.")
+        OUT.print("\nThe artifacts were timed on different machines. Time them on one with laconic bench.")
 
 
 def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
-    """The ready recipes."""
+    """Print the table of ready recipes."""
     table = make_table("", "recipe", "for", "stages")
     for recipe in recipes:
         stages = [stage if isinstance(stage, str) else next(iter(stage)) for stage in recipe["stages"]]
@@ -199,17 +201,17 @@ def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_timings(timings: Sequence[Timing]) -> None:
-    """What `bench` found."""
+    """Print the timings of `bench`."""
     OUT.print(make_timing_table(timings, "median of interleaved rounds"))
 
 
 def format_plural(numbers: Sequence[int], noun: str) -> str:
-    """`1 thread`, `2 threads`."""
+    """Format numbers with a noun: `1 thread`, `2 threads`."""
     return f"{', '.join(map(str, numbers))} {noun}{'' if list(numbers) == [1] else 's'}"
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """What `verify` found."""
+    """Print the checks of `verify`."""
     table = make_table("", "", "", "")
     for check in checks:
         table.add_row("ok" if check.passed else "FAILED", check.check, check.found)
@@ -217,7 +219,7 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """What `doctor` found."""
+    """Print the findings of `doctor`."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "

@@ -194,8 +194,8 @@ class Recipe(Origin):
             built = [(step, stage) for step, stage in built if stage.kind == "torch"]
             if not built:
                 raise RecipeError(
-                    "the checkpoint would be unchanged: no stage changes the module, and quantization is for artifacts. "
-                    "Name stages that prune, factorize or train"
+                    "the checkpoint would be unchanged: no stage changes the module, and quantization is for "
+                    "artifacts. Name stages that prune, factorize or train"
                 )
         steps = [step for step, _ in built]
         lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)

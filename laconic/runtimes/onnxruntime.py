@@ -19,10 +19,10 @@ import onnxruntime as ort
 FLOAT = frozenset({"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
 """Operators with weights that compute in float, whatever type their weights are stored in."""
 WITHOUT_GEMM = ("optimization.disable_specified_optimizers", "MatMulAddFusion")
-"""This optimizer fuses MatMul and Add to Gemm before the INT8 fusions run, and there is no INT8 kernel for the result."""
+"""This optimizer fuses MatMul and Add to Gemm before the INT8 fusions run, and the result has no INT8 kernel."""
 IN_FLOAT = ("session.qdq_matmulnbits_accuracy_level", "0")
-"""Without it, activations that meet 8-bit weights are quantized to 8 bits too, unasked: that changed a layer's output by
-0.5 % of its largest value; with it, by 5e-7."""
+"""Without it, activations that meet 8-bit weights are quantized to 8 bits too, unasked: that changed a layer's output
+by 0.5 % of its largest value; with it, by 5e-7."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 """Prefixes of the operators that multiply in INT8."""
 NODE_SUFFIX = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
@@ -33,7 +33,7 @@ class OrtSession(Session):
     """A model loaded by ONNX Runtime."""
 
     def __init__(self, session: ort.InferenceSession, model: Path) -> None:
-        """session: may be shared between threads, since its `run` is thread-safe. model: the file it was loaded from."""
+        """session: may be shared between threads, since its `run` is thread-safe. model: the file that was loaded."""
         self._session = session
         self._model = model
         self._outputs = [output.name for output in session.get_outputs()]

@@ -22,7 +22,7 @@ PATIENCE = 60.0
 """Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer."""
 
 
-def race(
+def benchmark_sessions(
     sessions: Mapping[str, Session],
     task: Task,
     *,
