@@ -1,12 +1,15 @@
 """The choice of a plan and an engine: per engine the first plan that meets the goal, then the fastest of these."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
 from export.build import EngineOption
-from laconic.quantization.plan import INTEGER, Ladder, Plan
+from export.report.report import PRECISIONS, CandidateLine
+from laconic.artifacts.gain import amount, nines
+from laconic.quantization.plan import BITS, INTEGER, Ladder, Plan
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.timing.measurements import Timing
@@ -115,3 +118,19 @@ def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
 def mean_speedup(timings: Sequence[Timing]) -> float:
     """Compute the geometric mean of the speed-ups at several batch sizes."""
     return geometric_mean(timing.speedup for timing in timings)
+
+
+def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLine:
+    """Format a candidate as a row of the report. chosen: whether it became the artifact."""
+    counts = Counter(candidate.plan.precision.values())
+    files = candidate.model.parent.glob(f"{candidate.model.name}*")
+    return CandidateLine(
+        engine=candidate.name,
+        size=amount(sum(file.stat().st_size for file in files)),
+        layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
+        mean=nines(float(candidate.fidelity.mean())),
+        worst=nines(float(candidate.fidelity.min())),
+        speedup=f"{candidate.speedup:.2f}",
+        met=candidate.met,
+        chosen=chosen,
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from export.audit import audit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
-from export.candidates import EngineCandidate, choose_fastest, find_plan, mean_speedup, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, mean_speedup, pair_ladders
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.report.report import render_report
@@ -108,7 +108,8 @@ class EngineBuild:
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
         measured = self.measure(chosen)
         manifest = self.make_manifest(chosen, graph, verdict)
-        report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=candidates)
+        lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
+        report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines)
         return ArtifactParts(manifest, chosen.model, self.task, golden, measured, report)
 
     def compute_references(self) -> dict[str, Arrays]:

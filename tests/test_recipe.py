@@ -151,7 +151,11 @@ def test_a_stage_whose_package_is_missing_says_what_to_install(tmp_path, monkeyp
     ("stages", "source", "message"),
     [
         (["quantize.static", "prune.some"], "m", r"stages\[1\] \(prune.some\) must come before quantize.static"),
-        (["quantize.static", "quantize.static"], "m", r"stages\[1\] \(quantize.static\) .* a model is quantized once"),
+        (
+            ["quantize.static", "quantize.static"],
+            "m",
+            r"stages\[1\] \(quantize.static\) .* a model is quantized only once",
+        ),
         (["prune.some"], "m.onnx", r"stages\[0\] \(prune.some\) .* the source is an ONNX file"),
     ],
 )

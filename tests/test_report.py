@@ -10,7 +10,7 @@ import pytest
 from artifacts import PASSED, X, Y, write_artifact
 
 from export.build import EngineOption
-from export.candidates import EngineCandidate
+from export.candidates import EngineCandidate, format_candidate
 from export.report.changes import summarize_search
 from export.report.report import MARK, add_search, render_report
 from laconic.artifacts.artifact import REPORT, Artifact, Manifest
@@ -257,10 +257,11 @@ def test_candidates_are_listed_with_the_chosen_one(tmp_path):
     (plan,) = given["ladder"].flights[0]
     (tmp_path / "model.onnx").write_bytes(bytes(1_500_000))
     made = {"plan": plan, "model": tmp_path / "model.onnx", "fidelity": np.array([0.99, 0.97]), "met": True}
-    given["candidates"] = [
+    built = [
         EngineCandidate(EngineOption("openvino", "float32"), **made, arithmetic={}, speedup=3.5),
         EngineCandidate(EngineOption("openvino", "bfloat16"), **{**made, "met": False}, arithmetic={}, speedup=4.0),
     ]
+    given["candidates"] = [format_candidate(each, chosen=each is built[0]) for each in built]
     html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     table = next(table for table in tree(html).iter("table") if "meets the goal" in "".join(table.itertext()))
     rows = [" ".join("".join(row.itertext()).split()) for row in table.findall("tbody/tr")]

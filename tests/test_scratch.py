@@ -13,7 +13,7 @@ from laconic.errors import UsageError
 HOLD = """
 import sys, time
 from pathlib import Path
-from laconic.cache import scratch
+from laconic.cache import open_scratch_folder
 with open_scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("done")
     print(folder, flush=True)

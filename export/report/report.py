@@ -10,7 +10,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from export.candidates import ADVANTAGE, EngineCandidate
 from export.report.changes import Changes, summarize_search
 from export.report.charts import plot_latency, plot_throughput
 from laconic import registry
@@ -94,7 +93,7 @@ def render_report(
     recipe: Recipe,
     ladder: Ladder,
     graph: Graph,
-    candidates: Sequence[EngineCandidate] = (),
+    candidates: Sequence[CandidateLine] = (),
 ) -> str:
     """Render the report of an artifact. candidates: those that the artifact was chosen from.
 
@@ -129,8 +128,7 @@ def render_report(
                 for comparison in (getattr(verdict, kind) if verdict else ())
             ],
             shares=compute_precision_shares(manifest, graph),
-            advantage=round(100 * (ADVANTAGE - 1)),
-            candidates=[format_candidate(candidate, manifest) for candidate in candidates],
+            candidates=candidates,
             layers=list(format_layers(manifest, ladder, graph)),
             has_sensitivity=bool(ladder.harm),
             precisions=PRECISIONS,
@@ -239,23 +237,6 @@ def compute_precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str
         weights[precision] += layer.parameters
     total = weights.total() or 1
     return [(each, layers[each], 100 * weights[each] / total) for each in BITS if each in layers]
-
-
-def format_candidate(candidate: EngineCandidate, manifest: Manifest) -> CandidateLine:
-    """Format a candidate; it is the chosen one if the manifest describes it."""
-    counts = Counter(candidate.plan.precision.values())
-    files = candidate.model.parent.glob(f"{candidate.model.name}*")
-    return CandidateLine(
-        engine=candidate.name,
-        size=amount(sum(file.stat().st_size for file in files)),
-        layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
-        mean=nines(float(candidate.fidelity.mean())),
-        worst=nines(float(candidate.fidelity.min())),
-        speedup=f"{candidate.speedup:.2f}",
-        met=candidate.met,
-        chosen=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))
-        == (manifest.placement, manifest.compute, manifest.precision),
-    )
 
 
 def format_layers(manifest: Manifest, ladder: Ladder, graph: Graph) -> Iterator[LayerLine]:

@@ -1,14 +1,11 @@
 """Console tables of the commands."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, Artifact
@@ -18,25 +15,8 @@ from laconic.artifacts.inspection import Check
 from laconic.artifacts.ledger import Entry, brief, cells, ledger
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.doctor import Finding
+from laconic.console import OUT, make_table
 from laconic.timing.measurements import Timing, TrialRecord
-
-OUT = Console(highlight=False, markup=False, emoji=False)
-
-
-def make_table(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
-    """Make a table that fits 80 columns, with a rule below its head only. right: right-aligned columns, for figures."""
-    table = Table(
-        *columns,
-        title=Text(title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        show_header=any(columns),
-    )
-    for index in right:
-        table.columns[index].justify = "right"
-        table.columns[index].no_wrap = True
-    return table
 
 
 def print_compressed(artifact: Artifact) -> None:

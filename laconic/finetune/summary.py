@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from laconic.commands.tables import OUT, make_table
+from laconic.console import OUT, make_table
 from laconic.finetune.finetune import Tuned
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from laconic.commands.tables import OUT, make_table
+from laconic.console import OUT, make_table
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner.memory_plan import HEADROOM, Plan, Row, timed
 from laconic.planner.prediction import total
