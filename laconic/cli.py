@@ -21,7 +21,7 @@ from laconic.commands.compression import compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.training import finetune, plan
 from laconic.errors import LaconicError, UsageError
-from laconic.registry import PACKAGES
+from laconic.registry import PACKAGES, missing_package
 
 INTERRUPTED = 130
 """The exit code that shells report for a process stopped by Ctrl-C."""
@@ -88,6 +88,11 @@ def main() -> NoReturn:
         fail(str(error), error.exit_code)
     except typer.TyperException as error:
         fail(error.format_message(), 2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            raise  # a fault of Laconic's own, not a package to install
+        missing = missing_package(error.name)
+        fail(str(missing), missing.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:

@@ -8,7 +8,6 @@ import typer
 from laconic.commands.options import Builder, Data, Json, Output, Source, Task, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
-from laconic.units import parse_budget
 
 if TYPE_CHECKING:
     from compress.pipeline import CompressedCheckpoint
@@ -51,6 +50,8 @@ def compress(
     the goal is met, times the engines, compares outputs with the original's on held-out samples, and writes an artifact
     with a report. An unmet goal is reported, with exit code 3.
     """
+    from laconic.units import parse_budget
+
     given = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
