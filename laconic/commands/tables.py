@@ -40,9 +40,7 @@ def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
     OUT.print(
         make_stage_table([Entry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
     )
-    OUT.print(
-        f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {format_figures(drift.figures)}"
-    )
+    OUT.print(f"\nAgainst {drift.against}, {drift.samples} held-out test samples: {format_figures(drift.figures)}")
     OUT.print(f"\nRead {path / REPORT}, or: laconic.load({str(path)!r}).module", soft_wrap=True)
 
 
