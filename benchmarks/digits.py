@@ -17,8 +17,8 @@ from laconic.cache import Cache
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tensor import TensorSpec
+from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import ORIGINAL
-from laconic.timing.race import race
 
 SEEN, GIVEN = 900, 400
 """Images to train with, and images that `compress` gets; the others judge."""
@@ -98,7 +98,7 @@ def measure(folder: Path, rounds: int, sizes: list[int]) -> dict[str, Any]:
     source = open_source(recipe, cache, trust=False)
     with ExitStack() as stack, Steps().step("time both in turns", len(sizes)) as step:
         sessions = {ORIGINAL: stack.enter_context(source.open(1)), "artifact": stack.enter_context(artifact.open())}
-        times = race(
+        times = benchmark_sessions(
             sessions, artifact.task(), baseline=ORIGINAL, batches=tuple(sizes), threads=1, step=step, rounds=rounds,
             patience=math.inf,
         )  # fmt: skip

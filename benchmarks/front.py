@@ -29,7 +29,7 @@ from laconic.cache import VARIABLE, Cache
 from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.timing.race import race
+from laconic.timing.benchmark import benchmark_sessions
 
 RECIPES = ("text-embedding", "text-embedding-small")
 
@@ -61,7 +61,7 @@ def main() -> None:
         rows = list(faithful(sessions, task, unseen))
         sizes = tuple(int(size) for size in arguments.batches.split(","))
         with Steps().step("time all ways in turns", len(sizes)) as step:
-            times = race(
+            times = benchmark_sessions(
                 sessions, task, baseline=ORIGINAL, batches=sizes, threads=1, step=step, rounds=arguments.rounds,
                 patience=math.inf,
             )  # fmt: skip

@@ -19,12 +19,12 @@ from laconic.cache import VARIABLE, Cache
 from laconic.data.dataset import Dataset
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
+from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import Timing
-from laconic.timing.race import race
 from laconic.units import format_seconds
 
 FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
@@ -99,7 +99,7 @@ def measure(
         for row, (_, _, size) in zip(rows, found, strict=True):
             row["MB"] = size / 1e6
         with Steps().step("time all ways in turns", len(sizes)) as step:
-            times = race(
+            times = benchmark_sessions(
                 sessions,
                 task,
                 baseline=ORIGINAL,
@@ -124,10 +124,10 @@ def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, l
     reference: Arrays = {}
     with Steps().step("ask all ways", len(sessions)) as step:
         for name, session in sessions.items():
-            given = answers(session, task, data)
+            given = predict(session, task, data)
             reference = reference or given
             cosine = task.fidelity(reference, given)
-            company = task.fidelity(answers(session, task, few, rows=1), answers(session, task, few, rows=len(few)))
+            company = task.fidelity(predict(session, task, few, rows=1), predict(session, task, few, rows=len(few)))
             step.advance()
             yield {
                 "way": name,

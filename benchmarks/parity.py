@@ -25,7 +25,7 @@ from studies import Study
 
 from laconic import registry
 from laconic.cache import Cache
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.finetune.evaluate import evaluate
 from laconic.hashing import hash_of
@@ -104,14 +104,14 @@ def trials(study: Study) -> Iterator[Trial]:
         config = dict(study.training.optimizer.config)
         config["lr"] *= settings.get("faster", 1)
         config |= ROUNDED if "stochastic_rounding" in settings else {}
-        optimizer = Named(name=settings.get("optimizer", "adamw"), config=config)
+        optimizer = NamedSettings(name=settings.get("optimizer", "adamw"), config=config)
         changed = study.training.with_techniques(named(choice), optimizer=optimizer)
         yield Trial(name, changed, exact=False, seeds=FEWER)
 
 
-def named(choice: Sequence[Any]) -> tuple[Named, ...]:
+def named(choice: Sequence[Any]) -> tuple[NamedSettings, ...]:
     """Techniques, from how a recipe writes them."""
-    return tuple(Named.model_validate(each) for each in choice)
+    return tuple(NamedSettings.model_validate(each) for each in choice)
 
 
 def run(study: Study, trial: Trial, seed: int) -> dict[str, Any]:

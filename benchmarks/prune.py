@@ -21,18 +21,18 @@ from compress.prune.heads import Heads
 from compress.prune.layers import Layers
 from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, read, split
-from laconic.metrics import cosine, similarities, spearman
+from laconic.metrics import cosine, cosine_matrix, spearman
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.tensor import Array
 
 PLAIN: dict[str, Any] = {"compensate": False}
-BY: dict[str, dict[str, Any]] = {name: {"criterion": Named(name=name)} for name in ("magnitude", "activation")}
+BY: dict[str, dict[str, Any]] = {name: {"criterion": NamedSettings(name=name)} for name in ("magnitude", "activation")}
 APART: dict[str, Any] = {"allocate": "sensitivity"}
 
 ROWS: dict[str, Sequence[TorchStage]] = {
@@ -59,7 +59,7 @@ ROWS: dict[str, Sequence[TorchStage]] = {
 def ask(checkpoint: Checkpoint, dataset: Dataset) -> Array:
     """The embeddings."""
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs) as session:
-        return next(iter(answers(session, checkpoint.task, dataset).values()))
+        return next(iter(predict(session, checkpoint.task, dataset).values()))
 
 
 def context_of(checkpoint: Checkpoint, calibrate: Dataset, choose: Dataset, folder: Path) -> TorchContext:
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> None:
                 one = stage.model_copy(update={"samples": given.samples}).apply(one, replace(context, key=name))
             seconds = time.perf_counter() - start
             found = ask(one, unseen)
-            alike = spearman(similarities(reference)[pairs], similarities(found)[pairs])
+            alike = spearman(cosine_matrix(reference)[pairs], cosine_matrix(found)[pairs])
             left = ", ".join(
                 " ".join(str(site.units) for site in anatomy(one.module).of(kind)) for kind in ("heads", "ffn")
             )

@@ -23,10 +23,10 @@ from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.models.source import Source
 from laconic.progress import Steps
-from laconic.recipes.recipe import Recipe, Step
+from laconic.recipes.recipe import NamedStage, Recipe
 from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import PlanContext
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 
 STATIC: dict[str, Any] = {"mixed_precision": False, "bias_correction": False}
 INT4: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,7 +63,7 @@ def rows(
     """A row for each way: its size, and for each engine the mean and the worst of its answers' likeness."""
     graph = capture_graph(source, cache)
     with source.open(1) as session:
-        original = answers(session, source.task, unseen)
+        original = predict(session, source.task, unseen)
     for name in only:
         stage, settings = WAYS[name]
         settings = settings if name == "weights INT8, nearest" else {**settings, "samples": samples}
@@ -72,13 +72,13 @@ def rows(
                 task=source.task, key=name, seed=0, folder=Path(folder), cache=cache, steps=Steps(), train=seen,
                 calibrate=seen, choose=seen, trial=lambda plan: np.ones(1),
             )  # fmt: skip
-            plan = Step(name=stage, config=settings).stage().plan(graph, context).flights[0][0]  # type: ignore[attr-defined]
+            plan = NamedStage(name=stage, config=settings).make_stage().plan(graph, context).flights[0][0]  # type: ignore[attr-defined]
             cells = []
             for engine in ENGINES:
                 option, path = EngineOption(engine, "float32"), Path(folder) / f"{engine}.onnx"
                 option.build(graph, plan, path)
                 with option.open(path, 1) as session:
-                    found = source.task.fidelity(original, answers(session, source.task, unseen))
+                    found = source.task.fidelity(original, predict(session, source.task, unseen))
                 cells += [f"{found.mean():.5f}", f"{found.min():.5f}"]
             yield [name, f"{path.stat().st_size / 1e6:.2f}", *cells]
 

@@ -31,7 +31,7 @@ from laconic.models.signature import probe_module
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import Array, Arrays
@@ -113,7 +113,7 @@ def opened(name: str, images: Array, labels: Array, folder: Path) -> Checkpoint:
 def ask(checkpoint: Checkpoint, dataset: Dataset) -> Arrays:
     """The checkpoint's answers."""
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs) as session:
-        return answers(session, checkpoint.task, dataset)
+        return predict(session, checkpoint.task, dataset)
 
 
 def context_of(checkpoint: Checkpoint, given: Dataset, folder: Path) -> TorchContext:

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
 from laconic.cache import Cache
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.finetune.evaluate import evaluate
 from laconic.hashing import hash_of
@@ -33,7 +33,7 @@ from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.models.language_model import LanguageModel
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.progress import Steps
-from laconic.recipes.recipe import Step
+from laconic.recipes.recipe import NamedStage
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec
@@ -85,8 +85,8 @@ def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpo
     training = Training(
         steps=steps,
         batch_size=16,
-        optimizer=Named(name="adamw", config={"lr": 3e-3, "weight_decay": 0.01}),
-        schedule=Named(name="cosine"),
+        optimizer=NamedSettings(name="adamw", config={"lr": 3e-3, "weight_decay": 0.01}),
+        schedule=NamedSettings(name="cosine"),
         loader=LoaderSettings(workers=0),
         snapshot_every=10**6,
     )
@@ -108,7 +108,7 @@ def perplexity(checkpoint: Checkpoint, task: CausalLm, held: Dataset) -> float:
 
 def pruned(checkpoint: Checkpoint, learn: Dataset, name: str, config: dict[str, Any], seed: int) -> Checkpoint:
     """The model after one stage."""
-    stage: TorchStage = Step(name=name, config=config).stage()  # type: ignore[assignment]
+    stage: TorchStage = NamedStage(name=name, config=config).make_stage()  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         context = TorchContext(

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from training import eager
 
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.finetune.head import with_labels
 from laconic.models.checkpoint import Checkpoint
@@ -66,8 +66,8 @@ def training(steps: int, batch: int, lr: float) -> Training:
         steps=steps,
         batch_size=batch,
         max_grad_norm=None,
-        optimizer=Named(name="adamw", config={"lr": lr, "weight_decay": 0.01}),
-        schedule=Named(name="constant"),
+        optimizer=NamedSettings(name="adamw", config={"lr": lr, "weight_decay": 0.01}),
+        schedule=NamedSettings(name="constant"),
         loader=LoaderSettings(workers=0),
         snapshot_every=10**6,
     )

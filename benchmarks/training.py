@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from torch import nn
 
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.models import builder, huggingface
 from laconic.models.embedder import read_json
 from laconic.planner.combinations import format_technique
@@ -69,10 +69,10 @@ def spoken(training: Training) -> str:
 
 def settings(choice: Iterable[Any], optimizer: Any, batch: int) -> Training:
     """Settings of training with this combination; the gradient is clipped where that is possible."""
-    techniques = tuple(Named.model_validate(each) for each in choice)
+    techniques = tuple(NamedSettings.model_validate(each) for each in choice)
     clip = None if any(named.name == "optimizer-in-backward" for named in techniques) else 1.0
     return Training(
-        batch_size=batch, techniques=techniques, optimizer=Named.model_validate(optimizer), max_grad_norm=clip
+        batch_size=batch, techniques=techniques, optimizer=NamedSettings.model_validate(optimizer), max_grad_norm=clip
     )
 
 

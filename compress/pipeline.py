@@ -1,4 +1,4 @@
-"""What `laconic compress` does: the stages of a recipe, and then an artifact or a smaller checkpoint."""
+"""The pipeline of `laconic compress`: apply the stages of a recipe, then write an artifact or a smaller checkpoint."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from export.pipeline import Result, write_artifact
 from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
 from export.validate import compare_with_original
-from laconic.artifacts.artifact import REPORT, check_destination, put
+from laconic.artifacts.artifact import REPORT, check_destination, replace_folder
 from laconic.artifacts.ledger import JSON, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
@@ -24,16 +24,16 @@ from laconic.progress import Steps
 from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Goal, Recipe
 from laconic.recipes.stage import TorchStage
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 
 
 def compress(
     recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
 ) -> Result:
-    """Carry out the stages of a recipe, and write the artifact to `destination`, whole or not at all.
+    """Apply the stages of a recipe, and write the artifact to `destination` atomically.
 
-    An interrupted run resumes from the cache. Where the goal is missed the best artifact is written all the same, and
-    the result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
+    An interrupted run resumes from the cache. If the goal is not met, the best artifact is written and the result lists
+    the unmet parts. Raises a LaconicError for an invalid source, data or recipe.
     """
     check_destination(destination)
     with open_lineage(recipe, destination, steps or Steps(), cache or Cache(), trust=trust) as lineage:
@@ -42,15 +42,15 @@ def compress(
 
 
 def torch_stages(recipe: Recipe) -> list[tuple[str, TorchStage]]:
-    """The stages of a recipe that change the module, by name."""
-    stages = zip((step.name for step in recipe.stages), recipe.build(), strict=True)
+    """List the stages of a recipe that change the module, with their names."""
+    stages = zip((step.name for step in recipe.stages), recipe.make_stages(), strict=True)
     return [(name, stage) for name, stage in stages if isinstance(stage, TorchStage)]
 
 
 @dataclass(frozen=True)
 class CompressedCheckpoint:
-    """A checkpoint, where it lies, what `report.json` in it says, and a sentence for each part of the goal that it
-    misses."""
+    """A compressed checkpoint, its folder, the content of its report.json, and a sentence for each part of the goal
+    that it does not meet."""
 
     checkpoint: Checkpoint
     path: Path
@@ -61,11 +61,11 @@ class CompressedCheckpoint:
 def compress_checkpoint(
     recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
 ) -> CompressedCheckpoint:
-    """Do what the recipe says to the module, and write the checkpoint to `destination`, whole or not at all, with a
-    report of what each stage gained and cost.
+    """Apply the stages of a recipe to the module, and write the checkpoint to `destination` atomically, with a report
+    of sizes and fidelity after each stage.
 
-    An interrupted run goes on from the last stage that was done, or from within one that trains. Raises a LaconicError
-    for a source, data or a recipe that is wrong, or for a source that cannot be saved as a checkpoint.
+    An interrupted run resumes from the last finished stage, or from a training snapshot within one. Raises a
+    LaconicError for an invalid source, data or recipe, or for a source that cannot be saved as a checkpoint.
     """
     check_free(destination.resolve())
     steps = steps or Steps()
@@ -81,16 +81,18 @@ def compress_checkpoint(
         report = describe_checkpoint(lineage, checkpoint, found)
         (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         (folder / REPORT).write_text(render_checkpoint(report, recipe), encoding="utf-8")
-        put(folder, destination)
-    return CompressedCheckpoint(checkpoint, destination, report, tuple(missed_by(found, report, recipe.goal)))
+        replace_folder(folder, destination)
+    return CompressedCheckpoint(
+        checkpoint, destination, report, tuple(find_missed_by_checkpoint(found, report, recipe.goal))
+    )
 
 
 def compare_checkpoint(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
-    """Compare the checkpoint's outputs with the original's, on samples that no choice has seen."""
+    """Compare the checkpoint's outputs with the original's, on the test samples."""
     job = lineage.job
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-        found = answers(session, task, judge)
+        found = predict(session, task, judge)
     evidence = Evidence(
         capture_error=None,
         original=lineage.reference(judge),
@@ -102,7 +104,7 @@ def compare_checkpoint(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
         made_up=not job.samples.fingerprints,
     )
     found_drift = compare_with_original(evidence, task, required_tolerance(task, goal), goal, job.recipe.seed)
-    # The task's own tolerance is for what is served; a checkpoint is held to what was asked for alone.
+    # The task's default tolerance is for artifacts; a checkpoint must meet only what the goal states.
     asked = {"fidelity": goal.fidelity, "fidelity_worst": goal.worst, "metric_change": goal.max_drop}
     required = {name: least for name, least in found_drift.required.items() if asked.get(name) is not None}
     against = f"model after {lineage.teacher}" if lineage.teacher else found_drift.against
@@ -110,7 +112,7 @@ def compare_checkpoint(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
 
 
 def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Comparison) -> dict[str, Any]:
-    """The report of a compressed checkpoint, JSON-ready. found: its comparison with the original."""
+    """Describe a compressed checkpoint for its report, JSON-ready. found: its comparison with the original."""
     return {
         "task": checkpoint.task.name,
         "source": Path(lineage.job.recipe.source).resolve().name,
@@ -121,8 +123,8 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Compari
     }
 
 
-def missed_by(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
-    """A sentence for each part of the goal that a checkpoint misses."""
+def find_missed_by_checkpoint(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
+    """Yield a sentence for each part of the goal that a checkpoint does not meet."""
     yield from found.failures
     size = report["stages"][-1]["figures"]["bytes"]
     if goal.max_size is not None and size > goal.max_size:

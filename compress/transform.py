@@ -1,4 +1,4 @@
-"""Apply the stages that change the module: each result is kept in the cache, its gain and its cost recorded."""
+"""Application of the stages that change the module: each result is cached, and its sizes and fidelity are recorded."""
 
 import json
 import shutil
@@ -16,9 +16,9 @@ from laconic.hardware import cores
 from laconic.models.checkpoint import BUILD, Checkpoint
 from laconic.models.footprint import measure_footprint
 from laconic.models.torch_runtime import TorchSession
-from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, made_properties
-from laconic.recipes.stage_order import MEANINGS
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
+from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
+from laconic.runtimes.predict import predict
 from laconic.tensor import Array
 from laconic.units import format_bytes, format_count, format_fidelity
 
@@ -26,25 +26,25 @@ KEPT, TIME = "checkpoint", "seconds.json"
 
 
 def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> None:
-    """Apply the stages, by name, in this order; the lineage goes on with what they make."""
+    """Apply the named stages in this order, and advance the lineage to each result."""
     can_be_kept = lineage.source.description["kind"] in BUILD
     if stages and not can_be_kept:
         lineage.job.steps.warn(
-            f"a model from a {lineage.source.description['kind']} cannot be saved, so its stages begin anew after an "
-            f"interruption. Give its weights with a --builder to have them kept"
+            f"a model from a {lineage.source.description['kind']} cannot be saved, so its stages start again after an "
+            f"interruption. Give its weights with a --builder to have results cached"
         )
     for name, stage in stages:
         for record, what in find_broken(stage, lineage.history):
-            lineage.job.steps.warn(f"{name} breaks what {record.stage} made of the source before: {MEANINGS[what]}")
+            lineage.job.steps.warn(f"{name} destroys what {record.stage} made: {PROPERTY_DESCRIPTIONS[what]}")
         run = StageRun(lineage, name, stage)
         checkpoint = run.resume() if can_be_kept else run.apply()
         model = as_checkpoint_source(lineage.model).with_checkpoint(checkpoint)
         lineage.advance(model, name, teaches=stage.teaches)
-        lineage.job.steps.say(name, format_record(lineage.history[-1]))
+        lineage.job.steps.report(name, format_record(lineage.history[-1]))
 
 
 class StageRun:
-    """One stage, applied to the model of a lineage."""
+    """The application of one stage to the model of a lineage."""
 
     def __init__(self, lineage: Lineage, name: str, stage: TorchStage) -> None:
         self.lineage = lineage
@@ -59,7 +59,7 @@ class StageRun:
         )
 
     def resume(self) -> Checkpoint:
-        """What the stage makes of the model, read from the cache, where it is put first unless it is there."""
+        """Return the stage's result from the cache; it is computed and stored first if it is absent."""
         cache = self.lineage.job.cache
 
         def fill(folder: Path) -> None:
@@ -67,16 +67,16 @@ class StageRun:
             self.apply().save(folder / KEPT)
             (folder / TIME).write_text(json.dumps(time.perf_counter() - start))
 
-        with cache.alone(f"stage-{self.context.key}"):
+        with cache.lock(f"stage-{self.context.key}"):
             folder = cache.directory(f"stage-{self.context.key}", fill)
             shutil.rmtree(self.context.work, ignore_errors=True)
-        # Read even where it was just made, so that an interrupted run and one that was not go the same way.
+        # Loaded even if it was just computed, so that interrupted and uninterrupted runs take the same path.
         checkpoint = Checkpoint.load(folder / KEPT, trust=True)
         self.lineage.seconds[checkpoint.history[-1].key] = float(json.loads((folder / TIME).read_text()))
         return checkpoint
 
     def apply(self) -> Checkpoint:
-        """What the stage makes of the model, with what it gained and cost in the last record."""
+        """Apply the stage, and return its result with sizes and fidelity in the last record."""
         torch.manual_seed(self.context.seed)
         checkpoint = self.stage.apply(self.checkpoint, self.context)
         shutil.rmtree(self.context.work, ignore_errors=True)
@@ -87,22 +87,22 @@ class StageRun:
         return replace(checkpoint, history=(*checkpoint.history[:-1], record))
 
     def fidelity(self, checkpoint: Checkpoint) -> Array:
-        """Of a checkpoint's outputs to the original's, per sample of those that choices are made with: [samples]."""
+        """Measure the fidelity of a checkpoint's outputs to the original's, per validation sample: [samples]."""
         choose, task = self.lineage.job.samples.choose, self.lineage.source.task
         reference = self.lineage.reference(choose)
         with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-            return task.fidelity(reference, answers(session, task, choose))
+            return task.fidelity(reference, predict(session, task, choose))
 
 
 def find_broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Record, Property]]:
-    """The properties that a stage does not leave in place, each with the step that gave it to the model."""
+    """Yield the properties that a stage destroys, each with the record of the stage that made it."""
     for record in history:
-        for what in sorted(stage.breaks & made_properties(record)):
+        for what in sorted(stage.breaks & find_made_properties(record)):
             yield record, what
 
 
 def format_record(record: Record) -> str:
-    """What a stage gained and cost, on one line."""
+    """Format fidelity and sizes after a stage on one line."""
     figures = record.figures
     return (
         f"fidelity {format_fidelity(figures['fidelity'])}, {format_count(figures['parameters'])} parameters, "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import INTEGER, Plan
-from laconic.runtimes.runtime import Kernel, kernel_of
+from laconic.runtimes.runtime import Kernel, find_kernel
 
 
 def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> dict[str, float]:
@@ -17,7 +17,7 @@ def audit(graph: Graph, plan: Plan, kernels: Sequence[Kernel], engine: str) -> d
     if not kernels:
         return {}
     layers = [layer for layer in graph.layers if layer.kind != "Gather"]
-    run = {layer.node: kernel for layer in layers for kernel in [kernel_of(layer.node, kernels)] if kernel}
+    run = {layer.node: kernel for layer in layers for kernel in [find_kernel(layer.node, kernels)] if kernel}
     fallen = [
         f"{layer.module} (runs as {run[layer.node].precision}, {run[layer.node].kind})"
         for layer in layers

@@ -16,7 +16,7 @@ from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
@@ -31,7 +31,7 @@ class EngineOption:
 
     @property
     def name(self) -> str:
-        """As shown to users: `openvino, bfloat16`."""
+        """The name shown to users: `openvino, bfloat16`."""
         return f"{self.runtime}, {self.compute}"
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
@@ -45,13 +45,13 @@ class EngineOption:
 
 
 SENSITIVITY_OPTION = EngineOption("onnxruntime", "float32")
-"""The option that layer sensitivity is measured with: it depends on the quantization grid and not on the engine, and
-this one opens a graph fastest."""
+"""The option that layer sensitivity is measured with: sensitivity depends on the quantization grid and not on the
+engine, and this one loads a graph fastest."""
 
 
 def list_options(engines: tuple[str, ...]) -> list[EngineOption]:
-    """Every engine and arithmetic that runs on this machine, the preferred first. Raises MissingPackage where no engine
-    is installed."""
+    """List every engine and arithmetic that runs on this machine, the preferred first. Raises MissingPackage if no
+    engine is installed."""
     found: list[EngineOption] = []
     absent: list[str] = []
     for name in engines:
@@ -78,7 +78,7 @@ class PlanEvaluator:
     reference: dict[str, Arrays]
 
     def fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
-        """The fidelity of a plan's outputs to the reference, per sample: [samples]. Kept in the cache."""
+        """Measure the fidelity of a plan's outputs to the reference, per sample: [samples]. Results are cached."""
         key = hash_of(
             "trial",
             self.graph.key,
@@ -98,12 +98,12 @@ class PlanEvaluator:
             path = self.folder / "trial.onnx"
             option.build(self.graph, plan, path)
             with option.open(path, cores()) as session:
-                found = answers(session, self.task, dataset)
+                found = predict(session, self.task, dataset)
             return {"fidelity": self.task.fidelity(self.reference[dataset.fingerprint], found)}
 
         return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])
 
 
 def hash_arrays(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
-    """The SHA-256 of each array, by name."""
+    """Compute the SHA-256 of each array, by name."""
     return sorted((name, hashlib.sha256(array.tobytes()).hexdigest()) for name, array in arrays.items())

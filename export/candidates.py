@@ -1,29 +1,31 @@
-"""Choose a plan and an engine: per engine the smallest plan that meets the goal, then the fastest of these."""
+"""The choice of a plan and an engine: per engine the first plan that meets the goal, then the fastest of these."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 
 from export.build import EngineOption
-from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
+from export.report.report import PRECISIONS, CandidateLine
+from laconic.quantization.plan import BITS, INTEGER, Plan, PrecisionLadder
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.timing.measurements import Timing
+from laconic.units import format_bytes, format_fidelity
 
 ADVANTAGE = 1.05
-"""How much faster a less preferred engine must be to be taken: smaller differences change from run to run, and the
-artifact should not. At 1.1 MiniLM with a third of its feed-forward units was left at 5.94 x, where 6.33 x was to be had
-at the same fidelity."""
+"""How much faster a less preferred engine must be to be chosen: smaller differences vary from run to run, and the
+artifact should not. At 1.1, MiniLM with a third of its feed-forward units got 5.94 x, where 6.33 x was available at the
+same fidelity."""
 
 
 @dataclass(frozen=True)
 class EngineCandidate:
     """A plan, built for an engine.
 
-    fidelity: [samples], on the samples that choices are made with. met: whether it meets the goal. arithmetic: the
-    share of the weights that each arithmetic multiplies with, as the engine reports it. speedup: over the original, 1
-    until it is timed.
+    fidelity: per validation sample, [samples]. met: whether it meets the goal. arithmetic: the share of the weights
+    that each arithmetic multiplies with, as the engine reports it. speedup: over the original, 1 until it is timed.
     """
 
     option: EngineOption
@@ -36,7 +38,7 @@ class EngineCandidate:
 
     @property
     def name(self) -> str:
-        """As shown to users: the engine, its arithmetic, and whether only the weights, or nothing, is quantized. Unique
+        """The name shown to users: engine, arithmetic, and whether only the weights, or nothing, is quantized. Unique
         within a run."""
         if self.is_plain:
             return f"{self.option.name}, as it was"
@@ -44,7 +46,7 @@ class EngineCandidate:
 
     @property
     def is_integer(self) -> bool:
-        """Whether some layer computes in INT8."""
+        """Whether at least one layer computes in INT8."""
         return bool(INTEGER & set(self.plan.precision.values()))
 
     @property
@@ -101,9 +103,9 @@ def find_plan(ladder: PrecisionLadder, trial: Callable[[Plan], Array], goal: Tol
 
 
 def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
-    """Of those that meet the goal the fastest; an engine that comes later in the order of preference must be faster by
-    ADVANTAGE. The graph as it was is taken only where everything smaller is slower than the original. Where none meets
-    the goal, the most faithful."""
+    """Choose the fastest candidate that meets the goal; a less preferred engine must be faster by ADVANTAGE. The graph
+    without quantization is chosen only if all smaller candidates are slower than the original. If none meets the goal,
+    choose the one with the highest fidelity."""
     meeting = [candidate for candidate in candidates if candidate.met]
     if not meeting:
         return max(candidates, key=lambda candidate: float(candidate.fidelity.mean()))
@@ -116,5 +118,21 @@ def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
 
 
 def mean_speedup(timings: Sequence[Timing]) -> float:
-    """The geometric mean of the speed-ups at several batch sizes."""
+    """Compute the geometric mean of the speed-ups at several batch sizes."""
     return geometric_mean(timing.speedup for timing in timings)
+
+
+def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLine:
+    """Format a candidate as a row of the report. chosen: whether it became the artifact."""
+    counts = Counter(candidate.plan.precision.values())
+    files = candidate.model.parent.glob(f"{candidate.model.name}*")
+    return CandidateLine(
+        engine=candidate.name,
+        size=format_bytes(sum(file.stat().st_size for file in files)),
+        layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
+        mean=format_fidelity(float(candidate.fidelity.mean())),
+        worst=format_fidelity(float(candidate.fidelity.min())),
+        speedup=f"{candidate.speedup:.2f}",
+        met=candidate.met,
+        chosen=chosen,
+    )

@@ -8,7 +8,7 @@ from export.build import EngineOption
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 
@@ -16,18 +16,18 @@ GOLDEN_BATCHES = (1, 4)
 """Sizes of the golden batches."""
 
 PARITY_SAMPLES = 40
-"""Samples that are answered alone, together, and by the graph run node by node."""
+"""Samples of the parity checks: run one by one, in one batch, and by the graph run node by node."""
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The outputs that a verdict is derived from, each [samples, ...] by name.
 
-    capture_error: the captured graph's largest error against the module, relative to the largest output; None where
-    the source was a graph. original: the source's answers to the samples set aside for judging; artifact: the engine's
-    to the same; labels: theirs, where there are any. For a few of the samples, plain: the answers of the artifact's
-    graph run node by node; alone: the engine's, one sample at a time; together: the engine's, in one batch. made_up:
-    whether the samples are the task's own inventions, no samples having been given.
+    capture_error: the captured graph's largest error against the module, relative to the largest output; None if the
+    source was a graph. original: the source's outputs for the test samples; artifact: the engine's outputs for them;
+    labels: of the test samples, if there are any. For a few of the samples, plain: outputs of the artifact's graph run
+    node by node; alone: of the engine, one sample at a time; together: of the engine, in one batch. made_up: whether
+    the samples are synthetic examples of the task, because no samples were given.
     """
 
     capture_error: float | None
@@ -51,20 +51,20 @@ def collect_evidence(
     made_up: bool,
     seed: int,
 ) -> tuple[Evidence, list[tuple[Arrays, Arrays]]]:
-    """Run an engine on everything that the verdict needs, and on the golden batches.
+    """Run an engine on the inputs of all parity and drift checks, and on the golden batches.
 
     judge: the test samples. original: the source's outputs for them, [samples, ...] by name. Returns the evidence, and
     the golden pairs of inputs and outputs.
     """
     few = judge.take(PARITY_SAMPLES, seed)
     with option.open(model, 1) as session:
-        artifact = answers(session, task, judge)
-        alone = answers(session, task, few, rows=1)
-        together = answers(session, task, few, rows=len(few))
+        artifact = predict(session, task, judge)
+        alone = predict(session, task, few, rows=1)
+        together = predict(session, task, few, rows=len(few))
         batches = [task.encode(few.samples[:rows]) for rows in GOLDEN_BATCHES]
         golden = [(inputs, session.run(inputs)) for inputs in batches]
     with OnnxRuntime().open(model, threads=cores(), optimize=False) as session:
-        plain = answers(session, task, few, rows=1)
+        plain = predict(session, task, few, rows=1)
     evidence = Evidence(
         capture_error=capture_error,
         original=original,

@@ -1,4 +1,4 @@
-"""A run over one source: what its steps share, and the model on its way from the source to the artifact."""
+"""The lineage of a model during a run, from the source to the artifact, and the job that its steps share."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 from export.sources import open_source
 from laconic.artifacts.record import Record
-from laconic.cache import Cache, scratch
+from laconic.cache import Cache, open_scratch_folder
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
@@ -17,14 +17,14 @@ from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import SampleSplits, split_samples
-from laconic.recipes.stage import Context, Stage, describe
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import Context, Stage, dump_settings
+from laconic.runtimes.predict import predict
 from laconic.tensor import Array, Arrays
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every step of a run works with. folder: scratch, removed when the run ends."""
+    """What all steps of a run share. folder: scratch, removed when the run ends."""
 
     recipe: Recipe
     samples: SampleSplits
@@ -34,11 +34,11 @@ class Job:
 
 
 class Lineage:
-    """The model of a run: where it came from, what it is now, and what has been done to it.
+    """The model of a run, with its source and its history.
 
-    source: as it came. model: as it is now. original: the model whose outputs are the reference: the source, or what
-    the last stage that changes the outputs on purpose (fine-tuning) made of it. teacher: that stage's name, or "".
-    seconds: of each stage, by the key of its record.
+    source: the model that the recipe names. model: the model after the stages so far. original: the model whose outputs
+    are the reference: the source, or the result of the last stage that changes outputs on purpose (fine-tuning).
+    teacher: that stage's name, or "". seconds: duration of each stage, by the key of its record.
     """
 
     def __init__(self, source: Source, job: Job) -> None:
@@ -49,26 +49,26 @@ class Lineage:
         self.seconds: dict[str, float] = {}
 
     def advance(self, model: CheckpointSource, name: str, *, teaches: bool) -> None:
-        """Go on with what the stage `name` made of the model. teaches: whether it is the reference from here on."""
+        """Replace the model by the result of the stage `name`. teaches: whether that becomes the reference."""
         self.model, self.history = model, list(model.checkpoint.history)
         if teaches:
             self.original, self.teacher = model, name
 
     def reference(self, dataset: Dataset, step: Step | None = None) -> Arrays:
-        """The original's outputs for these samples, from the cache where they are there."""
+        """Return the original's outputs for these samples, [samples, ...] by name; they are cached."""
         key = hash_of("original", self.original.key, dataset.fingerprint, code_version())
 
         def compute() -> Arrays:
             with self.original.open(cores()) as session:
-                return answers(session, self.source.task, dataset, step)
+                return predict(session, self.source.task, dataset, step)
 
         return self.job.cache.arrays(f"answers-{key}", compute)
 
     def context(self, name: str, stage: Stage) -> Context:
-        """What any stage may use. Its key holds all that its result depends upon."""
+        """Make the context of a stage, with a key of everything that its result depends on."""
         samples, seed = self.job.samples, self.job.recipe.seed
         data = {role: getattr(samples, role).fingerprint for role in ("train", "calibrate", "choose")}
-        key = hash_of(name, describe(stage), self.model.key, self.original.key, data, seed, code_version())
+        key = hash_of(name, dump_settings(stage), self.model.key, self.original.key, data, seed, code_version())
         return Context(
             task=self.source.task,
             key=key,
@@ -82,7 +82,7 @@ class Lineage:
         )
 
     def describe_source(self) -> dict[str, Any]:
-        """The source, JSON-ready: how to build it again, what it takes, and how much history it came with."""
+        """Describe the source, JSON-ready: how to rebuild it, its figures, and the length of its own history."""
         if not isinstance(self.source, CheckpointSource):
             return {**self.source.description, "figures": {"bytes": self.source.size}, "earlier": 0}
         checkpoint = self.source.checkpoint
@@ -92,16 +92,16 @@ class Lineage:
 
 @contextmanager
 def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, *, trust: bool) -> Iterator[Lineage]:
-    """Open the source and the samples that a recipe names, with a scratch folder beside the destination, on the same
-    disk, that is removed afterwards."""
-    with scratch(destination) as folder:
+    """Open the source and the samples of a recipe, with a scratch folder beside the destination, on the same disk, that
+    is removed at the end."""
+    with open_scratch_folder(destination) as folder:
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust)
             samples = split_samples(recipe, source.task)
-            step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} samples to judge by"
+            step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
         yield Lineage(source, Job(recipe, samples, folder, steps, cache))
 
 
 def summarize_fidelity(fidelity: Array) -> dict[str, float]:
-    """The mean and the worst of a fidelity per sample, as they stand in the history."""
+    """Summarize a fidelity per sample, [samples], as its mean and its lowest value, for the history."""
     return {"fidelity": round(float(fidelity.mean()), 6), "fidelity worst": round(float(fidelity.min()), 6)}

@@ -1,4 +1,4 @@
-"""From a model to a proven artifact: capture, plan, build for each engine, race, validate, measure, write."""
+"""The export pipeline, from a model to a validated artifact: capture, plan, build per engine, time, validate, write."""
 
 import platform
 import resource
@@ -12,17 +12,17 @@ from typing import Any
 
 from export.audit import audit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
-from export.candidates import EngineCandidate, choose_fastest, find_plan, mean_speedup, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, mean_speedup, pair_ladders
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
-from export.report.report import render
+from export.report.report import render_report
 from export.sources import capture_graph, measure_capture_error
 from export.validate import is_batch_independent, validate
 from laconic import __version__
-from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish
+from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish_artifact
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
-from laconic.artifacts.writer import Parts, assemble
+from laconic.artifacts.writer import ArtifactParts, write_artifact_folder
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import this_machine
@@ -32,17 +32,17 @@ from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.goal import find_missed, required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.stage import PlanContext, PlanStage, describe, standing_records
+from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
-from laconic.timing.measurements import ORIGINAL, Measured, knee
-from laconic.timing.race import BATCHES, TRIAL_BATCHES, race
+from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
+from laconic.timing.measurements import ORIGINAL, Measurements, find_knee
 
 
 @dataclass(frozen=True)
 class Result:
-    """An artifact, and a sentence for each part of the goal that it misses."""
+    """An artifact, and a sentence for each part of the goal that it does not meet."""
 
     artifact: Artifact
     missed: tuple[str, ...]
@@ -53,9 +53,9 @@ def export(
 ) -> Result:
     """Write the source of a recipe as an artifact for the fastest engine, whole or not at all.
 
-    Of the recipe's stages those that quantize are carried out; stages that change the module are `compress`'s. An
-    interrupted run resumes from the cache. Where the goal is missed the best artifact is written all the same, and the
-    result says what it misses. Raises a LaconicError for a source, data or a recipe that is wrong.
+    Only the recipe's quantization stages are applied; stages that change the module are applied by `compress`. An
+    interrupted run resumes from the cache. If the goal is not met, the best artifact is written and the result lists
+    the unmet parts. Raises a LaconicError for an invalid source, data or recipe.
     """
     check_destination(destination)
     with open_lineage(recipe, destination, steps or Steps(), cache or Cache(), trust=trust) as lineage:
@@ -63,10 +63,10 @@ def export(
 
 
 def write_artifact(lineage: Lineage, destination: Path) -> Result:
-    """Build, prove and write the artifact of a lineage's model."""
+    """Build, validate and write the artifact of a lineage's model."""
     folder = lineage.job.folder / "artifact"
-    assemble(EngineBuild(lineage).make_parts(), folder)
-    publish(folder, destination)
+    write_artifact_folder(EngineBuild(lineage).make_parts(), folder)
+    publish_artifact(folder, destination)
     artifact = Artifact.load(destination)
     return Result(artifact, tuple(find_missed(artifact, lineage.job.recipe.goal)))
 
@@ -85,8 +85,8 @@ class EngineBuild:
         self.task: Task = lineage.source.task
         self.tolerance = required_tolerance(self.task, job.recipe.goal)
 
-    def make_parts(self) -> Parts:
-        """Take all steps, and return what the artifact is made of."""
+    def make_parts(self) -> ArtifactParts:
+        """Run all steps, and return the parts of the artifact."""
         with self.steps.step("capture the graph") as step:
             graph = capture_graph(self.lineage.model, self.cache)
             capture_error = measure_capture_error(self.lineage.model, graph, self.cache)
@@ -94,12 +94,12 @@ class EngineBuild:
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
         options = list_options(self.recipe.engines)
         start = time.perf_counter()
-        stages = zip((step.name for step in self.recipe.stages), self.recipe.build(), strict=True)
+        stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.plan(plan_stages, graph, evaluator)
         built = self.build_candidates(ladder, evaluator, options)
         seconds = time.perf_counter() - start
-        candidates = self.race_candidates(built, graph)
+        candidates = self.measure_candidates(built, graph)
         chosen = choose_fastest(candidates)
         for name, stage in plan_stages:
             self.record_stage(name, stage, chosen, seconds)
@@ -108,36 +108,37 @@ class EngineBuild:
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
         measured = self.measure(chosen)
         manifest = self.make_manifest(chosen, graph, verdict)
-        report = partial(render, recipe=self.recipe, ladder=ladder, graph=graph, candidates=candidates)
-        return Parts(manifest, chosen.model, self.task, golden, measured, report)
+        lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
+        report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines)
+        return ArtifactParts(manifest, chosen.model, self.task, golden, measured, report)
 
     def compute_references(self) -> dict[str, Arrays]:
-        """The original's outputs for all samples that something is chosen or judged by, by the samples' fingerprint."""
+        """Compute the original's outputs for the validation and test samples, by the samples' fingerprint."""
         sets = (self.samples.choose, self.samples.probe, self.samples.judge)
-        with self.steps.step("run the original", sum(map(len, sets))) as step:
+        with self.steps.step("run the original model", sum(map(len, sets))) as step:
             return {dataset.fingerprint: self.lineage.reference(dataset, step) for dataset in sets}
 
     def plan(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, evaluator: PlanEvaluator) -> PrecisionLadder:
-        """The plans that quantization proposes; without it, the graph as it is."""
+        """Return the plans that the quantization stage proposes; without one, the float graph."""
         if not stages:
             return PrecisionLadder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         ((name, stage),) = stages
         trial = partial(evaluator.fidelity, option=SENSITIVITY_OPTION, dataset=self.samples.probe)
         context = self.lineage.context(name, stage)
-        history = standing_records(self.lineage.history)
+        history = find_intact_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
     def build_candidates(
         self, ladder: PrecisionLadder, evaluator: PlanEvaluator, options: list[EngineOption]
     ) -> list[EngineCandidate]:
-        """For each engine option, build the first plan that meets the goal, and audit it.
+        """For each engine option, build the first plan that meets the goal, and audit its kernels.
 
-        An engine that refuses the graph, or does not run the precision that was asked for, is left out; raises its
-        error where none is left.
+        An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
+        engine is left, its error is raised.
         """
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
-        with self.steps.step("find what meets the goal") as step:
+        with self.steps.step("build the candidates") as step:
             for number, (plans, option) in enumerate(pair_ladders(ladder, options)):
                 try:
                     folder = self.folder / f"candidate-{number}"
@@ -172,10 +173,10 @@ class EngineBuild:
         met = met and (limit is None or folder_size(folder) <= limit)
         return EngineCandidate(option, plan, model, fidelity, met, shares)
 
-    def race_candidates(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
-        """The same candidates with their speed-ups, timed where there is a choice.
+    def measure_candidates(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
+        """Return the candidates with their speed-ups, timed if there is more than one.
 
-        The times are kept in the cache, so that the same run gives the same artifact on the same machine.
+        Timings are cached, so that the same run chooses the same candidate on the same machine.
         """
         if len(candidates) == 1:
             return candidates
@@ -192,12 +193,12 @@ class EngineBuild:
         return [replace(each, speedup=speedups[each.name]) for each in candidates]
 
     def time_candidates(self, candidates: list[EngineCandidate]) -> dict[str, float]:
-        """The mean speed-up of each candidate over the original, by name."""
-        with self.steps.step("race the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
+        """Measure the mean speed-up of each candidate over the original, by name."""
+        with self.steps.step("time the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
             sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
             sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1)), **sessions}
-            # By the processor's time: what else runs on the machine must not decide.
-            times = race(
+            # Processor time, so that other programs on the machine do not influence the choice.
+            times = benchmark_sessions(
                 sessions,
                 self.task,
                 baseline=ORIGINAL,
@@ -211,16 +212,16 @@ class EngineBuild:
             return speedups
 
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
-        """Append quantization to the history, with what it gained and cost."""
+        """Append the quantization stage to the history, with its size, fidelity and duration."""
         key = self.lineage.context(name, stage).key
         figures = {"bytes": folder_size(chosen.model.parent), **summarize_fidelity(chosen.fidelity)}
-        self.lineage.history.append(Record(stage=name, config=describe(stage), key=key, figures=figures))
+        self.lineage.history.append(Record(stage=name, config=dump_settings(stage), key=key, figures=figures))
         self.lineage.seconds[key] = seconds
 
     def validate(
         self, chosen: EngineCandidate, evaluator: PlanEvaluator, capture_error: float | None
     ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
-        """The verdict on the test samples, and the golden pairs of inputs and outputs."""
+        """Derive the verdict from the test samples, and make the golden pairs of inputs and outputs."""
         evidence, golden = collect_evidence(
             chosen.option,
             chosen.model,
@@ -238,19 +239,19 @@ class EngineBuild:
             verdict = verdict.model_copy(update={"drift": drift})
         return verdict, golden
 
-    def measure(self, chosen: EngineCandidate) -> Measured:
-        """Time the candidate and the original, interleaved: latency, throughput, and the knee."""
-        with self.steps.step("measure the speed", len(BATCHES)) as step, ExitStack() as stack:
+    def measure(self, chosen: EngineCandidate) -> Measurements:
+        """Time the chosen candidate and the original, interleaved: latency, throughput, and the knee."""
+        with self.steps.step("measure latency and throughput", len(BATCHES)) as step, ExitStack() as stack:
             sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1))}
             sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
-            times = race(sessions, self.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
+            times = benchmark_sessions(sessions, self.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
             own = [time for time in times if time.engine == chosen.option.name]
             step.note = f"{max(time.speedup for time in own):.2f} x at best"
-        return Measured(
+        return Measurements(
             machine=this_machine(),
             timings=tuple(times),
-            # By the faster quartile of the runs: throughput is flat around the knee, and other work moves medians.
-            knee=knee({time.batch: time.quartiles[0] for time in own}),
+            # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
+            knee=find_knee({time.batch: time.quartiles[0] for time in own}),
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.lineage.source.size,
@@ -259,7 +260,7 @@ class EngineBuild:
         )
 
     def make_manifest(self, chosen: EngineCandidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
-        """The manifest, JSON-ready, without the digests of the files."""
+        """Make the manifest, JSON-ready, without the digests of the files."""
         runtime = make_runtime(chosen.option.runtime)
         versions = {"laconic": __version__, "python": platform.python_version(), runtime.package: runtime.version()}
         return {
@@ -282,5 +283,5 @@ class EngineBuild:
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of the files in a folder."""
+    """Sum the bytes of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Open the source that a recipe names, and capture its float graph; graphs are kept in the cache."""
+"""Loading the source that a recipe names, and capturing its float graph; graphs are cached."""
 
 import dataclasses
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from export.capture.capture import capture, capture_parity
-from export.capture.onnx_source import adopt
+from export.capture.capture import capture, measure_parity
+from export.capture.onnx_source import import_onnx
 from laconic.artifacts.artifact import read_manifest
 from laconic.cache import Cache
 from laconic.errors import SourceError
-from laconic.hashing import code_version, digest, hash_of
+from laconic.hashing import code_version, digest_file, hash_of
 from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.models.source import CheckpointSource, GraphSource, Source
@@ -24,7 +24,7 @@ GRAPH_FILE = "graph.json"
 
 
 def open_source(origin: Origin, cache: Cache, *, trust: bool) -> Source:
-    """Load the model that a recipe names. Raises SourceError where it is missing, damaged or of an unknown kind."""
+    """Load the model that a recipe names. Raises SourceError if it is missing, damaged or of an unknown kind."""
     path = Path(origin.source)
     if not path.exists():
         raise SourceError(
@@ -44,15 +44,15 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool) -> Source:
 
 
 def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:
-    """An ONNX file of any framework as a source, its graph normalized."""
-    file = digest(path)
+    """Open an ONNX file of any framework as a source, with a normalized graph."""
+    file = digest_file(path)
     key = hash_of("onnx", file.sha256, task, code_version())
 
     def fill(folder: Path) -> None:
-        graph, _ = adopt(path, folder, task)
-        write_graph(graph, folder)
+        graph, _ = import_onnx(path, folder, task)
+        write_graph_json(graph, folder)
 
-    graph = read_graph(cache.directory(f"graph-{key}", fill))
+    graph = read_graph_json(cache.directory(f"graph-{key}", fill))
     return GraphSource(
         task=plain_task(task or "tensors", graph.inputs, path),
         key=key,
@@ -64,38 +64,39 @@ def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:
 
 
 def capture_graph(source: Source, cache: Cache) -> Graph:
-    """The float graph of a source."""
+    """Return the float graph of a source, captured if it is a checkpoint."""
     if isinstance(source, GraphSource):
         return source.graph
     checkpoint = as_checkpoint_source(source).checkpoint
-    return read_graph(
+    return read_graph_json(
         cache.directory(
             f"graph-{hash_of('capture', checkpoint.key, code_version())}",
-            lambda folder: write_graph(capture(checkpoint, folder), folder),
+            lambda folder: write_graph_json(capture(checkpoint, folder), folder),
         )
     )
 
 
 def measure_capture_error(source: Source, graph: Graph, cache: Cache) -> float | None:
-    """The graph's largest error against the module, relative to the largest output; None for a source without one."""
+    """Measure the graph's largest error against the module, relative to the largest output; None for a source without
+    a module."""
     if isinstance(source, GraphSource):
         return None
     checkpoint = as_checkpoint_source(source).checkpoint
     key = hash_of("capture-error", checkpoint.key, graph.key, code_version())
-    return float(cache.json(f"error-{key}", lambda: capture_parity(checkpoint, graph)))
+    return float(cache.json(f"error-{key}", lambda: measure_parity(checkpoint, graph)))
 
 
 def as_checkpoint_source(source: Source) -> CheckpointSource:
-    """The same source, known to have a module. Raises SourceError for a graph, which has none."""
+    """Return the source, typed as one with a module. Raises SourceError for a graph, which has none."""
     if not isinstance(source, CheckpointSource):
-        raise SourceError("an ONNX file is a graph without a module. Stages that change the module need the checkpoint")
+        raise SourceError("an ONNX file is a graph without a module. Stages that change the module need a checkpoint")
     return source
 
 
 def open_original(path: Path, artifact: Path, threads: int, *, trust: bool) -> Session:
     """Open the model that an artifact was made from, in full precision.
 
-    Raises SourceError, or ArtifactError where there is no artifact.
+    Raises SourceError, or ArtifactError if there is no artifact.
     """
     manifest = read_manifest(artifact)
     made = manifest.source
@@ -105,13 +106,14 @@ def open_original(path: Path, artifact: Path, threads: int, *, trust: bool) -> S
     return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
 
 
-def write_graph(graph: Graph, folder: Path) -> None:
-    """Write what the ONNX file does not say of itself, beside it."""
+def write_graph_json(graph: Graph, folder: Path) -> None:
+    """Write the description of a graph that its ONNX file does not contain (signature, layers, key), beside the
+    file."""
     relative = dataclasses.replace(graph, path=graph.path.relative_to(folder))
     (folder / GRAPH_FILE).write_bytes(GRAPH.dump_json(relative, indent=1))
 
 
-def read_graph(folder: Path) -> Graph:
-    """Read what `write_graph` wrote."""
+def read_graph_json(folder: Path) -> Graph:
+    """Read a graph from a folder that `write_graph_json` described."""
     graph = GRAPH.validate_json((folder / GRAPH_FILE).read_bytes())
     return dataclasses.replace(graph, path=folder / graph.path)

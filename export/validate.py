@@ -4,7 +4,7 @@ import numpy as np
 
 from export.evidence import Evidence
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
-from laconic.metrics import interval
+from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import WORST
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
@@ -75,7 +75,7 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
     samples = len(fidelity)
     figures = fidelity_of(task, evidence.original, evidence.artifact)
     figures |= {name: round_figure(value) for name, value in task.figures(evidence.original, evidence.artifact).items()}
-    intervals = {"fidelity": interval(lambda index: float(fidelity[index].mean()), samples, seed=seed)}
+    intervals = {"fidelity": bootstrap_interval(lambda index: float(fidelity[index].mean()), samples, seed=seed)}
     required = {"fidelity": tolerance.mean}
     if tolerance.worst is not None:
         required["fidelity_worst"] = tolerance.worst
@@ -84,7 +84,7 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
         every = np.arange(samples)
         figures["metric_original"], figures["metric"] = round_figure(before(every)), round_figure(after(every))
         figures["metric_change"] = round_figure(after(every) - before(every))
-        intervals["metric_change"] = interval(lambda index: after(index) - before(index), samples, seed=seed)
+        intervals["metric_change"] = bootstrap_interval(lambda index: after(index) - before(index), samples, seed=seed)
         if goal.max_drop is not None:
             required["metric_change"] = -goal.max_drop
     return Comparison(

@@ -12,30 +12,30 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(path: str | Path, **given: Any) -> "Checkpoint":
-    """Open a checkpoint that `laconic compress --to checkpoint` or `laconic finetune` wrote, or a folder of
-    transformers; `.module` is the torch module, in evaluation mode, float32, without gradients.
+def load(path: str | Path, **options: Any) -> "Checkpoint":
+    """Open a checkpoint: a folder written by `laconic compress --to checkpoint` or `laconic finetune`, or by
+    transformers. `.module` is the torch module, in evaluation mode, float32, with gradients disabled.
 
-    given: `task`, `builder`, `arguments`, `inputs`, for weights of a model of your own; `trust=True` lets a source
-    execute code that it carries. Raises SourceError, UntrustedSource. Torch is imported here, and not before.
+    options: `task`, `builder`, `arguments` and `inputs` describe a module of your own; `trust=True` allows a source to
+    execute code that it carries. Raises SourceError, UntrustedSource. Torch is imported on the first call only.
     """
     from laconic.models.checkpoint import load_source
 
-    return load_source(Path(path), **given)
+    return load_source(Path(path), **options)
 
 
 NOISE = {"torchao": "Failed to load ", "torch.utils._pytree": "%s is an Enum subclass"}
-"""How it begins, by logger: torchao's kernels for other machines; torch, to torchao's authors."""
+"""How the messages to drop begin, by logger: torchao about kernels of other machines, torch about torchao's code."""
 
 
 def quiet_imports() -> None:
-    """Leave these records out, and no others. It comes before all imports: transformers brings torchao by itself."""
+    """Drop these log records, and no others. Called before all imports, since transformers imports torchao."""
     for name in NOISE:
-        logging.getLogger(name).addFilter(worth_reading)
+        logging.getLogger(name).addFilter(is_worth_reading)
 
 
-def worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a record of one of these loggers is something else."""
+def is_worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a record of one of these loggers is anything but the noise above."""
     return not str(record.msg).startswith(NOISE[record.name])
 
 

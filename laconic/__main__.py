@@ -1,8 +1,8 @@
-"""`python -m laconic`, by which torchrun starts it."""
+"""`python -m laconic`, the entry point that torchrun starts."""
 
 import os
 
-# Else every rank says that DDP looks for unused parameters and finds none, which is as it should be.
+# Otherwise every rank warns that DDP looked for unused parameters and found none, which is as intended.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from laconic.cli import main

@@ -1,4 +1,4 @@
-"""Results by the key of what they were made from, so that an interrupted run resumes; and scratch folders."""
+"""The result cache, keyed by everything a result depends on, so that interrupted runs resume; and scratch folders."""
 
 import json
 import os
@@ -22,14 +22,15 @@ VARIABLE = "LACONIC_CACHE"
 
 
 class Cache:
-    """A folder of results. An entry is written to a temporary name and renamed, so half of one is never seen."""
+    """A folder of results. Entries are written under a temporary name and renamed, so readers never see a partial
+    one."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """folder: by default $LACONIC_CACHE, else the user's cache folder."""
+        """folder: default $LACONIC_CACHE, or else the user's cache folder."""
         self.folder = folder or Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("laconic"))
 
     def json(self, key: str, compute: Callable[[], Any]) -> Any:
-        """The JSON-ready value under `key`, computed if it is not there."""
+        """Return the JSON-ready value under `key`, computed and stored if it is absent."""
         path = self.folder / f"{key}.json"
         try:
             return json.loads(path.read_bytes())
@@ -40,7 +41,7 @@ class Cache:
         return json.loads(text)
 
     def arrays(self, key: str, compute: Callable[[], Arrays]) -> Arrays:
-        """The arrays under `key`, computed if they are not there."""
+        """Return the arrays under `key`, computed and stored if they are absent."""
         path = self.folder / f"{key}.safetensors"
         try:
             return dict(load_file(path))
@@ -50,7 +51,7 @@ class Cache:
         return value
 
     def directory(self, key: str, fill: Callable[[Path], None]) -> Path:
-        """The folder under `key`, filled if it is not there."""
+        """Return the folder under `key`, filled if it is absent."""
         path = self.folder / key
         if not path.is_dir():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -64,15 +65,16 @@ class Cache:
         return path
 
     @contextmanager
-    def alone(self, key: str) -> Iterator[None]:
-        """Run the body while no other process does under this key: who comes second finds what the first one made.
+    def lock(self, key: str) -> Iterator[None]:
+        """Hold an inter-process lock on `key` while the body runs: a second process waits and finds the first one's
+        result.
 
-        A folder that a killed process left half filled is removed: nobody can be at work on it.
+        Removes folders that a killed process left half filled: with the lock held, no other process is filling them.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / f"{key}.lock"):
-            for half in self.folder.glob(f"{key}.*/"):
-                shutil.rmtree(half, ignore_errors=True)
+            for partial in self.folder.glob(f"{key}.*/"):
+                shutil.rmtree(partial, ignore_errors=True)
             yield
 
     def _write(self, path: Path, write: Callable[[Path], Any]) -> None:
@@ -87,28 +89,27 @@ class Cache:
 
 
 SCRATCH, LOCK = "unfinished-", "lock"
-"""What is in the name of each, so that somebody who finds one knows what it is; and the file in it that is locked while
-its run lasts."""
+"""The word in the name of each scratch folder, so that anyone who finds one knows what it is; and the file in it that
+is locked while its run lasts."""
 
 
 @contextmanager
-def scratch(destination: Path) -> Iterator[Path]:
-    """A folder beside the destination that is gone afterwards, whatever happens; if the process is killed, the next run
-    to the same destination removes it. Raises UsageError where it cannot be made."""
+def open_scratch_folder(destination: Path) -> Iterator[Path]:
+    """Make a folder beside the destination, on the same disk, that is removed when the body ends. If the process is
+    killed, the next run to the same destination removes it. Raises UsageError if the folder cannot be created."""
     prefix = f".{destination.name}.{SCRATCH}"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        for left in destination.parent.glob(f"{escape(prefix)}*/"):
-            with suppress(OSError, NotImplementedError), FileLock(left / LOCK, timeout=0):
-                shutil.rmtree(left, ignore_errors=True)
+        for stale in destination.parent.glob(f"{escape(prefix)}*/"):
+            with suppress(OSError, NotImplementedError), FileLock(stale / LOCK, timeout=0):
+                shutil.rmtree(stale, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=destination.parent))
     except OSError as error:
         raise UsageError(f"cannot write to {destination.parent}: {error.strerror}. Choose another --output") from None
     try:
         with ExitStack() as stack:
-            with suppress(
-                OSError, NotImplementedError
-            ):  # a disk that knows no locks gives none to who would remove the folder either
+            # On a filesystem without locks no other run can take the lock that removing the folder requires.
+            with suppress(OSError, NotImplementedError):
                 stack.enter_context(FileLock(folder / LOCK, timeout=0))
             yield folder
     finally:

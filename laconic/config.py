@@ -1,4 +1,4 @@
-"""Settings as people write them: strict models, entries that name something registered, and YAML files."""
+"""Settings as users write them: strict pydantic models, names with settings, and YAML files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ PATHS = ("calibrate", "train", "evaluate")
 """The keys of `data` that name files."""
 
 
-class Loader(yaml.SafeLoader):
-    """YAML without a key given twice, of which the last would quietly win."""
+class UniqueKeyLoader(yaml.SafeLoader):
+    """A safe YAML loader that refuses duplicate keys, of which the last would silently win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -29,37 +29,37 @@ class Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The keys and values of a recipe's file, its paths counted from its folder. Raises RecipeError."""
+    """Read the keys and values of a recipe file, its relative paths resolved against its folder. Raises RecipeError."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a safe loader
+        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe {path}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} does not read as YAML: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
-    return relocated(content, path.parent)
+    return resolve_paths(content, path.parent)
 
 
-def relocated(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The content with its paths counted from `folder`."""
+def resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Resolve the relative paths in a recipe's content against `folder`."""
 
-    def moved(value: Any) -> Any:
+    def resolve(value: Any) -> Any:
         return str(folder / value) if isinstance(value, str) else value
 
     content = dict(content)
     if "source" in content:
-        content["source"] = moved(content["source"])
+        content["source"] = resolve(content["source"])
     data = content.get("data")
     if isinstance(data, dict):
-        content["data"] = data | {key: moved(data[key]) for key in PATHS if key in data}
+        content["data"] = data | {key: resolve(data[key]) for key in PATHS if key in data}
     elif data is not None:
-        content["data"] = moved(data)
+        content["data"] = resolve(data)
     return content
 
 
 def explain(error: ValidationError, where: str) -> str:
-    """What a model of pydantic found wrong, in one sentence a fault: where, which key, what was expected."""
+    """Format a pydantic validation error as one sentence per fault: where, which key, what was expected."""
     faults = []
     for fault in error.errors():
         key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
@@ -75,7 +75,7 @@ def explain(error: ValidationError, where: str) -> str:
 
 
 class Strict(BaseModel):
-    """A part of a recipe. A key that it does not know is refused, with the one that was probably meant."""
+    """Base of the models that make up a recipe: frozen, and an unknown key is refused with the nearest known one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,20 +88,20 @@ class Strict(BaseModel):
         if isinstance(values, Mapping):
             for key in values:
                 if key not in cls.model_fields:
-                    raise ValueError(unknown_key(str(key), cls))
+                    raise ValueError(explain_unknown_key(str(key), cls))
         return values
 
 
-def unknown_key(key: str, model: type[BaseModel]) -> str:
-    """What to say of a key that a model of settings does not have: its new name, or the nearest known key."""
+def explain_unknown_key(key: str, model: type[BaseModel]) -> str:
+    """Describe why a key is unknown to a settings model: its new name, or the nearest known key."""
     renamed: Mapping[str, str] = getattr(model, "renamed", {})
     if key in renamed:
         return f"key {key!r} is now called {renamed[key]!r}"
     return f"unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}"
 
 
-class Named(Strict):
-    """Something that a registry knows, by name, with its settings. In YAML: `name`, or `name: {setting: value}`."""
+class NamedSettings(Strict):
+    """The name of a registered class with its settings. In YAML: `name`, or `name: {setting: value}`."""
 
     name: str
     config: dict[str, Any] = Field(default_factory=dict)
@@ -119,9 +119,9 @@ class Named(Strict):
         raise ValueError(f"expected a name, or {{name: {{setting: value}}}}, got {values!r}")
 
     def configure(self, kind: str, base: type[BaseModel] = BaseModel) -> Any:
-        """The thing of this kind, derived from `base`, with these settings.
+        """Resolve the name in the registry of this kind, and instantiate the class with these settings.
 
-        Raises RecipeError, or MissingPackage for a package that it needs.
+        base: the class that it must derive from. Raises RecipeError, or MissingPackage for a package that it needs.
         """
         try:
             model = registry.resolve(kind, self.name)
@@ -134,14 +134,14 @@ class Named(Strict):
             raise RecipeError(f"{self.name} is not {article} {kind}")
         for key in self.config:
             if key not in model.model_fields:
-                raise RecipeError(f"{self.name}: {unknown_key(key, model)}")
+                raise RecipeError(f"{self.name}: {explain_unknown_key(key, model)}")
         try:
             return model.model_validate(self.config)
         except ValidationError as error:
             raise RecipeError(explain(error, self.name)) from None
-        except RecipeError as error:  # of what its settings name in their turn
+        except RecipeError as error:  # from settings that name registered classes in turn
             raise RecipeError(f"{self.name}: {error}") from None
 
-    def plain(self) -> Any:
-        """As it would be written in YAML."""
+    def to_yaml_value(self) -> Any:
+        """The value as it is written in YAML."""
         return {self.name: self.config} if self.config else self.name

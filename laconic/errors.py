@@ -1,49 +1,49 @@
-"""Every error that Laconic raises on purpose, with its exit code and its HTTP status.
+"""Every expected error, with its exit code and its HTTP status.
 
-LaconicError                    1  500   anything that a user can act upon
-├── UsageError                  2  400   the request itself is wrong
-│   ├── RecipeError                      the recipe does not read, or does not make sense
+LaconicError                    1  500   base class: an error that the user can act on
+├── UsageError                  2  400   the request is wrong
+│   ├── RecipeError                      the recipe is unreadable or inconsistent
 │   ├── SourceError                      the source is missing, damaged or of another kind
-│   │   └── UntrustedSource              loading it would execute code, and nobody said --trust
-│   ├── DataError                        a file of samples does not read, or a row does not fit
-│   ├── InputError                       a tensor does not fit the signature
-│   ├── ArtifactError                    the artifact is missing or not readable
-│   │   ├── CorruptArtifact              a file is not the one that was written
-│   │   ├── UnknownFormat                the artifact is of a format that this version does not know
-│   │   └── UnprovenArtifact             its verdict failed or is missing
-│   └── MissingPackage                   a package that this needs is not installed
-├── CaptureError                1  500   the model cannot be turned into a graph
+│   │   └── UntrustedSource              loading the source would execute code, and --trust was not given
+│   ├── DataError                        a data file is unreadable, or a row does not fit the task
+│   ├── InputError                       a tensor does not match the signature
+│   ├── ArtifactError                    the artifact is missing or unreadable
+│   │   ├── CorruptArtifact              a file differs from the one that was written
+│   │   ├── UnknownFormat                the artifact has a format that this version does not support
+│   │   └── UnprovenArtifact             the verdict failed or is missing
+│   └── MissingPackage                   a required package is not installed
+├── CaptureError                1  500   the model cannot be captured as a graph
 ├── UnsupportedPrecision        1  500   the target has no kernel for the requested precision
 ├── RuntimeFailure              1  500   an engine refused a model or an input
-├── TrainingFailure             1  500   training cannot go on: the loss is not a number
-│   └── OutOfMemory                      a step needs more memory than there is
-├── BrokenCut                   1  500   a smaller model does not compute what the larger one does without the cut parts
+├── TrainingFailure             1  500   training cannot continue: the loss is not finite
+│   └── OutOfMemory                      a training step needs more memory than there is
+├── PruningError                1  500   the pruned model differs from the original with the pruned parts masked
 ├── GoalMissed                  3  500   the goal or the tolerance was not met; the best result is kept
 ├── UnknownModel                2  404   no model of that name is served
-├── Overloaded                  1  429   the queue is full
+├── Overloaded                  1  429   the request queue is full
 ├── NotReady                    1  503   the model is loading or stopping
-└── DeadlineExceeded            1  504   the answer would have come too late
+└── DeadlineExceeded            1  504   the request could not be answered before its deadline
 
-A message says what happened, what was expected, and what to try.
+A message states what happened, what was expected, and what to try.
 """
 
 
 class LaconicError(Exception):
-    """Anything that a user can act upon."""
+    """Base class of the errors that a user can act on."""
 
     exit_code = 1
     status = 500
 
 
 class UsageError(LaconicError):
-    """The request itself is wrong."""
+    """The request is wrong."""
 
     exit_code = 2
     status = 400
 
 
 class RecipeError(UsageError):
-    """The recipe does not read, or does not make sense."""
+    """The recipe is unreadable or inconsistent."""
 
 
 class SourceError(UsageError):
@@ -55,23 +55,23 @@ class UntrustedSource(SourceError):
 
 
 class DataError(UsageError):
-    """A file of samples does not read, or one of its rows does not fit."""
+    """A data file is unreadable, or one of its rows does not fit the task."""
 
 
 class InputError(UsageError):
-    """A tensor does not fit the signature."""
+    """A tensor does not match the signature."""
 
 
 class ArtifactError(UsageError):
-    """The artifact is missing or not readable."""
+    """The artifact is missing or unreadable."""
 
 
 class CorruptArtifact(ArtifactError):
-    """A file of the artifact is not the one that was written."""
+    """A file of the artifact differs from the one that was written."""
 
 
 class UnknownFormat(ArtifactError):
-    """The artifact is of a format that this version does not know."""
+    """The artifact has a format that this version does not support."""
 
 
 class UnprovenArtifact(ArtifactError):
@@ -79,11 +79,11 @@ class UnprovenArtifact(ArtifactError):
 
 
 class MissingPackage(UsageError):
-    """A package that this needs is not installed."""
+    """A required package is not installed."""
 
 
 class CaptureError(LaconicError):
-    """The model cannot be turned into a graph."""
+    """The model cannot be captured as a graph."""
 
 
 class UnsupportedPrecision(LaconicError):
@@ -95,19 +95,19 @@ class RuntimeFailure(LaconicError):
 
 
 class TrainingFailure(LaconicError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class OutOfMemory(TrainingFailure):
-    """A step of training needs more memory than there is."""
+    """A training step needs more memory than there is."""
 
 
-class BrokenCut(LaconicError):
-    """A smaller model does not compute what the larger one does without what was cut."""
+class PruningError(LaconicError):
+    """A pruned model does not compute what the original computes with the pruned parts masked."""
 
 
 class GoalMissed(LaconicError):
-    """The goal or the tolerance was not met; the best result so far is kept."""
+    """The goal or the tolerance was not met; the best result is kept."""
 
     exit_code = 3
 
@@ -120,7 +120,7 @@ class UnknownModel(LaconicError):
 
 
 class Overloaded(LaconicError):
-    """The queue is full."""
+    """The request queue is full."""
 
     status = 429
 
@@ -132,6 +132,6 @@ class NotReady(LaconicError):
 
 
 class DeadlineExceeded(LaconicError):
-    """The answer would have come too late."""
+    """The request could not be answered before its deadline."""
 
     status = 504

@@ -1,4 +1,4 @@
-"""What this machine is."""
+"""The machine: its processor, cores, instruction sets and memory."""
 
 import os
 import platform
@@ -18,11 +18,11 @@ FEATURES = (
     "i8mm",
     "bf16",
 )
-"""The processor's instructions that decide which kernels an engine can use."""
+"""The instruction set extensions that decide which kernels an engine can use."""
 
 
 class Machine(BaseModel):
-    """A machine, as far as speed depends on it. memory in bytes."""
+    """The properties of a machine that speed depends on. memory in bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,14 +34,14 @@ class Machine(BaseModel):
 
 
 def cores() -> int:
-    """Cores that this process may use: fewer than the machine has under taskset or in a container."""
+    """The number of cores that this process may use: fewer than the machine has under taskset or in a container."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def this_machine() -> Machine:
-    """The machine this runs on; what the system does not tell is left empty."""
+    """Describe the current machine; what the operating system does not report is left empty."""
     lines: dict[str, str] = {}
     info = Path("/proc/cpuinfo")
     if info.is_file():

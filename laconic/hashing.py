@@ -1,4 +1,4 @@
-"""Digests of values, files and Laconic's own code, and JSON files that carry their own digest."""
+"""Digests of values, of files and of Laconic's own code; and sealed JSON files, which contain their own digest."""
 
 import hashlib
 import json
@@ -20,17 +20,17 @@ def hash_of(*parts: Any) -> str:
 
 @cache
 def code_version() -> str:
-    """Digest of Laconic's own sources: a result of other code is never taken from the cache."""
+    """Digest of Laconic's own sources, part of cache keys: results of other code are never taken from the cache."""
     home = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for room in ("laconic", "compress", "export"):
-        for path in sorted((home / room).rglob("*.py")):
+    for package in ("laconic", "compress", "export"):
+        for path in sorted((home / package).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:32]
 
 
 class FileDigest(BaseModel):
-    """Of one file of the artifact. size in bytes."""
+    """SHA-256 and size in bytes of one file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,39 +38,39 @@ class FileDigest(BaseModel):
     size: int
 
 
-def digest(path: Path) -> FileDigest:
-    """Of a file on disk."""
+def digest_file(path: Path) -> FileDigest:
+    """Compute the digest of a file on disk."""
     with path.open("rb") as file:
         return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
 
 
 def check_digest(path: Path, expected: FileDigest) -> None:
-    """Raise CorruptArtifact unless the file is there and is the one that was written."""
+    """Raise CorruptArtifact unless the file exists and has the expected digest."""
     if not path.is_file():
         raise CorruptArtifact(f"{path} is missing. Copy the artifact again, or compress the model again")
-    found = digest(path)
+    found = digest_file(path)
     if found != expected:
         raise CorruptArtifact(
-            f"{path} is not the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., expected "
-            f"{expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress again"
+            f"{path} differs from the file that was written: {found.size} bytes with sha256 {found.sha256[:12]}..., "
+            f"expected {expected.size} bytes with {expected.sha256[:12]}.... Copy the artifact again, or compress again"
         )
 
 
 def seal(content: Mapping[str, Any]) -> bytes:
-    """JSON that carries the digest of the rest of itself, so that one flipped byte is found."""
+    """Serialize to JSON that contains the digest of its other keys, so that a single flipped byte is detected."""
     body = json.dumps(content, sort_keys=True, ensure_ascii=False)
     sealed = {"sha256": hashlib.sha256(body.encode()).hexdigest(), **content}
     return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def unseal(path: Path) -> dict[str, Any]:
-    """The content of a sealed file. Raises CorruptArtifact for one that is not as it was written."""
+    """Read the content of a sealed file. Raises CorruptArtifact if it was changed after it was written."""
     try:
         content = json.loads(path.read_bytes())
         expected = content.pop("sha256")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptArtifact(
-            f"{path} does not read ({type(error).__name__}: {error}). Copy the artifact again"
+            f"{path} cannot be read ({type(error).__name__}: {error}). Copy the artifact again"
         ) from None
     body = json.dumps(content, sort_keys=True, ensure_ascii=False)
     if hashlib.sha256(body.encode()).hexdigest() != expected:

@@ -1,4 +1,4 @@
-"""Figures that say how alike two sets of answers are, and how sure that is. Arrays in, numbers out."""
+"""Similarity metrics between two sets of outputs, and their bootstrap confidence intervals. Arrays in, numbers out."""
 
 from collections.abc import Callable
 
@@ -7,13 +7,13 @@ import numpy as np
 from laconic.tensor import Array
 
 Scorer = Callable[[Array], float]
-"""Takes indices of samples (with repeats, when resampled) and gives the metric over them; higher is better."""
+"""Takes the indices of samples (with repeats, when resampled) and returns the metric over them; higher is better."""
 
 
 def cosine(reference: Array, candidate: Array) -> Array:
-    """Cosine of each sample's answer with its reference, everything behind the first axis flattened.
+    """Cosine similarity of each sample's output with its reference, all axes after the first flattened.
 
-    reference, candidate: [samples, ...]. Returns [samples] float64. Two zero vectors are alike (1), one is not (0).
+    reference, candidate: [samples, ...]. Returns [samples] float64. Two zero vectors give 1, a single one gives 0.
     """
     a = reference.reshape(len(reference), -1).astype(np.float64)
     b = candidate.reshape(len(candidate), -1).astype(np.float64)
@@ -23,14 +23,14 @@ def cosine(reference: Array, candidate: Array) -> Array:
 
 
 def softmax(logits: Array) -> Array:
-    """Probabilities over the last axis, float64."""
+    """Softmax over the last axis, float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     exponents = np.exp(shifted)
     return np.asarray(exponents / exponents.sum(axis=-1, keepdims=True))
 
 
 def overlap(reference: Array, candidate: Array) -> Array:
-    """The probability mass that two classifiers agree upon: 1 - total variation distance, per sample.
+    """The probability mass that two classifiers agree on: 1 - total variation distance, per sample.
 
     reference, candidate: logits [samples, classes]. Returns [samples] in 0..1.
     """
@@ -45,38 +45,39 @@ def ranks(values: Array) -> Array:
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Spearman's rank correlation of two vectors; 1 when either is constant and they are equal, else 0."""
+    """Spearman's rank correlation of two vectors; if either is constant, 1 where they are equal, else 0."""
     x, y = ranks(a), ranks(b)
     x, y = x - x.mean(), y - y.mean()
     norm = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / norm if norm else float(np.array_equal(a, b))
 
 
-def similarities(embeddings: Array) -> Array:
-    """Cosines of all pairs, [samples, samples]."""
+def cosine_matrix(embeddings: Array) -> Array:
+    """Cosine similarities of all pairs. embeddings: [samples, width]. Returns [samples, samples] float64."""
     unit = embeddings.astype(np.float64)
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
     return np.asarray(unit @ unit.T)
 
 
-def neighbours(embeddings: Array) -> Array:
-    """The nearest other sample of each sample, by cosine: [samples] indices."""
-    pairs = similarities(embeddings)
+def find_nearest_neighbours(embeddings: Array) -> Array:
+    """Find each sample's nearest other sample by cosine similarity. Returns [samples] indices."""
+    pairs = cosine_matrix(embeddings)
     np.fill_diagonal(pairs, -np.inf)
     return np.asarray(pairs.argmax(axis=1))
 
 
-def mean_scorer(values: Array) -> Scorer:
-    """A scorer that averages one value per sample."""
+def make_mean_scorer(values: Array) -> Scorer:
+    """Make a scorer that averages one value per sample. values: [samples]."""
     return lambda index: float(values[index].mean())
 
 
-def interval(
+def bootstrap_interval(
     statistic: Callable[[Array], float], samples: int, *, seed: int, rounds: int = 1000
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval (95 %) of a statistic over resampled samples.
+    """95 % percentile bootstrap confidence interval of a statistic.
 
-    A paired comparison gives the difference of two scorers as the statistic, so that both see the same resample
+    statistic: takes the indices of a resample. samples: how many there are. rounds: number of resamples. For a paired
+    comparison pass the difference of two scorers as the statistic, so that both see the same resample
     (Efron & Tibshirani, An Introduction to the Bootstrap, 1993).
     """
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What a long run says while it goes on: a bar for the current step on a terminal, one line per finished step."""
+"""Progress of a long run on the console: a bar for the current step on a terminal, one line per finished step."""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class Step:
-    """A step that is under way."""
+    """A running step. `note` is printed beside its title when it ends."""
 
     def __init__(self, bar: Progress | None, title: str, total: int | None) -> None:
         self._bar = bar
@@ -18,29 +18,29 @@ class Step:
         self.note = ""
 
     def advance(self, count: int = 1) -> None:
-        """So much more is done."""
+        """Advance the progress bar by `count` units."""
         if self._bar and self._task is not None:
             self._bar.advance(self._task, count)
 
 
 class Steps:
-    """Shows steps on the standard error stream. `seconds` holds how long each took, by title."""
+    """Prints the steps of a run to the standard error stream. `seconds` holds the duration of each, by title."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self.seconds: dict[str, float] = {}
 
     def warn(self, message: str) -> None:
-        """Say what did not go as it might have."""
+        """Print a warning."""
         self._console.print(Text.assemble(("note", "yellow"), f" {message}"), soft_wrap=True)
 
-    def say(self, title: str, note: str) -> None:
-        """Say what was found on the way."""
+    def report(self, title: str, note: str) -> None:
+        """Print a result, without a duration."""
         self._console.print(Text.assemble(("    ", ""), f" {title:<36}            ", (note, "dim")), soft_wrap=True)
 
     @contextmanager
     def step(self, title: str, total: int | None = None) -> Iterator[Step]:
-        """Run the body as a step. What the body writes to `note` is shown behind the title when it is done."""
+        """Run the body as a step, time it, and print its title and note when it is done. total: units of its bar."""
         start = time.perf_counter()
         if self._console.is_terminal and not self._console.quiet:
             title_column = TextColumn("{task.description:<36}", markup=False)

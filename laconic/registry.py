@@ -1,11 +1,12 @@
-"""What can be named in a recipe or on the command line: plain tables of "module:object" strings.
+"""The registry: tables from the names used in recipes and on the command line to "package.module:object" addresses.
 
-Nothing is imported before it is asked for. To add a stage, a task, a runtime or a target: one file, one line here.
-A dotted address "their.package:Thing" works wherever a name does, and needs no line.
+Nothing is imported before it is resolved. To add a stage, a task, a runtime or a target, write one file and add one
+line here. An address "their.package:Thing" works wherever a name does, and needs no line.
 """
 
 import difflib
-import importlib
+import pkgutil
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -89,7 +90,7 @@ CRITERIA = {
     "taylor": "compress.criteria.taylor:Taylor",
     "wanda": "compress.criteria.wanda:Wanda",
 }
-"""How pruning tells what matters."""
+"""Importance criteria for pruning."""
 
 PLACEMENTS = {
     "openvino": "export.placements.openvino_cpu:RULES",
@@ -123,12 +124,12 @@ SCHEDULES = {
     "onecycle": "laconic.training.optimizers.schedule:OneCycle",
 }
 
-# The engines of each target. A target without an engine is known by name, and not built yet.
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": ("openvino", "onnxruntime"),
     "cuda": (),
     "tensorrt": (),
 }
+"""The engines of each target, in order of preference. A target without engines is planned and not implemented yet."""
 
 TABLES = {
     "task": TASKS,
@@ -156,7 +157,6 @@ RENAMED: dict[str, dict[str, str]] = {
 }
 """By kind, names of earlier versions and today's: an old name is refused with the new one."""
 
-# The package that an engine or a library comes in, by the name that fails to import.
 EXTRAS = {
     "torch": "compress",
     "transformers": "compress",
@@ -184,19 +184,20 @@ EXTRAS = {
     "tokenizers": "serve",
     "PIL": "serve",
 }
+"""The extra of Laconic that installs a package, by the package's import name."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that offers the nearest known name, or lists all of them."""
+    """Return a sentence that suggests the nearest known name, or lists all of them."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 
 def resolve(kind: str, name: str) -> Any:
-    """The object registered under `name`, or the one at the address "package.module:object".
+    """Import the object registered under `name`, or the one at the address "package.module:object".
 
-    Raises UsageError for a name or an address that leads nowhere, MissingPackage for a package to install.
+    Raises UsageError for an unknown name or an address that does not exist, MissingPackage for a package to install.
     """
     table = TABLES[kind]
     address = table.get(name, name)
@@ -204,28 +205,35 @@ def resolve(kind: str, name: str) -> Any:
         if name in RENAMED.get(kind, {}):
             raise UsageError(f"{kind} {name!r} is now called {RENAMED[kind][name]!r}")
         raise UsageError(f"unknown {kind} {name!r}. {did_you_mean(name, table)}")
-    return load(address)
+    return import_address(address)
 
 
-def load(address: str) -> Any:
-    """Import the object at "package.module:object"."""
+def import_address(address: str) -> Any:
+    """Import the object at "package.module:object".
+
+    For addresses that users write: entries of the registry, and the factory of a module of their own. Raises UsageError
+    for an address that does not exist, MissingPackage for a package that the module needs; whatever else importing the
+    module raises is passed on.
+    """
+    if not all(part.isidentifier() for part in re.split("[.:]", address)):
+        raise UsageError(f"{address!r} is not an address of the form 'package.module:object'")
     module_name, _, attribute = address.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        return pkgutil.resolve_name(address)
     except ModuleNotFoundError as error:
         if error.name and not module_name.startswith(error.name):
             if error.name.partition(".")[0] in PACKAGES:
                 raise  # a fault of Laconic's own, not a package to install
-            raise missing(error.name) from error
+            raise missing_package(error.name) from error
         raise UsageError(f"there is no module {module_name!r} (from {address!r})") from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
+    except AttributeError as error:
+        if error.name not in attribute.split("."):
+            raise  # from the module's own code
         raise UsageError(f"module {module_name!r} has no {attribute!r} (from {address!r})") from None
 
 
-def missing(package: str) -> MissingPackage:
-    """The error for a package that is not installed, with the command that brings it."""
+def missing_package(package: str) -> MissingPackage:
+    """Make the error for a package that is not installed, with the command that installs it."""
     extra = EXTRAS.get(package.partition(".")[0])
     command = f"pip install 'laconic[{extra}]'" if extra else f"pip install {package}"
-    return MissingPackage(f"package {package!r} is needed and not installed. Try: {command}")
+    return MissingPackage(f"package {package!r} is required and not installed. Try: {command}")

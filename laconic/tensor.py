@@ -1,4 +1,4 @@
-"""The signature of a model: names, dtypes and shapes, with free axes by name."""
+"""The signature of a model: tensor names, dtypes and shapes, with dynamic axes by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,9 +32,9 @@ DTYPES = (
 class TensorSpec(BaseModel):
     """One tensor of a signature.
 
-    `shape` holds an integer for a fixed axis and a name for a free one; axes of the same name have the same size
-    in every tensor of the signature. `bounds` gives, by name, the smallest and the largest size of a free axis;
-    an axis without bounds is any size from 1 on.
+    `shape` holds an integer for a fixed axis and a name for a dynamic one; axes of the same name have the same size
+    in every tensor of the signature. `bounds` gives, by name, the smallest and the largest size of a dynamic axis;
+    an axis without bounds may have any size from 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,10 +57,10 @@ class TensorSpec(BaseModel):
         return bool(self.shape) and self.shape[0] == BATCH
 
     def check(self, array: Array, sizes: dict[str, int] | None = None) -> None:
-        """Raise InputError unless `array` fits.
+        """Raise InputError unless `array` matches this spec.
 
-        sizes: sizes of the free axes seen so far in the same request; it is read and extended, so that tensors which
-        share an axis are checked against each other.
+        sizes: sizes of the dynamic axes seen so far in the same request; it is read and extended, so that tensors
+        which share an axis are checked against each other.
         """
         sizes = {} if sizes is None else sizes
         if array.dtype != np.dtype(self.dtype):
@@ -84,9 +84,9 @@ class TensorSpec(BaseModel):
                 )
 
     def sample(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> Array:
-        """A random array that fits: standard normal for floats, 0 or 1 for integers and booleans.
+        """Draw a random array that matches: standard normal for floats, 0 or 1 for integers and booleans.
 
-        sizes: the size of each free axis, by name; a missing one takes its lower bound.
+        sizes: the size of each dynamic axis, by name; a missing one takes its lower bound.
         """
         shape = [
             axis if isinstance(axis, int) else sizes.get(axis, self.bounds.get(axis, (1, 1))[0]) for axis in self.shape
@@ -96,18 +96,18 @@ class TensorSpec(BaseModel):
         return rng.integers(0, 2, shape).astype(self.dtype)
 
     def describe(self) -> str:
-        """The shape as people write it, `[batch, seq, 384]`."""
+        """Format the shape for people: `[batch, seq, 384]`."""
         return "[" + ", ".join(str(axis) for axis in self.shape) + "]"
 
 
 def check_inputs(specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array]) -> None:
-    """Raise InputError unless `arrays` holds exactly the tensors of `specs`, each fitting, with shared axes equal."""
+    """Raise InputError unless `arrays` holds exactly the tensors of `specs`, each matching, with shared axes equal."""
     names = [spec.name for spec in specs]
     missing = [name for name in names if name not in arrays]
     extra = [name for name in arrays if name not in names]
     if missing or extra:
         wrong = f"missing {missing}" if missing else f"unknown {extra}"
-        raise InputError(f"inputs do not fit the signature: {wrong}; expected {names}")
+        raise InputError(f"inputs do not match the signature: {wrong}; expected {names}")
     sizes: dict[str, int] = {}
     for spec in specs:
         spec.check(arrays[spec.name], sizes)

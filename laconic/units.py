@@ -14,8 +14,8 @@ SIZE = TypeAdapter(ByteSize)
 BINARY_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
-def number_and_unit(value: str) -> tuple[float, str]:
-    """Take "3 ms" apart. Raises ValueError."""
+def split_unit(value: str) -> tuple[float, str]:
+    """Split "3 ms" into its number and its unit. Raises ValueError."""
     match = NUMBER.fullmatch(value)
     if match is None:
         raise ValueError("not a number with a unit")
@@ -23,9 +23,9 @@ def number_and_unit(value: str) -> tuple[float, str]:
 
 
 def parse_share(value: Any) -> float:
-    """A share from "1%" or 0.01; 0 to 1."""
+    """Parse a share, "1%" or 0.01, to a number from 0 to 1."""
     try:
-        number, unit = number_and_unit(value) if isinstance(value, str) else (float(value), "")
+        number, unit = split_unit(value) if isinstance(value, str) else (float(value), "")
     except (TypeError, ValueError):
         number, unit = -1.0, ""
     share = number / 100 if unit == "%" else number
@@ -35,9 +35,9 @@ def parse_share(value: Any) -> float:
 
 
 def parse_seconds(value: Any) -> float:
-    """Seconds from "3 ms". A bare number is refused: people mean different things by it."""
+    """Parse a duration, "3 ms", to seconds. A number without a unit is refused as ambiguous."""
     try:
-        number, unit = number_and_unit(value) if isinstance(value, str) else (0.0, "")
+        number, unit = split_unit(value) if isinstance(value, str) else (0.0, "")
     except ValueError:
         number, unit = 0.0, ""
     if unit not in UNITS or number <= 0:
@@ -46,9 +46,9 @@ def parse_seconds(value: Any) -> float:
 
 
 def parse_budget(value: str) -> float:
-    """Seconds from "30m", of an option on the command line. Raises UsageError."""
+    """Parse the option --budget, "30m", to seconds. Raises UsageError."""
     try:
-        number, unit = number_and_unit(value)
+        number, unit = split_unit(value)
     except ValueError:
         number, unit = 0.0, ""
     if unit not in BUDGETS or number <= 0:
@@ -57,7 +57,7 @@ def parse_budget(value: str) -> float:
 
 
 def parse_bytes(value: Any) -> int:
-    """Bytes from "25 MB", "8 GiB" or a bare number of them."""
+    """Parse a size, "25 MB", "8 GiB" or a number of bytes, to bytes."""
     try:
         size = int(SIZE.validate_python(value))
     except ValidationError:
@@ -85,7 +85,7 @@ def format_binary_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def binary_unit(size: int) -> tuple[str, int]:
+def choose_unit(size: int) -> tuple[str, int]:
     """The binary unit for a table or an axis whose largest value is `size` bytes, and its bytes."""
     return next((pair for pair in BINARY_UNITS if size >= 0.5 * pair[1]), ("B", 1))
 
@@ -139,7 +139,7 @@ def format_fidelity(fidelity: float) -> str:
 
 
 Share = Annotated[float, BeforeValidator(parse_share), WithJsonSchema({"type": ["string", "number"]})]
-"""0 to 1."""
+"""A number from 0 to 1, written as 1% or 0.01."""
 
 Seconds = Annotated[
     float,
@@ -147,7 +147,7 @@ Seconds = Annotated[
     PlainSerializer(lambda seconds: f"{seconds!r} s", return_type=str),
     WithJsonSchema({"type": "string", "examples": ["3 ms"]}),
 ]
-"""Written with its unit, so that it reads back as the same number."""
+"""A duration in seconds; serialized with its unit, so that it parses back to the same number."""
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), WithJsonSchema({"type": ["string", "integer"]})]
-"""A size, or an amount of memory."""
+"""A size in bytes."""

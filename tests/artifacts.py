@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import this_machine
-from laconic.hashing import digest, seal
+from laconic.hashing import digest_file, seal
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
-from laconic.timing.measurements import Measured
+from laconic.timing.measurements import Measurements
 
 X = TensorSpec(name="x", dtype="float32", shape=("batch", 3))
 Y = TensorSpec(name="y", dtype="float32", shape=("batch", 3))
@@ -53,9 +53,9 @@ def write_artifact(
         versions={"fake": "1"},
         data={},
         licence=None,
-        files={name: digest(path / name) for name in (MODEL, GOLDEN, *(assets or {}))},
+        files={name: digest_file(path / name) for name in (MODEL, GOLDEN, *(assets or {}))},
     )
-    measured = Measured(
+    measured = Measurements(
         machine=this_machine(), timings=(), knee=4, stages={}, peak_memory=1, original_size=100, report=None
     )
     (path / MANIFEST).write_bytes(seal(manifest.model_dump(mode="json")))

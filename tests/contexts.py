@@ -10,7 +10,7 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.tensor import Array
 
 
@@ -32,7 +32,7 @@ def torch_context(
 
     def ask(one: Checkpoint) -> dict[str, Array]:
         with TorchSession(one.module, one.inputs, one.outputs) as session:
-            return answers(session, one.task, choose)
+            return predict(session, one.task, choose)
 
     reference = ask(checkpoint)
     for name in ("scratch", "work"):

@@ -56,7 +56,7 @@ class Dying(Steps):
     def __init__(self):
         super().__init__(quiet=True)
 
-    def say(self, title, note):
+    def report(self, title, note):
         die_at(f"after {title}")
 
     @contextmanager

@@ -14,7 +14,7 @@ from artifacts import write_artifact
 from safetensors.numpy import save_file
 
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED
-from laconic.hashing import digest, seal, unseal
+from laconic.hashing import digest_file, seal, unseal
 from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
 from laconic.tasks.image_classification import ImageClassification
@@ -53,7 +53,7 @@ def change_artifact(
     manifest = unseal(path / MANIFEST)
     if golden is not None:
         save_file(golden, path / GOLDEN)
-        manifest["files"][GOLDEN] = digest(path / GOLDEN).model_dump()
+        manifest["files"][GOLDEN] = digest_file(path / GOLDEN).model_dump()
     (path / MANIFEST).write_bytes(seal(manifest | changes))
     if knee is not None:
         (path / MEASURED).write_bytes(seal(unseal(path / MEASURED) | {"knee": knee}))

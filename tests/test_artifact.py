@@ -8,7 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, check_destination, publish
+from laconic.artifacts.artifact import (
+    GOLDEN,
+    MANIFEST,
+    MEASURED,
+    MODEL,
+    REPORT,
+    Artifact,
+    check_destination,
+    publish_artifact,
+)
 from laconic.errors import (
     ArtifactError,
     CorruptArtifact,
@@ -18,7 +27,7 @@ from laconic.errors import (
     UnprovenArtifact,
     UsageError,
 )
-from laconic.hashing import digest, seal, unseal
+from laconic.hashing import digest_file, seal, unseal
 
 ASSETS = {"tokenizer.json": b'{"model": {}}', "preprocess.json": b"{}"}
 USED = (MANIFEST, MEASURED, MODEL, GOLDEN, *ASSETS)
@@ -99,7 +108,7 @@ def test_a_manifest_that_lacks_a_key_is_refused(folder):
 
 def test_a_manifest_cannot_reach_out_of_its_folder(folder, tmp_path):
     (tmp_path / "secret").write_text("x")
-    files = unseal(folder / MANIFEST)["files"] | {"../secret": digest(tmp_path / "secret").model_dump()}
+    files = unseal(folder / MANIFEST)["files"] | {"../secret": digest_file(tmp_path / "secret").model_dump()}
     reseal(folder, files=files)
     with pytest.raises(CorruptArtifact, match=r"\.\./secret"):
         Artifact.load(folder)
@@ -122,9 +131,9 @@ def test_an_engine_that_answers_otherwise_is_refused_when_it_opens(answer, tmp_p
     folder = write_artifact(tmp_path / "a")
     x = np.ones((1, 3), np.float32)
     save_file({"0.input.x": x, "0.output.y": x * np.float32(answer)}, folder / GOLDEN)
-    files = unseal(folder / MANIFEST)["files"] | {GOLDEN: digest(folder / GOLDEN).model_dump()}
+    files = unseal(folder / MANIFEST)["files"] | {GOLDEN: digest_file(folder / GOLDEN).model_dump()}
     reseal(folder, files=files)
-    with pytest.raises(UnprovenArtifact, match="does not give its golden answers in fake"):
+    with pytest.raises(UnprovenArtifact, match="does not give its golden outputs in fake"):
         Artifact.load(folder).open()
 
 
@@ -172,7 +181,7 @@ def test_what_was_never_sealed_does_not_unseal(text, tmp_path):
 
 def test_an_artifact_takes_the_place_of_an_earlier_one(folder, tmp_path):
     fresh = write_artifact(tmp_path / "work", factor=3.0)
-    publish(fresh, folder)
+    publish_artifact(fresh, folder)
     assert not fresh.exists()
     assert json.loads(Artifact.load(folder).model.read_text()) == {"factor": 3.0}
     assert not (folder / "tokenizer.json").exists(), "nothing of the earlier one stays"
@@ -180,9 +189,9 @@ def test_an_artifact_takes_the_place_of_an_earlier_one(folder, tmp_path):
 
 
 def test_an_artifact_goes_where_nothing_or_an_empty_folder_is(tmp_path):
-    publish(write_artifact(tmp_path / "work"), tmp_path / "new.laconic")
+    publish_artifact(write_artifact(tmp_path / "work"), tmp_path / "new.laconic")
     (tmp_path / "empty.laconic").mkdir()
-    publish(write_artifact(tmp_path / "work"), tmp_path / "empty.laconic")
+    publish_artifact(write_artifact(tmp_path / "work"), tmp_path / "empty.laconic")
     Artifact.load(tmp_path / "new.laconic")
     Artifact.load(tmp_path / "empty.laconic")
 
@@ -203,7 +212,7 @@ def test_an_interrupted_publication_never_leaves_half(failing, folder, tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(type(folder), "rename", interrupted)
         with pytest.raises(OSError, match="went away"):
-            publish(fresh, folder)
+            publish_artifact(fresh, folder)
     Artifact.load(fresh)
     assert Artifact.load(folder).manifest.files, "the earlier artifact is back in its place"
 
@@ -219,7 +228,7 @@ def test_what_is_no_artifact_is_never_overwritten(kind, tmp_path):
     with pytest.raises(UsageError, match="it will not be overwritten"):
         check_destination(place)
     with pytest.raises(UsageError, match="it will not be overwritten"):
-        publish(write_artifact(tmp_path / "work"), place)
+        publish_artifact(write_artifact(tmp_path / "work"), place)
 
 
 def test_a_copied_artifact_is_as_good(folder, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.settings import TrainingComponents
@@ -31,7 +31,9 @@ class Block(nn.Module):
 
 def trained(module: nn.Module, **techniques: Any) -> dict[str, Tensor]:
     """The weights and statistics after three steps."""
-    found = {name: Named(name=name, config=config).configure("technique") for name, config in techniques.items()}
+    found = {
+        name: NamedSettings(name=name, config=config).configure("technique") for name, config in techniques.items()
+    }
     components = TrainingComponents(AdamW(), None, found)
     state = make_step_parts(module, CrossEntropy(None), components, torch.device("cpu")).assemble()
     generator = torch.Generator().manual_seed(0)

@@ -19,7 +19,7 @@ def fill_for_ever(folder, begun):
         time.sleep(600)
 
     cache = Cache(folder)
-    with cache.alone("entry"):
+    with cache.lock("entry"):
         cache.directory("entry", fill)
 
 
@@ -34,7 +34,7 @@ def test_what_a_killed_process_left_half_filled_is_removed_by_the_next(tmp_path)
     assert len(list(tmp_path.glob("entry.*/half"))) == 1
 
     cache = Cache(tmp_path)
-    with cache.alone("entry"):
+    with cache.lock("entry"):
         found = cache.directory("entry", lambda path: (path / "whole").write_bytes(b"whole"))
     assert [path.name for path in found.iterdir()] == ["whole"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["entry", "entry.lock"]

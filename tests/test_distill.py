@@ -396,4 +396,4 @@ def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
 def test_the_settings_of_a_technique_are_read_with_the_recipe_before_anything_runs():
     steps = [{"distill.heal": {"techniques": [{"sdpa": {"float32": "maybe"}}]}}, "quantize.static"]
     with pytest.raises(RecipeError, match=r"distill\.heal: sdpa: float32: .*'maybe'"):
-        Recipe.parse({"source": "m", "data": "d.jsonl", "stages": steps}).build()
+        Recipe.parse({"source": "m", "data": "d.jsonl", "stages": steps}).make_stages()

@@ -12,7 +12,7 @@ import yaml
 from laconic import registry
 from laconic.artifacts.artifact import Manifest
 from laconic.cli import app
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage
 from laconic.planner.memory_plan import HEADROOM
 from laconic.recipes.recipe import Data, Goal, Recipe
@@ -94,7 +94,7 @@ def test_the_example_stage_is_one(tmp_path, monkeypatch):
     (tmp_path / "inner.py").write_text(blocks("extend.md", "python")[0])
     monkeypatch.syspath_prepend(tmp_path)
     text = blocks("extend.md", "yaml")[0].replace("mypackage.inner", "inner")
-    (stage,) = Recipe.parse({"source": "m", **yaml.safe_load(text)}).build()
+    (stage,) = Recipe.parse({"source": "m", **yaml.safe_load(text)}).make_stages()
     assert stage.ends == 2
 
 
@@ -105,7 +105,7 @@ def test_the_example_technique_is_one(tmp_path, monkeypatch):
         "mypackage.sparse", "sparse"
     )
     (named,) = yaml.safe_load(text)["techniques"]
-    assert Named.model_validate(named).configure("technique").least == 1e-7
+    assert NamedSettings.model_validate(named).configure("technique").least == 1e-7
 
 
 def test_every_table_of_the_registry_is_on_the_page():

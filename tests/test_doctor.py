@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from laconic.commands.doctor import conflict, engine, examine, processor
+from laconic.commands.doctor import check_engine, check_processor, examine, find_conflicts
 from laconic.hardware import Machine
 
 
@@ -17,7 +17,7 @@ def findings(tmp_path, monkeypatch):
 
 
 def with_features(*features):
-    return processor(Machine(processor="CPU", cores=1, features=features, memory=1, system="Linux")).found
+    return check_processor(Machine(processor="CPU", cores=1, features=features, memory=1, system="Linux")).found
 
 
 def test_it_looks_at_everything_that_laconic_depends_upon(findings):
@@ -73,8 +73,8 @@ def test_the_processor_is_read_for_what_it_means():
 
 def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
     code = (
-        "import sys, json; sys.modules['openvino'] = None; from laconic.commands.doctor import engine;"
-        "print(engine('openvino').model_dump_json(by_alias=True))"
+        "import sys, json; sys.modules['openvino'] = None; from laconic.commands.doctor import check_engine;"
+        "print(check_engine('openvino').model_dump_json(by_alias=True))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
@@ -85,18 +85,18 @@ def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
 def test_an_engine_that_is_broken_says_why(tmp_path, monkeypatch):
     (tmp_path / "broken_engine.py").write_text("raise RuntimeError('libfoo.so.3 is of another world')")
     monkeypatch.syspath_prepend(tmp_path)
-    found = engine("broken_engine:Engine")
+    found = check_engine("broken_engine:Engine")
     assert not found.works
     assert "libfoo.so.3 is of another world" in found.found
 
 
 def test_two_wheels_that_own_one_module_are_a_conflict(tmp_path, monkeypatch):
-    assert list(conflict()) == []
+    assert list(find_conflicts()) == []
     wheel = tmp_path / "onnxruntime_gpu-1.0.dist-info"
     wheel.mkdir()
     (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    (found,) = conflict()
+    (found,) = find_conflicts()
     assert not found.works
     assert "overwrite each other" in found.found
 

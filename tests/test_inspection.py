@@ -12,7 +12,7 @@ from laconic.artifacts.bench import bench
 from laconic.artifacts.inspection import count_kernels, summarize, verify
 from laconic.commands.artifacts import parse_batches
 from laconic.errors import ArtifactError, UsageError
-from laconic.hashing import digest, seal, unseal
+from laconic.hashing import digest_file, seal, unseal
 
 
 def verdicts(checks):
@@ -21,7 +21,7 @@ def verdicts(checks):
 
 def sealed_report(path):
     """The artifact with the digest of its report, as the pipeline writes it."""
-    measured = unseal(path / MEASURED) | {"report": digest(path / REPORT).sha256}
+    measured = unseal(path / MEASURED) | {"report": digest_file(path / REPORT).sha256}
     (path / MEASURED).write_bytes(seal(measured))
     return path
 
@@ -70,7 +70,7 @@ def test_an_engine_that_refuses_the_model_is_a_reason_not_a_failure(tmp_path):
 def test_a_whole_artifact_passes_every_check(tmp_path):
     path = sealed_report(write_artifact(tmp_path / "x.laconic"))
     assert verdicts(verify(path)) == dict.fromkeys(
-        (MANIFEST, MODEL, GOLDEN, MEASURED, REPORT, "golden answers", "engine", "verdict"), True
+        (MANIFEST, MODEL, GOLDEN, MEASURED, REPORT, "golden outputs", "engine", "verdict"), True
     )
 
 
@@ -79,7 +79,7 @@ def test_one_flipped_bit_fails_the_check_of_that_file(tmp_path, name):
     path = sealed_report(write_artifact(tmp_path / "x.laconic"))
     flip(path / name)
     failed = [name for name, passed in verdicts(verify(path)).items() if not passed]
-    assert failed == [name, "golden answers"]
+    assert failed == [name, "golden outputs"]
 
 
 def test_every_damage_is_named_not_the_first_alone(tmp_path):
@@ -88,7 +88,7 @@ def test_every_damage_is_named_not_the_first_alone(tmp_path):
     (path / GOLDEN).unlink()
     (path / REPORT).unlink()
     found = verdicts(verify(path))
-    assert {name for name, passed in found.items() if not passed} == {MODEL, GOLDEN, REPORT, "golden answers"}
+    assert {name for name, passed in found.items() if not passed} == {MODEL, GOLDEN, REPORT, "golden outputs"}
 
 
 def test_a_damaged_manifest_ends_the_checks(tmp_path):
@@ -114,10 +114,10 @@ def test_other_answers_than_the_golden_ones_fail(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     (path / MODEL).write_text(json.dumps({"factor": -2.0}))
     content = unseal(path / MANIFEST)
-    content["files"][MODEL] = digest(path / MODEL).model_dump()
+    content["files"][MODEL] = digest_file(path / MODEL).model_dump()
     (path / MANIFEST).write_bytes(seal(content))
     (check,) = [check for check in verify(path) if not check.passed]
-    assert check.check == "golden answers"
+    assert check.check == "golden outputs"
     assert "fidelity -1.000000" in check.found
 
 
@@ -132,7 +132,7 @@ def test_another_version_of_the_engine_is_noted_and_passes(tmp_path):
     (path / MANIFEST).write_bytes(seal(unseal(path / MANIFEST) | {"versions": {"fake": "0.9"}}))
     (engine,) = [check for check in verify(path) if check.check == "engine"]
     assert engine.passed
-    assert engine.found == "fake 1; back then 0.9"
+    assert engine.found == "fake 1; recorded: 0.9"
 
 
 def test_batch_sizes_are_whole_numbers():

@@ -364,7 +364,7 @@ def command(tmp_path, monkeypatch, capsys):
 def test_the_command_stops_when_it_is_asked_to_and_the_same_command_goes_on(command, tmp_path):
     code, out, err = command("tuned", stop=3)
     assert (code, out) == (INTERRUPTED, "")
-    assert err.splitlines()[-1].startswith("laconic: interrupted. Nothing half-written was left")
+    assert err.splitlines()[-1].startswith("laconic: interrupted. No partial output was left")
     assert "Traceback" not in err
     assert not (tmp_path / "tuned").exists()
     assert [path.name for path in (tmp_path / "tuned.training" / SNAPSHOTS).glob("*.json")] == ["step-000000003.json"]

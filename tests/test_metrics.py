@@ -5,8 +5,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from laconic.metrics import cosine, interval, mean_scorer, neighbours, overlap, ranks, similarities, softmax, spearman
-from laconic.timing.measurements import knee
+from laconic.metrics import (
+    bootstrap_interval,
+    cosine,
+    cosine_matrix,
+    find_nearest_neighbours,
+    make_mean_scorer,
+    overlap,
+    ranks,
+    softmax,
+    spearman,
+)
+from laconic.timing.measurements import find_knee
 
 values = st.floats(-1e3, 1e3, width=32)
 few = st.lists(st.integers(-3, 3), min_size=3, max_size=30)
@@ -46,23 +56,23 @@ def test_overlap_is_one_minus_the_total_variation_distance():
 
 def test_a_sample_is_not_its_own_neighbour():
     vectors = np.array([[1.0, 0], [0.9, 0.1], [0, 1]])
-    assert neighbours(vectors).tolist() == [1, 0, 1]
-    assert np.diag(similarities(vectors)) == pytest.approx(np.ones(3))
+    assert find_nearest_neighbours(vectors).tolist() == [1, 0, 1]
+    assert np.diag(cosine_matrix(vectors)) == pytest.approx(np.ones(3))
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_more_samples():
     sample = np.random.default_rng(0).normal(0.9, 0.1, 1000)
-    low, high = interval(mean_scorer(sample), 1000, seed=0)
+    low, high = bootstrap_interval(make_mean_scorer(sample), 1000, seed=0)
     assert low < sample.mean() < high
     assert high - low == pytest.approx(2 * 1.96 * 0.1 / np.sqrt(1000), rel=0.15)
-    few_low, few_high = interval(mean_scorer(sample[:50]), 50, seed=0)
+    few_low, few_high = bootstrap_interval(make_mean_scorer(sample[:50]), 50, seed=0)
     assert few_high - few_low > 3 * (high - low)
-    assert interval(mean_scorer(sample), 1000, seed=0) == (low, high)
+    assert bootstrap_interval(make_mean_scorer(sample), 1000, seed=0) == (low, high)
 
 
 @given(st.dictionaries(st.integers(1, 256), st.floats(1e-4, 10), min_size=1), st.floats(0, 0.5))
 def test_the_knee_is_within_its_slack_and_nothing_smaller_is(seconds, slack):
-    found = knee(seconds, slack=slack)
+    found = find_knee(seconds, slack=slack)
     best = max(batch / time for batch, time in seconds.items())
     assert found / seconds[found] >= (1 - slack) * best
     assert all(batch / time < (1 - slack) * best for batch, time in seconds.items() if batch < found)

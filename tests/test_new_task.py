@@ -17,9 +17,9 @@ from laconic.cache import Cache
 from laconic.data.dataset import read
 from laconic.errors import DataError, UsageError
 from laconic.finetune.finetune import finetune
-from laconic.metrics import Scorer, mean_scorer
+from laconic.metrics import Scorer, make_mean_scorer
 from laconic.models.checkpoint import Checkpoint
-from laconic.planner.meta_model import open_subject
+from laconic.planner.meta_model import open_meta_model
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import HealingLoss, Tolerance, first
@@ -53,7 +53,7 @@ class ReviewScore(TextTask):
         return np.asarray(1 - np.abs(first(reference) - first(candidate))[:, 0], np.float64)
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        return mean_scorer(-((first(outputs) - np.asarray(labels)) ** 2)[:, 0].astype(np.float64))
+        return make_mean_scorer(-((first(outputs) - np.asarray(labels)) ** 2)[:, 0].astype(np.float64))
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         return {"outputs": 1.0, "last-hidden-state": 0.5}
@@ -114,7 +114,7 @@ def test_it_is_fine_tuned_by_its_objective_and_measured_by_its_metric(home, tune
 
 
 def test_its_model_is_opened_without_weights_to_plan_memory_for(home):
-    subject = open_subject(home / "bert", task="review-score")
+    subject = open_meta_model(home / "bert", task="review-score")
     assert (subject.task.name, subject.longest) == ("review-score", 64)
     assert subject.objective().example(2, 5)["input_ids"].shape == (2, 5)
 

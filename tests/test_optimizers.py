@@ -426,5 +426,5 @@ def test_what_decays_is_what_has_two_axes_and_learns():
 def test_a_library_that_is_missing_comes_with_its_command(monkeypatch):
     made = config("adamw-8bit")
     monkeypatch.setitem(sys.modules, "torchao.optim.quant_utils", None)
-    with pytest.raises(MissingPackage, match=r"'torchao' is needed and not installed. Try: pip install 'laconic"):
+    with pytest.raises(MissingPackage, match=r"'torchao' is required and not installed. Try: pip install 'laconic"):
         made.build([{"params": [nn.Parameter(torch.zeros(2))]}])

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from laconic.cli import check_packages
 from laconic.errors import UsageError
-from laconic.packages import check_packages
 from laconic.registry import PACKAGES
 
 GENERIC = sorted(set(PACKAGES) - {"laconic"})
@@ -18,7 +18,7 @@ def test_the_packages_of_this_checkout_are_the_right_ones():
 @pytest.mark.parametrize("package", GENERIC)
 def test_a_file_that_shadows_a_package_is_named(package, tmp_path):
     (tmp_path / f"{package}.py").write_text("raise SystemExit('the wrong file ran')")
-    code = "from laconic.packages import check_packages; check_packages()"
+    code = "from laconic.cli import check_packages; check_packages()"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert str(tmp_path / f"{package}.py") in done.stderr
     assert "Rename that file" in done.stderr

@@ -24,14 +24,14 @@ ENGINES = ("openvino", "onnxruntime")
 STEPS = (
     "load the source and the samples",
     "capture the graph",
-    "run the original",
+    "run the original model",
     "calibrate",
     "round the weights",
-    "measure each layer's sensitivity",
-    "find what meets the goal",
-    "race the candidates",
+    "measure each layer's harm",
+    "build the candidates",
+    "time the candidates",
     "validate",
-    "measure the speed",
+    "measure latency and throughput",
 )
 
 
@@ -98,7 +98,7 @@ def test_its_figures_are_what_a_run_over_the_samples_finds(trained, reads_digits
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_gives_its_golden_answers(reads_digits, engine):
     with reads_digits.open(engine) as session:
-        assert reads_digits.golden_fidelity(session) > 0.99
+        assert reads_digits.measure_golden_fidelity(session) > 0.99
 
 
 def test_it_passes_every_check(reads_digits):
@@ -179,7 +179,7 @@ def test_a_run_interrupted_in_any_step_leaves_nothing_and_goes_on_from_there(tra
     assert made.manifest.verdict.passed
     assert left_over(path) == []
     # What is decided once is looked up, not done again.
-    assert not {title for title in steps.seconds if title.startswith(("calibrate", "race"))}
+    assert not {title for title in steps.seconds if title.startswith(("calibrate", "time"))}
 
 
 def test_a_missed_goal_is_said_and_the_best_result_is_kept(trained, cache, tmp_path):

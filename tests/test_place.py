@@ -11,7 +11,7 @@ from test_capture import BUILT, SAVED, built
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
 from export.audit import audit
-from export.capture.capture import capture, example
+from export.capture.capture import capture
 from export.place import place
 from laconic import registry
 from laconic.errors import CaptureError, UnsupportedPrecision
@@ -50,7 +50,7 @@ def inputs(checkpoint, batch, length, seed=0):
     sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)}
     bounds = {axis: limits for spec in checkpoint.inputs for axis, limits in spec.bounds.items()}
     sizes = {axis: int(np.clip(size, *bounds.get(axis, (1, 10**6)))) for axis, size in sizes.items()} | {BATCH: batch}
-    arrays = example(checkpoint, sizes, seed)
+    arrays = checkpoint.task.sample_inputs(sizes, seed)
     return {name: np.abs(array) % 20 if array.dtype == np.int64 else array for name, array in arrays.items()}
 
 

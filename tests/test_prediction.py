@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from laconic.cache import Cache
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.models import huggingface
 from laconic.models.embedder import read_json
 from laconic.planner.device_rates import (
@@ -93,10 +93,10 @@ def opened(folder: Path, kind: str, layers: int) -> tuple[MetaModel, dict[str, A
 
 
 def settings(choice: tuple[Any, ...], optimizer: Any) -> Training:
-    techniques = tuple(Named.model_validate(each) for each in choice)
+    techniques = tuple(NamedSettings.model_validate(each) for each in choice)
     clip = None if "optimizer-in-backward" in choice else 1.0
     return Training(
-        batch_size=ROWS, techniques=techniques, optimizer=Named.model_validate(optimizer), max_grad_norm=clip
+        batch_size=ROWS, techniques=techniques, optimizer=NamedSettings.model_validate(optimizer), max_grad_norm=clip
     )
 
 
@@ -245,7 +245,7 @@ def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):
     cache = Cache(tmp_path)
     rates = measure_rates(CPU, cache)
     slow = rates.passes.model_copy(update={"seconds": tuple(2 * each for each in rates.passes.seconds)})
-    optimizer = Named(name="adamw-8bit").configure("optimizer")
+    optimizer = NamedSettings(name="adamw-8bit").configure("optimizer")
     first = measure_optimizer(optimizer, rates, cache)
     assert first > 0
     assert measure_optimizer(optimizer, rates, cache) == first, "it is kept"

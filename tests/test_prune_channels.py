@@ -23,7 +23,7 @@ from compress.prune.channel_surgery import collect_removed
 from compress.prune.channels import Channels, prove_removal
 from compress.statistics.least_squares import refit_layers
 from export.capture.capture import capture
-from laconic.errors import BrokenCut, RecipeError, UsageError
+from laconic.errors import PruningError, RecipeError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import probe_module
 from laconic.recipes.recipe import Recipe
@@ -389,7 +389,7 @@ def test_a_cut_that_cannot_be_proved_raises(tmp_path, monkeypatch):
         module.head.weight = nn.Parameter(module.head.weight.flip(1))
 
     monkeypatch.setattr(channels, "remove_channels", shuffled)
-    with pytest.raises(BrokenCut, match="stem"):
+    with pytest.raises(PruningError, match="stem"):
         Channels(keep=0.5).apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
 
 

@@ -22,7 +22,7 @@ from compress.transformer.blockwise import BlockwisePass
 from compress.transformer.proof import mask_units, prove, relative_difference, skip_blocks
 from compress.transformer.surgery import keep_blocks, keep_units, update_config
 from export.capture.capture import capture
-from laconic.errors import BrokenCut, RecipeError, SourceError, UsageError
+from laconic.errors import PruningError, RecipeError, SourceError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import call, probe_module
 from laconic.tasks.tensors import Tensors
@@ -286,7 +286,7 @@ def test_a_cut_that_does_more_than_it_should_is_caught(folders):
     smaller = copy.deepcopy(checkpoint.module)
     keep_units(smaller, site, [0, 1])
     data = contexts.dataset_for(checkpoint)
-    with pytest.raises(BrokenCut, match="differ by"):
+    with pytest.raises(PruningError, match="differ by"):
         prove(
             checkpoint.module,
             lambda: mask_units(checkpoint.module, {site.consumer: (site, [0, 2])}),
@@ -302,7 +302,7 @@ def test_heads_that_are_scrambled_are_caught(folders):
     smaller = copy.deepcopy(checkpoint.module)
     keep_units(smaller, site, [0, 1])
     smaller.get_submodule(anatomy(smaller).block(0) + ".attention.self").attention_head_size = 16
-    with pytest.raises(BrokenCut):
+    with pytest.raises(PruningError):
         prove(
             checkpoint.module,
             lambda: mask_units(checkpoint.module, {site.consumer: (site, [0, 1])}),
@@ -318,7 +318,7 @@ def test_a_smaller_model_that_does_not_run_is_caught(folders):
     smaller = copy.deepcopy(checkpoint.module)
     keep_units(smaller, site, [0, 1])
     smaller.get_submodule(anatomy(smaller).block(0) + ".attn").split_size = 32
-    with pytest.raises(BrokenCut, match="does not run"):
+    with pytest.raises(PruningError, match="does not run"):
         prove(
             checkpoint.module,
             lambda: mask_units(checkpoint.module, {site.consumer: (site, [0, 1])}),

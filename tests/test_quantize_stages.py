@@ -33,7 +33,7 @@ from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Plan, Range
 from laconic.recipes.stage import PlanContext, TorchContext
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import make_runtime
 
 ENGINES = ("onnxruntime", "openvino")
@@ -56,7 +56,7 @@ def made(tmp_path_factory):
     graph = capture(checkpoint, folder)
     data = Dataset.of(checkpoint.task.examples(24), checkpoint.task)
     with OnnxRuntime().open(graph.path) as session:
-        return checkpoint, graph, data, answers(session, checkpoint.task, data)
+        return checkpoint, graph, data, predict(session, checkpoint.task, data)
 
 
 def common(made, folder):
@@ -91,7 +91,7 @@ def fidelities(made, graph, plan, folder, engines=ENGINES):
         path = folder / f"{engine}.onnx"
         place(graph, plan, registry.resolve("placement", engine)["float32"], path)
         with make_runtime(engine).open(path) as session:
-            found = answers(session, checkpoint.task, data)
+            found = predict(session, checkpoint.task, data)
             audit(graph, plan, session.kernels(), engine)
         yield checkpoint.task.fidelity(original, found).min()
 

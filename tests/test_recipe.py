@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from laconic import registry
 from laconic.config import Strict
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipes.recipe import Data, Goal, Recipe, Step, json_schema
+from laconic.recipes.recipe import Data, Goal, NamedStage, Recipe, make_json_schema
 from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
 from laconic.training.settings import Training
@@ -56,7 +56,7 @@ def test_a_recipe_reads(tmp_path):
     recipe = load(tmp_path, EXAMPLE)
     assert recipe.source == str(tmp_path / "all-MiniLM-L6-v2")
     assert recipe.data == Data(calibrate=tmp_path / "texts.jsonl", evaluate=tmp_path / "pairs.jsonl")
-    assert recipe.build() == (Prune(keep=0.75), Quantize())
+    assert recipe.make_stages() == (Prune(keep=0.75), Quantize())
     assert recipe.engines == ("onnxruntime",)
     goal = recipe.goal
     assert (goal.fidelity, goal.max_drop, goal.max_latency, goal.max_size) == (0.999, 0.01, 0.003, 25_000_000)
@@ -102,11 +102,11 @@ def test_one_file_of_data_is_enough(tmp_path):
         ("source: 3", "source: input should be a valid string, got 3"),
         ("source: m\ntask: text-embeding", "task: unknown task 'text-embeding'. Did you mean 'text-embedding'?"),
         ("source: m\nbuilder: package", "builder: expected 'package.module:factory', got 'package'"),
-        ("source: m\ntarget: cuda", "target: target 'cuda' is not built yet. Try 'cpu'"),
+        ("source: m\ntarget: cuda", "target: target 'cuda' is not implemented yet. Try 'cpu'"),
         ("source: m\ntarget: cpuu", "target: unknown target 'cpuu'. Did you mean 'cpu'?"),
         (
             "source: m\nruntimes: [openvin]",
-            "runtimes: 'openvin' is no engine of target 'cpu'. Did you mean 'openvino'?",
+            "runtimes: 'openvin' is not an engine of target 'cpu'. Did you mean 'openvino'?",
         ),
         ("source: m\ninputs: [{name: x, dtype: float8, shape: [1]}]", "inputs[0].dtype: unknown dtype 'float8'"),
         ("source: m\nstages: quantize.static", "stages: input should be a list"),
@@ -126,9 +126,9 @@ def test_one_file_of_data_is_enough(tmp_path):
         ("source: m\nseed: -1", "seed: input should be greater than or equal to 0"),
         ("- a list", "is not a recipe: expected keys and values, got list"),
         ("", "is not a recipe: expected keys and values, got NoneType"),
-        ("source: [", "does not read as YAML"),
+        ("source: [", "is not valid YAML"),
         ("source: m\nsource: n", "'source' is given twice"),
-        ("source: !!python/object/apply:os.getcwd []", "does not read as YAML"),
+        ("source: !!python/object/apply:os.getcwd []", "is not valid YAML"),
     ],
 )
 def test_a_mistake_is_answered_with_the_file_the_key_and_what_was_expected(text, message, tmp_path):
@@ -179,7 +179,11 @@ def test_a_stage_whose_package_is_missing_says_what_to_install(tmp_path, monkeyp
     ("stages", "source", "message"),
     [
         (["quantize.static", "prune.some"], "m", r"stages\[1\] \(prune.some\) must come before quantize.static"),
-        (["quantize.static", "quantize.static"], "m", r"stages\[1\] \(quantize.static\) .* a model is quantized once"),
+        (
+            ["quantize.static", "quantize.static"],
+            "m",
+            r"stages\[1\] \(quantize.static\) .* a model is quantized only once",
+        ),
         (["prune.some"], "m.onnx", r"stages\[0\] \(prune.some\) .* the source is an ONNX file"),
     ],
 )
@@ -189,7 +193,7 @@ def test_stages_out_of_order_are_refused_before_anything_runs(stages, source, me
 
 
 def test_a_graph_can_be_quantized():
-    assert Recipe.default("m.onnx", stages=["quantize.static"]).build() == (Quantize(),)
+    assert Recipe.default("m.onnx", stages=["quantize.static"]).make_stages() == (Quantize(),)
 
 
 names = st.text("abcdefgh-_/. é", min_size=1).filter(str.strip)
@@ -211,7 +215,9 @@ recipes = st.builds(
         max_size=2,
     ).map(tuple),
     data=st.builds(Data, calibrate=st.none() | names.map(Path), evaluate=st.none() | names.map(Path)),
-    stages=st.sampled_from([(), (Step(name="quantize.static"),), (Step(name="prune.some", config={"keep": 0.1}),)]),
+    stages=st.sampled_from(
+        [(), (NamedStage(name="quantize.static"),), (NamedStage(name="prune.some", config={"keep": 0.1}),)]
+    ),
     runtimes=st.sampled_from([(), ("onnxruntime",)]),
     goal=st.builds(
         Goal,
@@ -244,9 +250,9 @@ def test_what_is_not_given_is_not_written():
 
 
 def test_the_schema_knows_every_key_and_every_stage():
-    schema = json_schema()
+    schema = make_json_schema()
     assert set(schema["properties"]) == set(Recipe.model_fields)
     assert schema["additionalProperties"] is False
-    assert set(schema["$defs"]["Step"]["oneOf"][1]["properties"]) == set(registry.STAGES)
+    assert set(schema["$defs"]["NamedStage"]["oneOf"][1]["properties"]) == set(registry.STAGES)
     assert schema["properties"]["target"]["enum"] == ["cpu"]
     json.dumps(schema)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import LaconicError, MissingPackage, RecipeError, UsageError
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanStage, Stage, TorchStage
@@ -103,7 +103,7 @@ def test_an_earlier_key_of_a_registered_entry_is_refused_with_the_new_one(kind, 
         assert new in model.model_fields
         assert old not in model.model_fields
         with pytest.raises(RecipeError) as caught:
-            Named(name=name, config={old: None}).configure(kind)
+            NamedSettings(name=name, config={old: None}).configure(kind)
         assert str(caught.value) == f"{name}: key {old!r} is now called {new!r}"
 
 

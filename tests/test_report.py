@@ -10,9 +10,9 @@ import pytest
 from artifacts import PASSED, X, Y, write_artifact
 
 from export.build import EngineOption
-from export.candidates import EngineCandidate
-from export.report.changes import searched
-from export.report.report import MARK, add_search, render
+from export.candidates import EngineCandidate, format_candidate
+from export.report.changes import summarize_search
+from export.report.report import MARK, add_search, render_report
 from laconic.artifacts.artifact import REPORT, Artifact, Manifest
 from laconic.artifacts.inspection import verify
 from laconic.artifacts.record import Record
@@ -22,7 +22,7 @@ from laconic.hashing import FileDigest
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.recipe import Recipe
-from laconic.timing.measurements import Measured, Timing, Trial
+from laconic.timing.measurements import Measurements, Timing, TrialRecord
 
 HOSTILE = "<script>alert('x')</script>&\"$\\frac{"
 MACHINE = Machine(processor="Some CPU", cores=2, features=("avx2",), memory=8_000_000_000, system="Linux")
@@ -44,7 +44,7 @@ def timing(engine, batch, seconds, speedup=1.0):
 def measured(batches=(1, 2, 4, 8), engine="openvino, float32"):
     times = [timing("original", batch, 0.01 * batch) for batch in batches]
     times += [timing(engine, batch, 0.003 * batch**0.9, 3.0) for batch in batches]
-    return Measured(
+    return Measurements(
         machine=MACHINE,
         timings=tuple(times),
         knee=4 if len(batches) > 1 else 1,
@@ -55,7 +55,7 @@ def measured(batches=(1, 2, 4, 8), engine="openvino, float32"):
 
 
 def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
-    """What `render` takes."""
+    """The arguments of `render_report`."""
     nodes = [f"{names.format(number)}/MatMul" for number in range(layers)]
     precisions = ("int8", "int8-weight", "float16-weight", "float32")
     precision = {node: precisions[number % 4] for number, node in enumerate(nodes)}
@@ -99,7 +99,7 @@ def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
 
 def page(**changes):
     given = pieces(**changes)
-    return render(given.pop("manifest"), given.pop("measured"), **given)
+    return render_report(given.pop("manifest"), given.pop("measured"), **given)
 
 
 def tree(html):
@@ -133,7 +133,7 @@ def test_it_is_well_formed_for_few_layers_and_for_many(layers, harm):
     html = page(layers=layers, harm=harm)
     rows = tree(html).findall(".//table[@class='layers']/tbody/tr")
     assert len(rows) == layers
-    assert ("Harm is the fidelity lost" in html) == (harm and layers > 0)
+    assert ("Sensitivity is the fidelity lost" in html) == (harm and layers > 0)
 
 
 def test_it_loads_nothing_from_anywhere_and_runs_nothing():
@@ -187,7 +187,7 @@ def test_the_same_figures_give_the_same_bytes():
     assert page(verdict=labelled_verdict()) == page(verdict=labelled_verdict())
 
 
-def test_it_says_nothing_of_the_disk_that_it_ran_on():
+def test_it_names_no_folder_of_the_machine():
     html = page()
     assert "/somewhere" not in html
     assert "net.safetensors" in html
@@ -232,51 +232,52 @@ def test_made_up_samples_are_named_as_such():
 def test_pictures_are_drawn_for_one_batch_size_and_for_many(batches):
     given = pieces()
     given["measured"] = measured(batches)
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     assert len(tree(html).findall(".//figure/svg")) == 2
 
 
-def test_it_is_written_where_nothing_was_timed():
+def test_it_is_written_without_timings():
     given = pieces()
     given["measured"] = measured().model_copy(update={"timings": ()})
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     assert tree(html).findall(".//figure/svg") == []
 
 
-def test_harm_of_nothing_and_less_than_nothing_has_no_bar():
+def test_a_sensitivity_of_zero_or_less_has_no_bar():
     given = pieces(layers=3)
-    nodes = list(given["ladder"].sensitivity)
-    given["ladder"] = PrecisionLadder(given["ladder"].rungs, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    nodes = list(given["ladder"].harm)
+    given["ladder"] = PrecisionLadder(given["ladder"].flights, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
 
 
-def test_what_was_tried_is_shown_with_what_was_taken(tmp_path):
+def test_candidates_are_listed_with_the_chosen_one(tmp_path):
     given = pieces()
     (plan,) = given["ladder"].rungs[0]
     (tmp_path / "model.onnx").write_bytes(bytes(1_500_000))
     made = {"plan": plan, "model": tmp_path / "model.onnx", "fidelity": np.array([0.99, 0.97]), "met": True}
-    given["candidates"] = [
+    built = [
         EngineCandidate(EngineOption("openvino", "float32"), **made, arithmetic={}, speedup=3.5),
         EngineCandidate(EngineOption("openvino", "bfloat16"), **{**made, "met": False}, arithmetic={}, speedup=4.0),
     ]
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
+    given["candidates"] = [format_candidate(each, chosen=each is built[0]) for each in built]
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     table = next(table for table in tree(html).iter("table") if "meets the goal" in "".join(table.itertext()))
     rows = [" ".join("".join(row.itertext()).split()) for row in table.findall("tbody/tr")]
-    assert "openvino, float32 taken" in rows[0]
+    assert "openvino, float32 chosen" in rows[0]
     assert all(part in rows[0] for part in ("1.5 MB", "0.98000", "0.97000", "3.50", "yes"))
-    assert "taken" not in rows[1]
+    assert "chosen" not in rows[1]
     assert rows[1].endswith("no")
-    assert "What was tried" not in page()
+    assert "<h2>Candidates" not in page()
 
 
-def test_the_arithmetic_that_the_engine_told_of_is_said():
+def test_the_arithmetic_that_the_engine_reports_is_shown():
     given = pieces()
     given["measured"] = measured().model_copy(update={"arithmetic": {"float32": 0.03, "int8": 0.97}})
-    html = render(given.pop("manifest"), given.pop("measured"), **given)
-    assert "on 3.0 % in float32, on 97.0 % in int8." in html
-    assert "the engine works" not in page()
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
+    assert "3.0 % in float32, 97.0 % in int8." in html
+    assert "the engine multiplies" not in page()
 
 
 def staged(**changes):
@@ -291,10 +292,10 @@ def staged(**changes):
     )
     given = pieces(source={"kind": "builder", "figures": start, "earlier": 1}, history=history, **changes)
     given["measured"] = measured().model_copy(update={"seconds": {"p": 3.0, "h": 200.0}})
-    return render(given.pop("manifest"), given.pop("measured"), **given)
+    return render_report(given.pop("manifest"), given.pop("measured"), **given)
 
 
-def test_what_each_stage_gained_and_cost_is_a_table_and_two_pictures():
+def test_sizes_and_fidelity_after_each_stage_are_a_table_and_two_plots():
     html = staged()
     found = tree(html).findall(".//table[@class='changes']/tbody/tr")
     rows = [" ".join(filter(None, ("".join(cell.itertext()) for cell in row))) for row in found]
@@ -307,7 +308,7 @@ def test_what_each_stage_gained_and_cost_is_a_table_and_two_pictures():
     assert len(tree(html).findall(".//figure/svg")) == 4
     ids = re.findall(r' id="([^"]*)"', html)
     assert len(ids) == len(set(ids))
-    assert "What each stage" not in page()
+    assert "after each stage" not in page()
 
 
 def trial(name, speedup, fidelity, **changes):
@@ -330,31 +331,31 @@ TRIALS = [
 ]
 
 
-def test_what_a_search_tried_is_put_into_the_artifact_and_replaced_by_a_later_search(tmp_path):
+def test_the_trials_of_a_search_are_added_to_the_report_and_replaced_by_a_later_search(tmp_path):
     path = write_artifact(tmp_path / "one.laconic")
     (path / REPORT).write_text(page(), encoding="utf-8")
     add_search(path, TRIALS)
     add_search(path, TRIALS)
     html = (path / REPORT).read_text(encoding="utf-8")
-    assert html.count("What the search tried") == 1
+    assert html.count("Trials of the search") == 1
     section = html.split(MARK)[1]
     assert all(
         text in section
-        for text in ("heads 0.5", "foretold", "no faster than heads 0.5", "4.00 &#215;", "3.50 foretold")
+        for text in ("heads 0.5", "predicted", "no faster than heads 0.5", "4.00 &#215;", "3.50 predicted")
     )
     assert "<script" not in section
     tree(html)
     assert [check for check in verify(path) if not check.passed] == []
     assert [each.name for each in Artifact.load(path).measured.search] == [each["name"] for each in TRIALS]
     add_search(path, [])
-    assert "What the search tried" not in (path / REPORT).read_text(encoding="utf-8")
+    assert "Trials of the search" not in (path / REPORT).read_text(encoding="utf-8")
 
 
-def test_the_front_is_drawn_by_the_drop_where_there_are_labels():
-    drops = [Trial.model_validate(each | {"drop": 0.01 * number}) for number, each in enumerate(TRIALS)]
-    found = searched(drops, "accuracy")
-    assert found.harm == "drop of the accuracy, points"
-    assert [harm for _, harm in found.rows] == ["+1.00", "+0.00", "+2.00"]
+def test_the_pareto_front_is_plotted_over_the_drop_if_there_are_labels():
+    drops = [TrialRecord.model_validate(each | {"drop": 0.01 * number}) for number, each in enumerate(TRIALS)]
+    found = summarize_search(drops, "accuracy")
+    assert found.quality == "drop of the accuracy, points"
+    assert [quality for _, quality in found.rows] == ["+1.00", "+0.00", "+2.00"]
     assert "drop of the metric" in found.picture
-    plain = searched([Trial.model_validate(each) for each in TRIALS], "accuracy")
-    assert [harm for _, harm in plain.rows] == ["0.90000", "0.97000", ""]
+    plain = summarize_search([TrialRecord.model_validate(each) for each in TRIALS], "accuracy")
+    assert [quality for _, quality in plain.rows] == ["0.90000", "0.97000", ""]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from laconic.cache import scratch
+from laconic.cache import open_scratch_folder
 from laconic.errors import UsageError
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from laconic.cache import scratch
-with scratch(Path(sys.argv[1])) as folder:
+from laconic.cache import open_scratch_folder
+with open_scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("done")
     print(folder, flush=True)
     time.sleep(60)
@@ -32,7 +32,7 @@ def test_folder_is_beside_the_destination_and_gone_after_an_error(tmp_path: Path
     destination = tmp_path / "new" / "out"
 
     def fail() -> None:
-        with scratch(destination) as folder:
+        with open_scratch_folder(destination) as folder:
             assert folder.parent == destination.parent
             raise ValueError("in the middle")
 
@@ -46,26 +46,26 @@ def test_a_run_keeps_the_folder_of_one_at_work_and_removes_that_of_one_killed(tm
     process, other = holding(destination)
     with process:
         try:
-            with scratch(destination) as folder:
+            with open_scratch_folder(destination) as folder:
                 assert folder != other
                 assert (other / "half").read_text() == "done"
         finally:
             process.send_signal(signal.SIGKILL)
     assert other.is_dir()
-    with scratch(tmp_path / "another"):
+    with open_scratch_folder(tmp_path / "another"):
         assert other.is_dir()
-    with scratch(destination):
+    with open_scratch_folder(destination):
         assert not other.exists()
 
 
 def test_a_folder_of_the_users_stays(tmp_path: Path) -> None:
     (tmp_path / ".out.original").mkdir()
-    with scratch(tmp_path / "out"):
+    with open_scratch_folder(tmp_path / "out"):
         pass
     assert (tmp_path / ".out.original").is_dir()
 
 
 def test_a_destination_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="Choose another --output"), scratch(tmp_path / "file" / "out"):
+    with pytest.raises(UsageError, match="Choose another --output"), open_scratch_folder(tmp_path / "file" / "out"):
         pass

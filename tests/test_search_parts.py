@@ -32,7 +32,7 @@ from laconic.models.signature import probe_module
 from laconic.quantization.plan import Plan, Range
 from laconic.recipes.recipe import Goal, Recipe
 from laconic.runtimes.runtime import make_runtime
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 FIGURE = st.floats(0, 10)
 
@@ -64,7 +64,7 @@ def trials(draw):
     for number in range(draw(st.integers(1, 12))):
         fidelity, drop, latency, size, speedup = draw(st.tuples(*[FIGURE] * 5))
         made.append(
-            Trial(
+            TrialRecord(
                 name=str(number),
                 fidelity=fidelity,
                 drop=drop if drops else None,
@@ -277,7 +277,7 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
     assert made.stages[1].config == {"keep": 0.5, "multiple": 4}
     assert [step.config["steps"] for step in made.stages[2:4]] == [60, 180]
     assert made.stages[4].config == {"method": "mse"}
-    made.build()
+    made.make_stages()
 
 
 def test_healing_is_refused_by_a_recipe_that_says_so_and_names_none_itself():

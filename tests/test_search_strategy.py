@@ -22,7 +22,7 @@ from laconic.hashing import hash_of
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import Tolerance
-from laconic.timing.race import TRIAL_BATCHES
+from laconic.timing.benchmark import TRIAL_BATCHES
 
 COSTS = {"cut": 2.0, "heal": 0.1, "build": 20.0, "foresee": 0.0, "load": 1.0}
 """Seconds of each unit of work in this world."""

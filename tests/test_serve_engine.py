@@ -12,7 +12,7 @@ from served import change_artifact, running
 from tritonclient import http as triton
 
 from laconic.artifacts.artifact import MANIFEST, MODEL
-from laconic.hashing import digest, unseal
+from laconic.hashing import digest_file, unseal
 from laconic.tensor import TensorSpec
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
@@ -32,7 +32,7 @@ def write_linear(path: Path, placement: str) -> Path:
     onnx.save(model, path / MODEL)
     spec = TensorSpec(name="x", dtype="float32", shape=("batch", "seq", WIDTH)).model_dump(mode="json")
     rows = np.ones((2, 3, WIDTH), np.float32)
-    files = unseal(path / MANIFEST)["files"] | {MODEL: digest(path / MODEL).model_dump()}
+    files = unseal(path / MANIFEST)["files"] | {MODEL: digest_file(path / MODEL).model_dump()}
     change_artifact(path, files=files)
     return change_artifact(
         path,

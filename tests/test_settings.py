@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.training.settings import Training, TrainingRecipe
 
@@ -115,8 +115,8 @@ def test_epochs_are_whole_batches_of_which_the_last_may_be_smaller(rows, batch, 
 
 
 def test_techniques_can_be_exchanged_with_nothing_else_changed():
-    training = Training(batch_size=3, techniques=(Named(name="bf16"),))
-    other = training.with_techniques((Named(name="sdpa"),), max_grad_norm=None)
+    training = Training(batch_size=3, techniques=(NamedSettings(name="bf16"),))
+    other = training.with_techniques((NamedSettings(name="sdpa"),), max_grad_norm=None)
     assert [named.name for named in other.techniques] == ["sdpa"]
     assert (other.batch_size, other.max_grad_norm, training.max_grad_norm) == (3, None, 1.0)
 

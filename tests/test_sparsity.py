@@ -28,14 +28,14 @@ from laconic.errors import RecipeError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
-from laconic.recipes.recipe import Recipe, Step
+from laconic.recipes.recipe import NamedStage, Recipe
 from laconic.recipes.stage import Stage
 
 ARGUMENTS = {"widths": [16, 24, 12, 8]}
 
 
 def stage(name: str, **config) -> Stage:
-    return Step(name=name, config=config).stage()
+    return NamedStage(name=name, config=config).make_stage()
 
 
 @pytest.fixture(scope="module")

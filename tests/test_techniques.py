@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
@@ -118,7 +118,7 @@ def find(name: str, config: dict[str, Any]) -> dict[str, Technique]:
     if importlib.util.find_spec(registry.TECHNIQUES[name].partition(":")[0]) is None:
         pytest.skip(f"there is no {name} yet")
     try:
-        technique = Named(name=name, config=config).configure("technique")
+        technique = NamedSettings(name=name, config=config).configure("technique")
     except MissingPackage as error:
         pytest.skip(str(error))
     needed = {} if not technique.requires else find(technique.requires[0], {})
@@ -390,7 +390,9 @@ def test_what_works_alone_works_together():
         "gradient-checkpointing": {},
     }
     names |= {"activation-offload": {"min_bytes": 64}, "optimizer-in-backward": {}}
-    techniques = {name: Named(name=name, config=config).configure("technique") for name, config in names.items()}
+    techniques = {
+        name: NamedSettings(name=name, config=config).configure("technique") for name, config in names.items()
+    }
     assert find_conflict(techniques, AdamW()) is None
     module, objective, batch = made("gpt2")
     before = look(module)

@@ -26,7 +26,7 @@ from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError
 from laconic.models.footprint import measure_footprint
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.stage import standing_records
+from laconic.recipes.stage import find_intact_records
 
 MOMENTS = (
     "load the source and the samples",
@@ -221,7 +221,7 @@ def record(stage):
 
 def test_what_a_later_stage_has_broken_does_not_stand():
     history = [record("quantize.qat"), record("prune.heads"), record("prune.two-four"), record("distill.heal")]
-    assert [each.stage for each in standing_records(history)] == ["prune.heads", "prune.two-four", "distill.heal"]
+    assert [each.stage for each in find_intact_records(history)] == ["prune.heads", "prune.two-four", "distill.heal"]
 
 
 def test_a_stage_that_breaks_what_the_source_came_with_is_found():

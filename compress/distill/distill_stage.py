@@ -15,7 +15,7 @@ from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.layer_mapping import LayerPair, pair_layers
 from laconic import registry
 from laconic.artifacts.record import Record
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import DataError
 from laconic.hashing import code_version, hash_of
 from laconic.progress import Step
@@ -45,8 +45,8 @@ class DistillStage(Training, TorchStage):
 
     batch_size: int = Field(default=32, ge=1)
     epochs: float = Field(default=1.0, gt=0)
-    optimizer: Named = Named(name="adamw", config={"lr": 5e-4, "weight_decay": 0.01})
-    schedule: Named = Named(name="cosine")
+    optimizer: NamedSettings = NamedSettings(name="adamw", config={"lr": 5e-4, "weight_decay": 0.01})
+    schedule: NamedSettings = NamedSettings(name="cosine")
     label_weight: float = Field(default=0.0, ge=0, lt=1)
 
     @abstractmethod

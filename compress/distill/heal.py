@@ -14,7 +14,7 @@ from compress.distill.embeddings import CosineLoss, SimilarityLoss
 from compress.distill.features import HiddenStateLoss
 from compress.distill.healing_monitor import PERFECT, HealingMonitor
 from compress.distill.logits import SoftTargetLoss
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import HealingLoss, Task
 
@@ -45,10 +45,10 @@ quarter of its heads and a third of its FFN units pruned, fidelity 0.9184: after
 1e-4, and nothing gained at 2e-4; embedding, 5e-4 took 0.963 to 0.933 in 280 of 2,800 steps."""
 
 
-def default_optimizer(steps: int | None) -> Named:
+def default_optimizer(steps: int | None) -> NamedSettings:
     """The optimizer for so many steps, with a learning rate that falls with the root of their number below LONG_RUN."""
     share = 1.0 if steps is None else min(steps / LONG_RUN, 1.0)
-    return Named(name="adamw", config={"lr": LEARNING_RATE * math.sqrt(share), "weight_decay": 0.01})
+    return NamedSettings(name="adamw", config={"lr": LEARNING_RATE * math.sqrt(share), "weight_decay": 0.01})
 
 
 class Heal(DistillStage):
@@ -76,7 +76,7 @@ class Heal(DistillStage):
     patience: int = Field(default=3, ge=1)
     min_improvement: float = Field(default=0.02, ge=0, lt=1)
     minutes: float | None = Field(default=None, gt=0)
-    optimizer: Named = Field(default_factory=lambda given: default_optimizer(given.get("steps")))
+    optimizer: NamedSettings = Field(default_factory=lambda given: default_optimizer(given.get("steps")))
 
     def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
         return [LOSSES[name](weight) for name, weight in task.healing_losses(layers=layers > 0).items()]

@@ -17,7 +17,7 @@ from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
 from laconic.hashing import code_version, hash_of
 from laconic.models.layer_patterns import match_patterns
-from laconic.recipes.stage import Stage, TorchContext, describe
+from laconic.recipes.stage import Stage, TorchContext, dump_settings
 
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
@@ -88,9 +88,9 @@ def factorize_layers(
         refit_layers(module, original, checkpoint.task, dataset, targets)
         worst = max(factorizations, key=lambda path: errors[path])
         step.note = f"{len(factorizations)} layers; the largest output error is {errors[worst]:.1%}, of {worst}"
-    key = hash_of(context.key, checkpoint.key, name, describe(stage), code_version())
+    key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), code_version())
     figures = {"layers": float(len(factorizations)), "largest loss": errors[worst]}
     structure = {PARTS: {path: each.model_dump(mode="json") for path, each in factorizations.items()}}
     return checkpoint.after(
-        Record(stage=name, config=describe(stage), key=key, figures=figures, structure=structure), module
+        Record(stage=name, config=dump_settings(stage), key=key, figures=figures, structure=structure), module
     )

@@ -27,14 +27,14 @@ from compress.statistics.least_squares import is_refittable, refit_layers
 from compress.transformer.proof import TOLERANCE, relative_difference
 from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
 from laconic.artifacts.record import Record
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
-from laconic.errors import BrokenCut, UsageError
+from laconic.errors import PruningError, UsageError
 from laconic.hashing import code_version, hash_of
 from laconic.models.hooks import forward_hooks
 from laconic.models.layer_patterns import match_patterns
 from laconic.models.signature import call
-from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
+from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 from laconic.tasks.task import Task
 from laconic.units import Share
 
@@ -69,7 +69,7 @@ class Channels(TorchStage):
     }
 
     keep: Share = Field(default=0.75, gt=0, lt=1)
-    criterion: Named = Named(name="magnitude")
+    criterion: NamedSettings = NamedSettings(name="magnitude")
     round_to: int = Field(default=8, ge=1)
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     steps: int = Field(default=1, ge=1)
@@ -80,7 +80,7 @@ class Channels(TorchStage):
 
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
         """The checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a pattern
-        that matches nothing, BrokenCut where the proof fails."""
+        that matches nothing, PruningError where the proof fails."""
         pruner = ChannelPruner(self, checkpoint, context)
         with context.steps.step("prune channels", self.steps) as step:
             for number in range(1, self.steps + 1):
@@ -89,9 +89,9 @@ class Channels(TorchStage):
             before, after = count_parameters(checkpoint.module), count_parameters(pruner.module)
             step.note = f"{after / before:.0%} of {before} weights left, proved to {pruner.error:.1g}"
         made = diff_sizes(read_sizes(checkpoint.module), read_sizes(pruner.module))
-        key = hash_of(context.key, checkpoint.key, "prune.channels", describe(self), code_version())
+        key = hash_of(context.key, checkpoint.key, "prune.channels", dump_settings(self), code_version())
         figures = {"proof": pruner.error, "weights": float(after), "weights before": float(before)}
-        record = Record(stage="prune.channels", config=describe(self), key=key, figures=figures, structure=made)
+        record = Record(stage="prune.channels", config=dump_settings(self), key=key, figures=figures, structure=made)
         return checkpoint.after(record, pruner.module)
 
     @staticmethod
@@ -171,11 +171,11 @@ class ChannelPruner:
         return ordered
 
     def remove(self, chosen: Sequence[tuple[ChannelGroup, Sequence[int]]]) -> None:
-        """Remove these channels of these groups, prove it, and compensate. Raises BrokenCut where the proof fails."""
+        """Remove channels of groups, prove it, and compensate. Raises PruningError where the proof fails."""
         removal = collect_removed(chosen)
         narrowed, error = prove_removal(self.module, removal, self.batch)
         if not error <= TOLERANCE:
-            raise BrokenCut(
+            raise PruningError(
                 f"prune.channels: the smaller model's outputs differ by {error:.2g} of the largest from those of the "
                 f"model with the same channels masked; expected at most {TOLERANCE:g}. The groups that begin at "
                 f"{[group.name for group, _ in chosen]} have a dependency that was not found. Name some in "

@@ -17,7 +17,7 @@ from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
+from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 
 
 class Layers(TorchStage):
@@ -39,7 +39,7 @@ class Layers(TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer blocks. Raises SourceError for an unknown architecture, RecipeError if no block
-        would be left or a block does not exist, BrokenCut where the proof fails."""
+        would be left or a block does not exist, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         found = anatomy(checkpoint.module)
         count = len(found.sites)
@@ -54,7 +54,7 @@ class Layers(TorchStage):
             context.task,
             context.calibrate,
         )
-        config = describe(self)
+        config = dump_settings(self)
         record = Record(
             stage="prune.layers",
             config=config,

@@ -11,7 +11,7 @@ from compress.criteria.sparsegpt import SparseGpt
 from compress.prune.layer_selection import LayerSelection, select_layers
 from compress.prune.sparsity import measure_sparsity, needs_inputs, skip_idle_layers
 from laconic.artifacts.record import Record
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.hashing import code_version, hash_of
@@ -35,7 +35,7 @@ class SparsityStage(TorchStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     lossy = True
 
-    criterion: Named = Named(name="sparsegpt")
+    criterion: NamedSettings = NamedSettings(name="sparsegpt")
     update: Literal["none", "sparsegpt"] | None = None
     layers: tuple[str, ...] = ("*",)
     keep: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class SparsityStage(TorchStage):
 
     @field_validator("criterion")
     @classmethod
-    def _known_criterion(cls, criterion: Named) -> Named:
+    def _known_criterion(cls, criterion: NamedSettings) -> NamedSettings:
         try:
             criterion.configure("criterion", Criterion)
         except RecipeError as error:

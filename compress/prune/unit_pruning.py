@@ -20,11 +20,11 @@ from compress.transformer.shapes import read_sizes
 from compress.transformer.surgery import describe_structure, keep_units, replay_structure, update_config
 from compress.transformer.unit_allocation import allocate_units, measure_curves
 from laconic.artifacts.record import Record
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, describe
+from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 
 
 class UnitPruning(TorchStage):
@@ -42,7 +42,7 @@ class UnitPruning(TorchStage):
     units: ClassVar[UnitKind]
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.5
-    criterion: Named | None = None
+    criterion: NamedSettings | None = None
     steps: Annotated[int, Field(ge=1)] = 1
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     compensate: bool = True
@@ -55,7 +55,7 @@ class UnitPruning(TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer units. Raises SourceError for an unknown architecture, RecipeError for a share that
-        leaves a block without units, BrokenCut where the proof fails."""
+        leaves a block without units, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
         module, error = checkpoint.module, 0.0
@@ -66,7 +66,7 @@ class UnitPruning(TorchStage):
                 step.advance()
         update_config(module)
         left = anatomy(module).of(self.units)
-        name, config = f"prune.{self.units}", describe(self)
+        name, config = f"prune.{self.units}", dump_settings(self)
         key = hash_of(context.key, checkpoint.key, name, config, code_version(), context.calibrate.fingerprint)
         stay = sum(site.units for site in left)
         figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
@@ -143,7 +143,7 @@ class UnitPruning(TorchStage):
         return {site.consumer: rank_units(criterion.score(statistics[site.consumer]), site.units) for site in sites}
 
     def proof(self, larger: nn.Module, kept: Mapping[str, Sequence[int]], context: TorchContext) -> float:
-        """Prune a copy without compensation, and compare it with the masked model. Raises BrokenCut."""
+        """Prune a copy without compensation, and compare it with the masked model. Raises PruningError."""
         sites = {site.consumer: (site, kept[site.consumer]) for site in anatomy(larger).of(self.units)}
         smaller = copy.deepcopy(larger)
         for site, units in sites.values():

@@ -22,7 +22,7 @@ from compress.quantize.histogram import Histogram
 from compress.quantize.learned_ranges import RANGES
 from compress.quantize.ranges import RANGE_METHODS
 from compress.statistics.layer_inputs import observe_inputs
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import RecipeError, UsageError
 from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext
@@ -50,7 +50,7 @@ class Qat(DistillStage):
     trains = True
 
     batch_size: int = Field(default=16, ge=1)
-    optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.0})
+    optimizer: NamedSettings = NamedSettings(name="adamw", config={"lr": 5e-5, "weight_decay": 0.0})
     method: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
     samples: int = Field(default=64, ge=1)
     keep: tuple[str, ...] = ()

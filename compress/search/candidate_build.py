@@ -21,11 +21,11 @@ from laconic.progress import Steps
 from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, find_missed
 from laconic.recipes.recipe import Goal, Recipe
-from laconic.recipes.stage import describe
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import dump_settings
+from laconic.runtimes.predict import predict
 from laconic.tensor import Arrays
+from laconic.timing.benchmark import LENGTH, TRIAL_BATCHES
 from laconic.timing.measurements import ORIGINAL
-from laconic.timing.race import LENGTH, TRIAL_BATCHES
 
 QUANTIZATION_INFIDELITY = (0.01, 0.002)
 """Infidelity that quantization may add where only the drop is constrained. Where the first value leads to too large a
@@ -93,7 +93,7 @@ def derive_goal(goal: Goal, before: Quality, infidelity: float) -> Goal:
 
 def build_recipe(recipe: Recipe, context: SearchContext, trust: bool, steps: Steps, cache: Cache) -> BuiltArtifact:
     """The artifact of a recipe with its measurements, from the cache where it is there."""
-    stages = [(step.name, describe(step.stage())) for step in recipe.stages]
+    stages = [(step.name, dump_settings(step.make_stage())) for step in recipe.stages]
     goal = recipe.goal.model_dump(mode="json")
     machine = this_machine().model_dump()
     key = hash_of("built", context.key, stages, goal, recipe.seed, recipe.engines, machine, code_version())
@@ -115,14 +115,14 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
 
     def run_original() -> Arrays:
         with context.source.open(cores()) as session:
-            return answers(session, task, choose)
+            return predict(session, task, choose)
 
     key = hash_of("original", context.source.key, choose.fingerprint, code_version())
     reference = cache.arrays(f"answers-{key}", run_original)
     option = EngineOption(artifact.manifest.placement, artifact.manifest.compute)
     timer = ReferenceTimer(option, cache)
     with artifact.open(threads=1) as session:
-        found = answers(session, task, choose)
+        found = predict(session, task, choose)
         costs = {batch: timer.measure(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
     assert artifact.manifest.verdict is not None
     drift = artifact.manifest.verdict.drift

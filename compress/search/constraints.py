@@ -7,7 +7,7 @@ import numpy as np
 
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
-from laconic.metrics import interval
+from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
@@ -50,7 +50,7 @@ def measure_quality(task: Task, reference: Arrays, found: Arrays, dataset: Datas
     if dataset.labels is None:
         return Quality(mean, worst)
     before, after = (task.scorer(each, dataset.labels) for each in (reference, found))
-    _, high = interval(lambda index: before(index) - after(index), len(fidelity), seed=seed)
+    _, high = bootstrap_interval(lambda index: before(index) - after(index), len(fidelity), seed=seed)
     every = np.arange(len(fidelity))
     drop = before(every) - after(every)
     return Quality(mean, worst, drop, drop + DOUBT_SHARE * (high - drop))

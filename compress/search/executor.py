@@ -76,7 +76,7 @@ def open_ray(threads: int) -> Iterator[Executor]:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise registry.missing("ray") from error
+        raise registry.missing_package("ray") from error
     address = os.environ.get("RAY_ADDRESS") or "local"
     paths = os.pathsep.join(path for path in sys.path if path)
     own = not ray.is_initialized()

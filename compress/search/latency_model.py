@@ -7,7 +7,7 @@ from statistics import geometric_mean, median
 from compress.search.candidate_build import BuiltArtifact
 from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
-from laconic.timing.race import TRIAL_BATCHES
+from laconic.timing.benchmark import TRIAL_BATCHES
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.plan import Precision
 from laconic.runtimes.runtime import make_runtime
-from laconic.timing.race import TRIAL_BATCHES
+from laconic.timing.benchmark import TRIAL_BATCHES
 
 EMPTY_LAYER = LayerSpec("linear", (1, 8), (8, 8))
 """A layer that costs no more than the run that it is in: 45 us in OpenVINO."""

@@ -13,7 +13,7 @@ from laconic.errors import SourceError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
-from laconic.timing.race import LENGTH
+from laconic.timing.benchmark import LENGTH
 
 Role = Literal["qkv", "attention-output", "up", "down", "channels", "other"]
 """The role of a layer in its model: query, key or value projection; output projection of attention; up- or

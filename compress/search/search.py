@@ -14,13 +14,13 @@ from compress.search.trial import make_base_recipe, open_context
 from compress.search.trial_runner import TrialRunner
 from export.pipeline import Result
 from export.report.report import add_search
-from laconic.artifacts.artifact import Artifact, check_destination, publish
-from laconic.cache import Cache, scratch
+from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
+from laconic.cache import Cache, open_scratch_folder
 from laconic.hardware import cores
 from laconic.progress import Steps
 from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Recipe
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ def search(
         constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
         step.note = f"{context.source.task.name}, {len(context.samples.choose)} samples to choose by"
 
-    def publish_best(best: SearchCandidate, trials: Sequence[Trial]) -> None:
+    def publish_best(best: SearchCandidate, trials: Sequence[TrialRecord]) -> None:
         assert best.built is not None
-        with scratch(destination) as folder:
+        with open_scratch_folder(destination) as folder:
             shutil.copytree(best.built.folder, folder / "artifact")
             add_search(folder / "artifact", [trial.model_dump() for trial in trials])
-            publish(folder / "artifact", destination)
+            publish_artifact(folder / "artifact", destination)
 
     clock = Budget(budget, cache)
     with open_executor(engine, cores()) as workers:
         runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache)
         count = len(run_search(runner, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
-    steps.say("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
+    steps.report("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
     return SearchResult(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)

@@ -8,7 +8,7 @@ from compress.search.constraints import Constraints, Quality
 from compress.search.latency_model import CostPrediction
 from compress.search.study import describe_settings
 from compress.search.trial import TrialOutcome
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 from laconic.units import format_bytes, format_seconds
 
 
@@ -96,10 +96,10 @@ class SearchCandidate:
         missed = describe_infidelity(constraints, self.quality)
         return f"{missed}; not healed further" if missed else f"{best.name} is {rank}"
 
-    def make_record(self, reason: str) -> Trial:
+    def make_record(self, reason: str) -> TrialRecord:
         """The record for the report. reason: why it was taken, or not."""
         made, found = self.built or self.prediction, self.quality
-        return Trial(
+        return TrialRecord(
             name=self.name,
             settings=dict(self.settings),
             heal=sum(self.heals),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from compress.search.layer_spec import LayerSpec
 from laconic import registry
-from laconic.recipes.recipe import HEAL, Recipe, Step
+from laconic.recipes.recipe import HEAL, NamedStage, Recipe
 
 Settings = Mapping[str, float]
 """Values by axis name, for the axes that are not left as they are."""
@@ -175,14 +175,18 @@ def apply_settings(
     """
     own = {step.name: dict(step.config) for step in recipe.stages}
     pruning = [
-        Step(name=axis.stage, config={**axis.config, **own.get(axis.stage, {}), axis.setting: settings[axis.name]})
+        NamedStage(
+            name=axis.stage, config={**axis.config, **own.get(axis.stage, {}), axis.setting: settings[axis.name]}
+        )
         for axis in among
         if axis.name in settings
     ]
     heal_config = recipe.heal if isinstance(recipe.heal, dict) else {}
-    healing = [Step(name=HEAL, config={**heal_config, **own.get(HEAL, {}), "steps": steps}) for steps in healing_steps]
+    healing = [
+        NamedStage(name=HEAL, config={**heal_config, **own.get(HEAL, {}), "steps": steps}) for steps in healing_steps
+    ]
     searched = {axis.stage for axis in AXES} | {HEAL}
-    others = [(step, step.stage().kind) for step in recipe.stages if step.name not in searched]
+    others = [(step, step.make_stage().kind) for step in recipe.stages if step.name not in searched]
     before = [step for step, kind in others if kind == "torch"]
     after = [step for step, kind in others if kind == "plan"]
     return recipe.model_copy(update={"stages": (*before, *pruning, *healing, *after), "heal": False})

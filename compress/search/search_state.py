@@ -13,12 +13,12 @@ from compress.search.search_candidate import (
     unhealed_front,
 )
 from compress.search.trial_runner import TrialRunner
-from laconic.timing.measurements import Trial
+from laconic.timing.measurements import TrialRecord
 
 MIN_GAIN = 1.05
 """How many times faster than the best one a candidate must be predicted to be, to be worth more work."""
 
-Publish = Callable[[SearchCandidate, Sequence[Trial]], None]
+Publish = Callable[[SearchCandidate, Sequence[TrialRecord]], None]
 
 
 class SearchState:
@@ -97,7 +97,7 @@ class SearchState:
         self._publish(self.best, self.trials)
 
     @property
-    def trials(self) -> tuple[Trial, ...]:
+    def trials(self) -> tuple[TrialRecord, ...]:
         """A record of every candidate, each with the reason why it was taken or not."""
         assert self.best is not None
         front = unhealed_front(self.open_candidates)

@@ -23,10 +23,10 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import Source
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.recipe import Goal, Recipe, Step
+from laconic.recipes.recipe import Goal, NamedStage, Recipe
 from laconic.recipes.splits import SampleSplits, split_samples
-from laconic.recipes.stage import TorchStage, describe
-from laconic.runtimes.predict import answers
+from laconic.recipes.stage import TorchStage, dump_settings
+from laconic.runtimes.predict import predict
 
 MATRIX_BYTES, VECTOR_BYTES = 1, 4
 """Bytes of a number in a matrix (INT8) and in a vector (FP32) of a quantized artifact."""
@@ -83,7 +83,7 @@ def open_context(base_recipe: str, trust: bool, cache: str) -> SearchContext:
 
 def make_base_recipe(recipe: Recipe) -> str:
     """The part of a recipe that the source and the samples depend on, the same for all candidates, as JSON."""
-    plain = {"stages": (Step(name="quantize.static"),), "goal": Goal(max_drop=recipe.goal.max_drop)}
+    plain = {"stages": (NamedStage(name="quantize.static"),), "goal": Goal(max_drop=recipe.goal.max_drop)}
     return recipe.model_copy(update=plain).model_dump_json()
 
 
@@ -94,10 +94,10 @@ def run_trial(job: TrialJob) -> dict[str, Any]:
     context = open_context(make_base_recipe(recipe), job.trust, job.cache)
     stages = [
         (step.name, stage)
-        for step, stage in zip(recipe.stages, recipe.build(), strict=True)
+        for step, stage in zip(recipe.stages, recipe.make_stages(), strict=True)
         if isinstance(stage, TorchStage)
     ]
-    described = [(name, describe(stage)) for name, stage in stages]
+    described = [(name, dump_settings(stage)) for name, stage in stages]
     key = hash_of("attempt", context.key, described, recipe.seed, code_version())
 
     def compute() -> dict[str, Any]:
@@ -126,7 +126,7 @@ def compress_and_evaluate(
         torch.set_num_threads(before)
     checkpoint = as_checkpoint_source(lineage.model).checkpoint
     with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-        found = answers(session, task, choose)
+        found = predict(session, task, choose)
     return TrialOutcome(
         quality=measure_quality(task, lineage.reference(choose), found, choose, recipe.seed),
         specs=read_layer_specs(checkpoint),

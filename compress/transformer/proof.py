@@ -12,7 +12,7 @@ from compress.statistics.layer_inputs import forward_batches
 from compress.transformer.anatomy import Site
 from compress.transformer.surgery import consumer_columns
 from laconic.data.dataset import Dataset
-from laconic.errors import BrokenCut
+from laconic.errors import PruningError
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 from laconic.tasks.task import Task
@@ -56,7 +56,7 @@ def prove(
 ) -> float:
     """The largest difference between the two models' outputs on a few samples, as a share of the largest output.
 
-    mask: makes the context in which the larger model runs without the removed parts. Raises BrokenCut beyond the
+    mask: makes the context in which the larger model runs without the removed parts. Raises PruningError beyond the
     tolerance, or if the smaller model does not run at all.
     """
     worst = 0.0
@@ -82,9 +82,9 @@ def relative_difference(expected: Tensor, found: Tensor) -> float:
     return float((expected - found).abs().max()) / (largest or 1.0)
 
 
-def broken_cut(reason: str) -> BrokenCut:
+def broken_cut(reason: str) -> PruningError:
     """The error for a cut that changed more than the removed parts."""
-    return BrokenCut(
+    return PruningError(
         f"after the cut the model does not compute what it did before without the removed parts: {reason}. Leave this "
         f"stage out, and report the architecture: something in its blocks depends on what was removed"
     )

@@ -1,4 +1,4 @@
-"""From a module in torch to a float graph in ONNX, and the proof that both compute the same."""
+"""Capture of a torch module as a float ONNX graph, with a parity check of both."""
 
 import logging
 import warnings
@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 
 from export.capture.graph_file import OPSET, write_graph
-from export.capture.parity import PARITY, compare
+from export.capture.parity import PARITY, largest_difference
 from export.passes.attention import plain_attention
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
@@ -24,35 +24,35 @@ from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import BATCH, Arrays, TensorSpec
 
 PARITY_SIZES = ((1, 5), (3, 17))
-"""Rows, and length of the other free axes, of the batches on which the two are compared."""
+"""Rows, and size of the other dynamic axes, of the batches of the parity check."""
 
 
 def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
-    """Export the module to `folder` and compare the answers.
+    """Export the module to `folder` and compare its outputs with the graph's.
 
-    Raises CaptureError where torch cannot export the module, or the graph computes something else.
+    Raises CaptureError if torch cannot export the module, or if the graph's outputs differ.
     """
     program = export_program(checkpoint)
     graph = write_graph(program, folder, checkpoint.inputs, checkpoint.outputs)
-    error = capture_parity(checkpoint, graph)
+    error = measure_parity(checkpoint, graph)
     if not error <= PARITY:
         raise CaptureError(
-            f"the captured graph does not compute what the module does: its answers differ by {error:.2g} of the "
-            f"largest one, at most {PARITY:g} is expected. Look for randomness, or state, in the module's forward"
+            f"the captured graph does not compute what the module does: its outputs differ by {error:.2g} of the "
+            f"largest value, expected at most {PARITY:g}. Look for randomness or state in the module's forward"
         )
     return graph
 
 
 def export_program(checkpoint: Checkpoint) -> ir.Model:
-    """The module as an ONNX model in memory, its free axes free."""
-    # Each input is a tensor of its own: with the same object for two inputs, torch quietly makes one input of them.
+    """Export the module as an ONNX model in memory, with dynamic axes."""
+    # Each input is a separate tensor: given the same object twice, torch silently merges the two inputs.
     arrays = checkpoint.task.sample_inputs(probe_sizes(checkpoint.inputs, 0))
     tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
     args, kwargs = bind(checkpoint.module, tensors)
-    shapes = dynamic_shapes(checkpoint.inputs)
+    shapes = make_dynamic_shapes(checkpoint.inputs)
     named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
     try:
-        with _quiet(), torch.no_grad(), plain_attention(checkpoint.module):
+        with quiet_exporter(), torch.no_grad(), plain_attention(checkpoint.module):
             program = torch.onnx.export(
                 checkpoint.module,
                 args,
@@ -64,14 +64,14 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
                 verbose=False,
             )
     except Exception as error:
-        raise CaptureError(f"torch cannot export this model: {useful_line(error)}") from error
+        raise CaptureError(f"torch cannot export this model: {find_root_cause(error)}") from error
     if program is None:
-        raise CaptureError("torch exported nothing, and did not say why")
+        raise CaptureError("torch exported nothing and gave no reason")
     return program.model
 
 
-def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
-    """torch's name for each free axis, the same one wherever the axis occurs."""
+def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
+    """Make the `dynamic_shapes` of torch.export: one Dim per dynamic axis, shared wherever the axis occurs."""
     dims: dict[str, Any] = {}
     for spec in inputs:
         for axis in spec.shape:
@@ -84,15 +84,15 @@ def dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
     }
 
 
-def capture_parity(checkpoint: Checkpoint, graph: Graph) -> float:
-    """The largest difference between the graph's answers and the module's, relative to the largest answer."""
+def measure_parity(checkpoint: Checkpoint, graph: Graph) -> float:
+    """Measure the largest difference between the graph's outputs and the module's, relative to the largest output."""
     reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
     with reference, OnnxRuntime().open(graph.path) as candidate:
-        return compare(reference, candidate, parity_inputs(checkpoint))
+        return largest_difference(reference, candidate, make_parity_inputs(checkpoint))
 
 
-def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
-    """Batches of several shapes; one with padding too, where the task pads."""
+def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
+    """Yield batches of several shapes; for texts also one with padding."""
     bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
     for batch, length in PARITY_SIZES:
         sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
@@ -106,8 +106,8 @@ def parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
         yield checkpoint.task.encode(checkpoint.task.examples(3))
 
 
-def useful_line(error: BaseException) -> str:
-    """What torch's report, of many pages, is about: the first line of the innermost cause."""
+def find_root_cause(error: BaseException) -> str:
+    """Return the first line of the innermost cause of an error; torch's own reports have many pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -115,10 +115,10 @@ def useful_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's own chatter: it warns of its own deprecations, and of packages that it does not need.
+def quiet_exporter() -> Iterator[None]:
+    """Suppress the exporter's logs and warnings, about its own deprecations and packages that it does not need.
 
-    A failure reaches the caller as an exception; what is logged beside it is torch talking to its developers.
+    A failure still reaches the caller as an exception; the log messages are addressed to torch's developers.
     """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
@@ -129,7 +129,7 @@ def _quiet() -> Iterator[None]:
             for category in (FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             warnings.filterwarnings("ignore", module=r"torch\b")
-            # The weights that an LSTM keeps in a list of its own; they are exported all the same.
+            # About the weights that an LSTM keeps in its own list; they are exported nevertheless.
             warnings.filterwarnings("ignore", message=r"The tensor attributes? .* assigned during export")
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Writing a graph to disk."""
+"""Writing a normalized graph to disk."""
 
 import shutil
 from pathlib import Path
@@ -8,24 +8,25 @@ import onnx_ir as ir
 from export.passes.normalize import normalize
 from laconic import __version__
 from laconic.artifacts.artifact import MODEL
-from laconic.hashing import digest, hash_of
+from laconic.hashing import digest_file, hash_of
 from laconic.quantization.graph import Graph
 from laconic.tensor import TensorSpec
 
 OPSET = 20
-"""Up to 22 attention is MatMul and Softmax, which every engine has kernels for; from 23 on it is one operator.
-Per-channel Q/DQ needs 13, Gelu as one operator 20."""
+"""The exported opset. Up to 22 attention is MatMul and Softmax, which every engine has kernels for; from 23 it is one
+operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
-"""Of the file format; good up to opset 22. A source that is newer keeps its own."""
+"""The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
 LARGEST = 1_800_000_000
-"""Bytes of weights in one file; protobuf ends at 2 GiB."""
+"""The most bytes of weights in model.onnx itself; the limit of protobuf is 2 GiB."""
 
 
 def write_graph(
     model: ir.Model, folder: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> Graph:
-    """Normalize the model and write it as `model.onnx` (and `model.data` where it is large), whole or not at all.
+    """Normalize the model and write it as `model.onnx`, with external data in `model.data` if it is large. Both files
+    are complete when they appear.
 
     The same model gives the same bytes.
     """
@@ -43,7 +44,7 @@ def write_graph(
     else:
         (made / MODEL).write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
     files = sorted(made.iterdir())
-    key = hash_of([digest(file).sha256 for file in files])
+    key = hash_of([digest_file(file).sha256 for file in files])
     for file in files:
         file.replace(folder / file.name)
     made.rmdir()

@@ -1,4 +1,4 @@
-"""An ONNX file from any framework, brought into the form of our own graphs."""
+"""Import of an ONNX file from any framework: checked, optimized, and normalized like a captured graph."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules.common import fuse_batchnorm_into_conv_rule
 
 from export.capture.graph_file import write_graph
-from export.capture.parity import PARITY, compare
+from export.capture.parity import PARITY, largest_difference
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe, probe_sizes
@@ -24,53 +24,53 @@ from laconic.tasks.task import Task
 from laconic.tensor import BATCH, DTYPES, Array, Arrays, TensorSpec, sample_inputs
 
 LEAST_OPSET = 13
-"""The first with a scale per channel in QuantizeLinear. A newer file keeps its own."""
-FIXED = "takes one row at a time, and more do not go through it. Export the model with a dynamic batch"
+"""The first opset with per-channel scales in QuantizeLinear. A newer file keeps its own."""
+FIXED = "takes one row at a time, and does not run on larger batches. Export the model with a dynamic batch"
 LEASTS = (3, 32, 224)
-"""Sizes to try for free axes without bounds: images of three pixels do not go through most networks."""
+"""Sizes to try for dynamic axes without bounds: most networks do not run on images of three pixels."""
 
 
-def adopt(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Task]:
-    """Check the file, normalize it, write it to `folder`, and compare its answers with those of the original.
+def import_onnx(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Task]:
+    """Check the file, normalize it, write it to `folder`, and compare its outputs with those of the original file.
 
-    task: "tensors" unless said; image-classification for one float input [batch, channels, height, width].
-    Raises SourceError for a file that is damaged, quantized or half precision, or of which no batch can be made.
+    task: default "tensors"; image-classification needs one float input [batch, channels, height, width].
+    Raises SourceError for a file that is damaged, quantized, in half precision, or that does not run on batches.
     """
-    proto = read(path)
+    proto = read_onnx(path)
     with tempfile.TemporaryDirectory() as scratch:
         whole = path
-        if batch_of_one(proto):
+        if has_fixed_batch(proto):
             whole = Path(scratch) / "free.onnx"
             onnx.save(free_batch(proto), whole)
         with OnnxRuntime().open(whole, optimize=False) as original:
             model = ir.from_proto(proto)
             for node in model.graph.all_nodes():
-                node.name = node.name or node.op_type  # before the optimizer calls it "node"
+                node.name = node.name or node.op_type  # otherwise the optimizer names it "node"
             optimizer.optimize_ir(model)
             rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
             common.RemoveInitializersFromInputsPass()(model)
-            inputs, outputs, least = signature(model.graph, original, path)
-            check_rows(path, whole, batches(inputs, least))
+            inputs, outputs, least = infer_signature(model.graph, original, path)
+            check_rows(path, whole, make_batches(inputs, least))
             graph = write_graph(model, folder, inputs, outputs)
             with OnnxRuntime().open(graph.path) as candidate:
-                error = compare(original, candidate, batches(inputs, least))
+                error = largest_difference(original, candidate, make_batches(inputs, least))
     if not error <= PARITY:
         raise CaptureError(
-            f"normalizing {path} changed its answers by {error:.2g} of the largest one, at most {PARITY:g} is "
-            f"expected. Export the model again, with another opset"
+            f"normalizing {path} changed its outputs by {error:.2g} of the largest value, expected at most {PARITY:g}. "
+            f"Export the model again, with another opset"
         )
     return graph, plain_task(task, inputs, path)
 
 
-def batch_of_one(proto: ModelProto) -> bool:
-    """Whether every input was fixed to one row, as exporters do that were told nothing of a batch."""
+def has_fixed_batch(proto: ModelProto) -> bool:
+    """Whether every input has a fixed batch of one row, the default of many exporters."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value.type.tensor_type.shape.dim for value in proto.graph.input if value.name not in weights]
     return bool(inputs) and all(dims and dims[0].dim_value == 1 for dims in inputs)
 
 
 def free_batch(proto: ModelProto) -> ModelProto:
-    """The same model, in place, with a free first axis; what was inferred from the fixed one is forgotten."""
+    """Make the batch axis of a model dynamic, in place, and drop the shapes inferred from the fixed one."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     for value in (*proto.graph.input, *proto.graph.output):
         if value.name not in weights and value.type.tensor_type.shape.dim:
@@ -79,8 +79,8 @@ def free_batch(proto: ModelProto) -> ModelProto:
     return proto
 
 
-class RowByRow(Session):
-    """A model that takes one row, fed a batch."""
+class RowByRowSession(Session):
+    """A session that runs a batch row by row, for a model that takes a single row."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -92,20 +92,20 @@ class RowByRow(Session):
 
 
 def check_rows(path: Path, whole: Path, samples: Iterable[Arrays]) -> None:
-    """Raise SourceError where the model with a freed batch answers otherwise than row by row."""
+    """Raise SourceError if the model with a dynamic batch computes other outputs than row by row."""
     if whole == path:
         return
     try:
         with OnnxRuntime().open(path, optimize=False) as single, OnnxRuntime().open(whole, optimize=False) as free:
-            error = compare(RowByRow(single), free, samples)
+            error = largest_difference(RowByRowSession(single), free, samples)
     except (CaptureError, RuntimeFailure, ValueError) as failure:
         raise SourceError(f"{path} {FIXED} ({str(failure).splitlines()[0][:200]})") from failure
     if not error <= PARITY:
-        raise SourceError(f"{path} {FIXED} (a row's answer depends on the others by {error:.2g})")
+        raise SourceError(f"{path} {FIXED} (the output for a row changes by {error:.2g} with the other rows)")
 
 
-def read(path: Path) -> ModelProto:
-    """The model in a file, complete, checked, and of an opset that can be quantized. Raises SourceError."""
+def read_onnx(path: Path) -> ModelProto:
+    """Read and check a model, converted to an opset that can be quantized if it is older. Raises SourceError."""
     try:
         proto = onnx.load(path)
         onnx.checker.check_model(proto if proto.ByteSize() < 2**31 - 1 else path)
@@ -115,8 +115,8 @@ def read(path: Path) -> ModelProto:
         ) from error
     except Exception as error:
         raise SourceError(
-            f"{path} does not read as ONNX ({' '.join(str(error).split())[:200]}): it is cut short, or of another "
-            f"kind. Export it again"
+            f"{path} is not a valid ONNX file ({' '.join(str(error).split())[:200]}): it is truncated, or has another "
+            f"format. Export it again"
         ) from error
     check_kind(proto, path)
     version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), LEAST_OPSET)
@@ -126,19 +126,19 @@ def read(path: Path) -> ModelProto:
         return version_converter.convert_version(proto, LEAST_OPSET)
     except RuntimeError as error:
         raise SourceError(
-            f"{path} is of opset {version}, and cannot be converted to {LEAST_OPSET} ({error}). Export it again with "
+            f"{path} has opset {version}, which cannot be converted to {LEAST_OPSET} ({error}). Export it again with "
             f"opset {LEAST_OPSET} or later"
         ) from error
 
 
 def check_kind(proto: ModelProto, path: Path) -> None:
-    """Raise SourceError for a model that is quantized already, or not in single precision."""
+    """Raise SourceError for a model that is already quantized, or in half precision."""
     quantized = sorted(
         {node.op_type for node in proto.graph.node if "Quantize" in node.op_type or "Integer" in node.op_type}
     )
     if quantized:
         raise SourceError(
-            f"{path} is quantized already (it has {', '.join(quantized[:3])}); expected the float model that it was "
+            f"{path} is already quantized (it has {', '.join(quantized[:3])}); expected the float model that it was "
             f"made from"
         )
     kinds = {tensor.data_type for tensor in proto.graph.initializer}
@@ -150,17 +150,17 @@ def check_kind(proto: ModelProto, path: Path) -> None:
             )
 
 
-def signature(
+def infer_signature(
     graph: ir.Graph, session: Session, path: Path
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], int]:
-    """Inputs and outputs with named free axes, and the smallest size of a free axis at which the model was seen to run.
+    """Infer the inputs and outputs with named dynamic axes, and the smallest size of these axes at which the model ran.
 
-    Axes that the file leaves unnamed are taken as one per position, shared by all inputs, and as separate ones where
-    the model does not run like that.
+    Axes without a name are first assumed to be shared by all inputs, by position; if the model does not run with that,
+    each input gets its own.
     """
     failure: RuntimeFailure | None = None
     for shared in (True, False):
-        inputs = tuple(spec_of(value, shared, path) for value in graph.inputs)
+        inputs = tuple(make_spec(value, shared, path) for value in graph.inputs)
         for least in LEASTS:
             try:
                 return inputs, probe(session.run, inputs, least=least), least
@@ -169,18 +169,18 @@ def signature(
     described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
     raise SourceError(
         f"{path} does not run on batches of its inputs {described}: {str(failure).splitlines()[0][:300]}. "
-        f"Export it with named free axes"
+        f"Export it with named dynamic axes"
     )
 
 
-def spec_of(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
-    """The spec of one input. Raises SourceError for one that is no tensor of numbers, or has no batch axis."""
+def make_spec(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
+    """Make the spec of one input. Raises SourceError for one that is not a tensor of numbers, or has no batch axis."""
     dtype = "none" if value.dtype is None else np.dtype(value.dtype.numpy()).name
     if value.shape is None or dtype not in DTYPES:
         raise SourceError(f"input {value.name!r} of {path} is not a tensor of numbers with a known rank")
     if not value.shape or isinstance(value.shape[0], int):
         raise SourceError(
-            f"input {value.name!r} of {path} has shape {[str(size) for size in value.shape]}; expected a free first "
+            f"input {value.name!r} of {path} has shape {[str(size) for size in value.shape]}; expected a dynamic first "
             f"axis, the batch. Export the model with a dynamic batch"
         )
     shape: list[int | str] = [BATCH]
@@ -192,7 +192,7 @@ def spec_of(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
     return TensorSpec(name=str(value.name), dtype=dtype, shape=tuple(shape))
 
 
-def batches(inputs: tuple[TensorSpec, ...], least: int) -> Iterator[Arrays]:
-    """Batches of two shapes, of random values."""
+def make_batches(inputs: tuple[TensorSpec, ...], least: int) -> Iterator[Arrays]:
+    """Yield batches of two shapes, with random values."""
     for number in range(2):
         yield sample_inputs(inputs, probe_sizes(inputs, number, least=least), seed=number)

@@ -1,4 +1,4 @@
-"""Whether two sessions of what should be one model give the same answers."""
+"""Parity of two sessions that should compute the same outputs."""
 
 from collections.abc import Iterable
 
@@ -9,13 +9,13 @@ from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays
 
 PARITY = 1e-4
-"""The largest difference allowed, relative to the largest answer. Tiny models measure 1e-7, MiniLM 1e-6."""
+"""The largest difference allowed, relative to the largest output. Measured: 1e-7 for tiny models, 1e-6 for MiniLM."""
 
 
-def compare(reference: Session, candidate: Session, batches: Iterable[Arrays]) -> float:
-    """The largest difference between the two sessions' answers, relative to the largest answer of each output.
+def largest_difference(reference: Session, candidate: Session, batches: Iterable[Arrays]) -> float:
+    """Compute the largest difference between two sessions, relative to the largest value of each output.
 
-    Raises CaptureError where even the shapes differ.
+    Raises CaptureError if shapes differ.
     """
     worst = 0.0
     for inputs in batches:
@@ -24,10 +24,10 @@ def compare(reference: Session, candidate: Session, batches: Iterable[Arrays]) -
             if array.shape != found[name].shape:
                 raise CaptureError(
                     f"output {name!r} of the graph has shape {list(found[name].shape)}, expected {list(array.shape)}: "
-                    f"an axis was taken as fixed"
+                    f"a dynamic axis was captured as fixed"
                 )
             scale = float(np.max(np.abs(array), initial=0.0)) or 1.0
             difference = np.max(np.abs(array.astype(np.float64) - found[name]), initial=0.0)
-            # NaN on one side only is a difference, and the largest there is.
+            # NaN in only one of the two counts as an infinite difference.
             worst = max(worst, float("inf") if np.isnan(difference) else float(difference) / scale)
     return worst

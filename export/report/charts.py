@@ -1,6 +1,6 @@
-"""Pictures for the report: SVG that takes its colours and its type from the page around it.
+"""Plots of the report: SVG that inherits its colours and fonts from the page.
 
-The same figures give the same bytes: ids come from a fixed salt, and nothing says when it was drawn.
+The same figures give the same bytes: ids come from a fixed salt, and no date is included.
 """
 
 import io
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from laconic.artifacts.ledger import SIZES, StageEntry
-from laconic.timing.measurements import ORIGINAL, Timing, Trial
+from laconic.timing.measurements import ORIGINAL, Timing, TrialRecord
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
-# Colours that stand for the page's own, which differ between light and dark.
+# Placeholder colours, replaced by the page's CSS variables, which differ between light and dark mode.
 INK, MUTED, LINE, BEFORE, AFTER, BYTES, WORK = (f"#00000{number}" for number in range(1, 8))
 VARIABLES = {
     INK: "--ink",
@@ -32,7 +32,7 @@ VARIABLES = {
 }
 SHADES = {"parameters": AFTER, "bytes": BYTES, "multiply-adds": WORK}
 NAMES = {"parameters": "parameters", "bytes": "size", "multiply-adds": "multiply-adds"}
-"""What the sizes of a model are called on a picture."""
+"""The labels of a model's sizes on a plot."""
 
 SETTINGS: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "none",
@@ -58,55 +58,55 @@ SETTINGS: "dict[RcKeyType, Any]" = {
     "lines.markersize": 4,
 }
 SIZE = (4.6, 2.9)
-"""Inches at 72 points: the picture scales with the page, and its type stays readable at a phone's width."""
+"""Inches at 72 points: the plot scales with the page, and its text stays readable at the width of a phone."""
 
 
-def latency(timings: Sequence[Timing]) -> str:
-    """Milliseconds per run by batch size, both axes logarithmic, the quartiles as a band."""
+def plot_latency(timings: Sequence[Timing]) -> str:
+    """Plot milliseconds per run by batch size, both axes logarithmic, with the quartiles as a band."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = canvas(timings)
-        for name, line in by_engine(timings).items():
+        figure, axes = make_batch_axes(timings)
+        for name, line in group_by_engine(timings).items():
             batches = [time.batch for time in line]
-            axes.plot(batches, [1e3 * time.seconds for time in line], "o-", color=colour(name))
+            axes.plot(batches, [1e3 * time.seconds for time in line], "o-", color=choose_colour(name))
             low, high = zip(*(time.quartiles for time in line), strict=True)
             axes.fill_between(
                 batches,
                 [1e3 * each for each in low],
                 [1e3 * each for each in high],
-                color=colour(name),
+                color=choose_colour(name),
                 alpha=0.15,
                 lw=0,
             )
-            label(axes, name, batches[-1], 1e3 * line[-1].seconds)
+            label_line(axes, name, batches[-1], 1e3 * line[-1].seconds)
         axes.set_yscale("log")
         shown = [1e3 * time.seconds for time in timings]
         near = max(shown) < 30 * min(shown)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if near else (1,)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
         axes.yaxis.set_minor_locator(NullLocator())
-        return svg(figure, "latency")
+        return render_svg(figure, "latency")
 
 
-def throughput(timings: Sequence[Timing], knee: int) -> str:
-    """Rows per second by batch size, from zero; the knee marked."""
+def plot_throughput(timings: Sequence[Timing], knee: int) -> str:
+    """Plot rows per second by batch size, from zero, with the knee marked."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = canvas(timings)
-        for name, line in by_engine(timings).items():
+        figure, axes = make_batch_axes(timings)
+        for name, line in group_by_engine(timings).items():
             rates = [time.rows_per_second for time in line]
-            axes.plot([time.batch for time in line], rates, "o-", color=colour(name))
-            label(axes, name, line[-1].batch, rates[-1])
+            axes.plot([time.batch for time in line], rates, "o-", color=choose_colour(name))
+            label_line(axes, name, line[-1].batch, rates[-1])
         top = 1.15 * max(time.rows_per_second for time in timings)
         axes.set_ylim(0, top)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
         axes.axvline(knee, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
         axes.annotate("knee", (knee, top), (3, -8), textcoords="offset points", color=MUTED, fontsize=8)
-        return svg(figure, "throughput")
+        return render_svg(figure, "throughput")
 
 
-def left(entries: Sequence[StageEntry]) -> str:
-    """What is left of each size after each stage, in percent of the model as it came."""
+def plot_sizes(entries: Sequence[StageEntry]) -> str:
+    """Plot each size after each stage, in percent of the source's."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = staircase(entries)
+        figure, axes = make_stage_axes(entries)
         shown = {
             name: [(x, 100 * entry.left[name]) for x, entry in enumerate(entries) if name in entry.left]
             for name in SIZES
@@ -118,57 +118,58 @@ def left(entries: Sequence[StageEntry]) -> str:
                 ends.append((points[-1][1], name))
         axes.set_ylim(0, 1.06 * max(value for points in shown.values() for _, value in points))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
-        for y, (_, name) in zip(spread([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
+        for y, (_, name) in zip(space_apart([end[0] for end in sorted(ends)], 9.0), sorted(ends), strict=True):
             axes.text(1.04 * len(entries) - 1, y, NAMES[name], va="center", color=SHADES[name])
-        return svg(figure, "left")
+        return render_svg(figure, "sizes")
 
 
-def faithful(entries: Sequence[StageEntry]) -> str:
-    """Fidelity after each stage: the mean as a line, the worst sample as points."""
+def plot_fidelity(entries: Sequence[StageEntry]) -> str:
+    """Plot the fidelity after each stage: mean solid, worst sample dotted."""
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = staircase(entries)
+        figure, axes = make_stage_axes(entries)
         for name, key, style in (("mean", "fidelity", "o-"), ("worst", "fidelity worst", "o:")):
             points = [(0, 1.0)] + [(x, entry.figures[key]) for x, entry in enumerate(entries) if key in entry.figures]
             colour = AFTER if name == "mean" else BEFORE
             axes.plot(*zip(*points, strict=True), style, color=colour)
             axes.annotate(name, points[-1], (8, 0), textcoords="offset points", va="center", color=colour)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
-        return svg(figure, "faithful")
+        return render_svg(figure, "fidelity")
 
 
-def front(trials: Sequence[Trial], *, drops: bool) -> str:
-    """Speed-up against harm, the front joined. drops: harm is the drop of the metric, in points; else 1 - fidelity."""
+def plot_pareto_front(trials: Sequence[TrialRecord], *, drops: bool) -> str:
+    """Plot quality loss over speed-up, with the Pareto front joined. drops: the loss is the drop of the metric, in
+    points; else 1 - fidelity."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(2 * SIZE[0], 1.3 * SIZE[1]))
         axes = figure.add_axes((0.09, 0.13, 0.88, 0.83))
         largest = max(trial.size for trial in trials)
-        spots = [(trial, harm) for trial in trials if (harm := harm_of(trial, drops)) is not None]
-        best = sorted((trial.speedup, harm) for trial, harm in spots if trial.front)
+        points = [(trial, loss) for trial in trials if (loss := quality_loss(trial, drops)) is not None]
+        best = sorted((trial.speedup, loss) for trial, loss in points if trial.front)
         if best:
             axes.plot(*zip(*best, strict=True), "-", color=AFTER, zorder=1)
-        for trial, harm in spots:
+        for trial, loss in points:
             edge = AFTER if trial.front else BEFORE
             face = edge if trial.measured else "none"
             area = 20 + 140 * trial.size / largest
             alpha = 0.85 if trial.front else 0.5
-            axes.scatter(trial.speedup, harm, area, facecolors=face, edgecolors=edge, alpha=alpha)
+            axes.scatter(trial.speedup, loss, area, facecolors=face, edgecolors=edge, alpha=alpha)
             if trial.reason.startswith("chosen"):
-                axes.annotate("chosen", (trial.speedup, harm), (9, -3), textcoords="offset points", color=INK)
-        axes.set_xlabel("speed-up, times the original")
+                axes.annotate("chosen", (trial.speedup, loss), (9, -3), textcoords="offset points", color=INK)
+        axes.set_xlabel("speed-up over the original")
         axes.set_ylabel("drop of the metric, points" if drops else "1 - fidelity")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        return svg(figure, "front")
+        return render_svg(figure, "front")
 
 
-def harm_of(trial: Trial, drops: bool) -> float | None:
-    """What a trial has lost; None where nobody looked."""
+def quality_loss(trial: TrialRecord, drops: bool) -> float | None:
+    """Compute the quality that a trial lost; None if it was not measured."""
     if drops:
         return None if trial.drop is None else 100 * trial.drop
     return None if trial.fidelity is None else 1 - trial.fidelity
 
 
-def staircase(entries: Sequence[StageEntry]) -> tuple[Figure, Axes]:
-    """Axes over the stages, with room on the right for the names of the lines."""
+def make_stage_axes(entries: Sequence[StageEntry]) -> tuple[Figure, Axes]:
+    """Make axes over the stages, with space on the right for the labels of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.13, 0.3, 0.64, 0.67))
     names = [entry.stage.rpartition(":")[2] for entry in entries]
@@ -177,16 +178,16 @@ def staircase(entries: Sequence[StageEntry]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def spread(values: Sequence[float], least: float) -> list[float]:
-    """The values, which ascend, moved up until each is at least so far from the one before."""
+def space_apart(values: Sequence[float], least: float) -> list[float]:
+    """Move ascending values up until each is at least `least` above the one before."""
     found: list[float] = []
     for value in values:
         found.append(max(value, found[-1] + least) if found else value)
     return found
 
 
-def canvas(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
-    """Axes over batch sizes, with room on the right for the names of the lines."""
+def make_batch_axes(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
+    """Make axes over batch sizes, with space on the right for the labels of the lines."""
     figure = Figure(figsize=SIZE)
     axes = figure.add_axes((0.1, 0.15, 0.72, 0.81))
     batches = sorted({time.batch for time in timings})
@@ -199,30 +200,31 @@ def canvas(timings: Sequence[Timing]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def by_engine(timings: Sequence[Timing]) -> dict[str, list[Timing]]:
-    """The timings of each line, by batch size, the original first."""
+def group_by_engine(timings: Sequence[Timing]) -> dict[str, list[Timing]]:
+    """Group the timings by engine, the original first, each sorted by batch size."""
     names = sorted({time.engine for time in timings}, key=lambda name: (name != ORIGINAL, name))
     return {name: sorted((x for x in timings if x.engine == name), key=lambda x: x.batch) for name in names}
 
 
-def colour(engine: str) -> str:
-    """Of an engine's line."""
+def choose_colour(engine: str) -> str:
+    """Choose the colour of an engine's line."""
     return BEFORE if engine == ORIGINAL else AFTER
 
 
-def label(axes: Axes, engine: str, x: float, y: float) -> None:
-    """The name of a line, at its end."""
+def label_line(axes: Axes, engine: str, x: float, y: float) -> None:
+    """Write the label of a line at its end."""
     text = ORIGINAL if engine == ORIGINAL else "artifact"
-    axes.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", color=colour(engine))
+    axes.annotate(text, (x, y), (8, 0), textcoords="offset points", va="center", color=choose_colour(engine))
 
 
-def short(value: float) -> str:
-    """A number for an axis: 0.5, 100, 25k."""
+def format_tick(value: float) -> str:
+    """Format a number for an axis: 0.5, 100, 25k."""
     return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
-def svg(figure: Figure, salt: str) -> str:
-    """The picture as an element for HTML. salt: tells the ids of one picture from those of another on the page."""
+def render_svg(figure: Figure, salt: str) -> str:
+    """Render a figure as an SVG element for HTML. salt: makes its ids differ from those of other figures on the
+    page."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": f"laconic {salt}"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -1,4 +1,4 @@
-"""The report: one page for people, with everything that it shows inside it."""
+"""The HTML report: one self-contained page."""
 
 import math
 from collections import Counter
@@ -10,25 +10,24 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from export.candidates import EngineCandidate
-from export.report.changes import Changes, searched
-from export.report.charts import latency, throughput
+from export.report.changes import Changes, summarize_search
+from export.report.charts import plot_latency, plot_throughput
 from laconic import registry
 from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest
 from laconic.artifacts.gain import find_timings, list_gains, served_size
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.config import PATHS
-from laconic.hashing import digest, seal
+from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, PrecisionLadder
 from laconic.recipes.recipe import Recipe
-from laconic.timing.measurements import Measured, Trial
+from laconic.timing.measurements import Measurements, TrialRecord
 from laconic.units import format_bytes, format_duration, format_fidelity, format_seconds
 
 TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
 MARK = "<!--search-->"
-"""Before and behind the section about a search."""
+"""Marks the place of the section about a search: once without it, before and after it once it is there."""
 
 FIGURES = {
     "fidelity": "fidelity, mean",
@@ -37,7 +36,7 @@ FIGURES = {
     "metric": "{metric}, artifact",
     "metric_change": "{metric}, change",
 }
-"""What the figures of a comparison are called on the page; any other is called by its name."""
+"""The labels of a comparison's figures; any other figure is labelled with its name."""
 
 PRECISIONS = {
     "int4-weight": "INT4 weights",
@@ -51,7 +50,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Line:
-    """A figure of a comparison, written for people. passed: None where nothing is required."""
+    """One formatted figure of a comparison. passed: None if no value is required."""
 
     name: str
     found: str
@@ -62,20 +61,21 @@ class Line:
 
 @dataclass(frozen=True)
 class LayerLine:
-    """A layer. harm: 1 - fidelity where only this layer is quantized. bar: its length, 0 to 100."""
+    """One row of the table of layers. sensitivity: 1 - fidelity with only this layer quantized. bar: its length, 0 to
+    100."""
 
     name: str
     kind: str
     shape: str
     parameters: int
     precision: str
-    harm: str
+    sensitivity: str
     bar: float
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A candidate, written for people."""
+class CandidateLine:
+    """One row of the table of candidates."""
 
     engine: str
     size: str
@@ -84,25 +84,28 @@ class Tried:
     worst: str
     speedup: str
     met: bool
-    taken: bool
+    chosen: bool
 
 
-def render(
+def render_report(
     manifest: Manifest,
-    measured: Measured,
+    measured: Measurements,
     *,
     recipe: Recipe,
     ladder: PrecisionLadder,
     graph: Graph,
-    candidates: Sequence[EngineCandidate] = (),
+    candidates: Sequence[CandidateLine] = (),
 ) -> str:
-    """The page. The same arguments give the same bytes. candidates: what the artifact was chosen from."""
+    """Render the report of an artifact. candidates: those that the artifact was chosen from.
+
+    The same arguments give the same bytes.
+    """
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
     alone = find_timings(measured.timings, 1)
     verdict = manifest.verdict
     return (
-        environment()
+        make_environment()
         .get_template(TEMPLATE)
         .render(
             title=source,
@@ -118,32 +121,32 @@ def render(
             sizes=[format_bytes(measured.original_size), format_bytes(served_size(manifest))],
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(list_gains(manifest, measured, metric)),
-            pictures=pictures(measured),
+            pictures=make_pictures(measured),
             changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
-                (kind, comparison, list(comparison_lines(comparison, metric)))
+                (kind, comparison, list(format_comparison(comparison, metric)))
                 for kind in ("parity", "drift")
                 for comparison in (getattr(verdict, kind) if verdict else ())
             ],
-            shares=precision_shares(manifest, graph),
-            tried=[tried(candidate, manifest) for candidate in candidates],
-            layers=list(layer_lines(manifest, ladder, graph)),
-            has_harm=bool(ladder.sensitivity),
+            shares=compute_precision_shares(manifest, graph),
+            candidates=candidates,
+            layers=list(format_layers(manifest, ladder, graph)),
+            has_sensitivity=bool(ladder.sensitivity),
             precisions=PRECISIONS,
-            stages=stage_lines(measured.stages),
-            recipe=portable(recipe, source).to_yaml(),
+            stages=format_steps(measured.stages),
+            recipe=remove_folders(recipe, source).to_yaml(),
             source=source,
         )
     )
 
 
 def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
-    """The page of a checkpoint. report: what is said in JSON."""
+    """Render the report of a compressed checkpoint. report: the content of its report.json."""
     entries = [StageEntry(**stage) for stage in report["stages"]]
     drift = Comparison.model_validate(report["drift"])
     metric = str(registry.resolve("task", report["task"]).metric)
     return (
-        environment()
+        make_environment()
         .get_template(CHECKPOINT)
         .render(
             title=report["source"],
@@ -151,31 +154,32 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
             entries=entries,
             changes=Changes.of(entries),
             drift=drift,
-            lines=list(comparison_lines(drift, metric)),
+            lines=list(format_comparison(drift, metric)),
             precisions=PRECISIONS,
-            recipe=portable(recipe, report["source"]).to_yaml(),
+            recipe=remove_folders(recipe, report["source"]).to_yaml(),
         )
     )
 
 
 def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
-    """Put what a search has tried into an artifact's report and its measured.json, in place of an earlier search.
+    """Write the trials of a search into an artifact's report.html and measured.json, replacing those of an earlier
+    search.
 
-    trials: the fields of a Trial, JSON-ready.
+    trials: the fields of a TrialRecord each, JSON-ready.
     """
     artifact = Artifact.load(folder)
-    found = tuple(Trial.model_validate(trial) for trial in trials)
+    found = tuple(TrialRecord.model_validate(trial) for trial in trials)
     metric = str(registry.resolve("task", artifact.manifest.task).metric)
-    section = environment().get_template(SEARCH).render(search=searched(found, metric)) if found else ""
+    section = make_environment().get_template(SEARCH).render(search=summarize_search(found, metric)) if found else ""
     before, _, rest = (folder / REPORT).read_text(encoding="utf-8").partition(MARK)
     after = rest.rpartition(MARK)[2]
     (folder / REPORT).write_text(f"{before}{MARK}\n{section}{MARK}{after}", encoding="utf-8")
-    measured = artifact.measured.model_copy(update={"search": found, "report": digest(folder / REPORT).sha256})
+    measured = artifact.measured.model_copy(update={"search": found, "report": digest_file(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
 
 
-def environment() -> Environment:
-    """Where the template is found; whatever it is given is escaped."""
+def make_environment() -> Environment:
+    """Make the template environment, with the report's filters; all values are escaped."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -189,28 +193,28 @@ def environment() -> Environment:
     made.filters["brief"] = format_config
     made.filters["milliseconds"] = format_seconds
     made.filters["duration"] = format_duration
-    made.filters["breakable"] = breakable
+    made.filters["breakable"] = make_breakable
     made.filters["words"] = lambda name: name.replace("_", " ")
     return made
 
 
-def breakable(name: str) -> Markup:
-    """A dotted name, escaped, that may wrap behind its dots."""
+def make_breakable(name: str) -> Markup:
+    """Escape a dotted name, and allow line breaks after its dots."""
     return Markup(".<wbr/>").join(name.split("."))
 
 
-def pictures(measured: Measured) -> list[tuple[str, Markup]]:
-    """Captions and pictures of the speed; none where nothing was timed."""
+def make_pictures(measured: Measurements) -> list[tuple[str, Markup]]:
+    """Plot latency and throughput, with captions; nothing if there are no timings."""
     if not measured.timings:
         return []
     return [
-        ("Milliseconds per run; the band holds half of the runs", Markup(latency(measured.timings))),  # noqa: S704
-        ("Rows per second", Markup(throughput(measured.timings, measured.knee))),  # noqa: S704
+        ("Milliseconds per run; the band is the interquartile range", Markup(plot_latency(measured.timings))),  # noqa: S704
+        ("Rows per second", Markup(plot_throughput(measured.timings, measured.knee))),  # noqa: S704
     ]
 
 
-def comparison_lines(comparison: Comparison, metric: str) -> Iterator[Line]:
-    """The figures that count first."""
+def format_comparison(comparison: Comparison, metric: str) -> Iterator[Line]:
+    """Format the figures of a comparison, in the order of FIGURES, others after them."""
     figures = comparison.figures
     for key in sorted(figures, key=lambda key: list(FIGURES).index(key) if key in FIGURES else len(FIGURES)):
         low, high = comparison.intervals.get(key, (math.nan, math.nan))
@@ -224,8 +228,8 @@ def comparison_lines(comparison: Comparison, metric: str) -> Iterator[Line]:
         )
 
 
-def precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, float]]:
-    """Precision, number of layers, and the share of the weights in percent; the fewest bits first."""
+def compute_precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, float]]:
+    """Count layers and the share of the weights, in percent, per precision; the fewest bits first."""
     layers: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     for layer in graph.layers:
@@ -236,30 +240,13 @@ def precision_shares(manifest: Manifest, graph: Graph) -> list[tuple[str, int, f
     return [(each, layers[each], 100 * weights[each] / total) for each in BITS if each in layers]
 
 
-def tried(candidate: EngineCandidate, manifest: Manifest) -> Tried:
-    """How a candidate came out; it was taken if the manifest speaks of it."""
-    counts = Counter(candidate.plan.precision.values())
-    files = candidate.model.parent.glob(f"{candidate.model.name}*")
-    return Tried(
-        engine=candidate.name,
-        size=format_bytes(sum(file.stat().st_size for file in files)),
-        layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
-        mean=format_fidelity(float(candidate.fidelity.mean())),
-        worst=format_fidelity(float(candidate.fidelity.min())),
-        speedup=f"{candidate.speedup:.2f}",
-        met=candidate.met,
-        taken=(candidate.option.runtime, candidate.option.compute, dict(candidate.plan.precision))
-        == (manifest.placement, manifest.compute, manifest.precision),
-    )
-
-
-def layer_lines(manifest: Manifest, ladder: PrecisionLadder, graph: Graph) -> Iterator[LayerLine]:
-    """In the order in which they run; the bars are logarithmic, over the range of what was found."""
-    logs = {node: math.log10(harm) for node, harm in ladder.sensitivity.items() if harm > 0}
+def format_layers(manifest: Manifest, ladder: PrecisionLadder, graph: Graph) -> Iterator[LayerLine]:
+    """Format the layers in execution order; the bars are logarithmic, over the range of sensitivities."""
+    logs = {node: math.log10(value) for node, value in ladder.sensitivity.items() if value > 0}
     high = max(logs.values(), default=0.0)
     low = min(min(logs.values(), default=0.0), high - 1)
     for layer in graph.layers:
-        harm = ladder.sensitivity.get(layer.node)
+        sensitivity = ladder.sensitivity.get(layer.node)
         length = 8 + 92 * (logs[layer.node] - low) / (high - low) if layer.node in logs else 0.0
         yield LayerLine(
             name=layer.module,
@@ -267,18 +254,18 @@ def layer_lines(manifest: Manifest, ladder: PrecisionLadder, graph: Graph) -> It
             shape=" x ".join(map(str, layer.shape)),
             parameters=layer.parameters,
             precision=manifest.precision[layer.node],
-            harm="" if harm is None else "0" if harm <= 0 else f"{harm:.1e}",
+            sensitivity="" if sensitivity is None else "0" if sensitivity <= 0 else f"{sensitivity:.1e}",
             bar=round(length, 1),
         )
 
 
-def stage_lines(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Step, seconds, and the share of the longest in percent; in the order in which they ran."""
+def format_steps(seconds: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """Format the durations of the steps, in order: title, seconds, and the share of the longest in percent."""
     longest = max(seconds.values(), default=0.0) or 1.0
     return [(name, value, round(100 * value / longest, 1)) for name, value in seconds.items()]
 
 
-def portable(recipe: Recipe, source: str) -> Recipe:
-    """The recipe without the folders of the disk that it ran on."""
+def remove_folders(recipe: Recipe, source: str) -> Recipe:
+    """Return the recipe without the folders of this machine, file names only."""
     named: dict[str, Any] = {role: Path(path.name) for role in PATHS if (path := getattr(recipe.data, role))}
     return recipe.model_copy(update={"source": source, "data": recipe.data.model_copy(update=named)})

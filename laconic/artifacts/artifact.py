@@ -1,11 +1,11 @@
-"""The folder that is shipped: a model, the proof that it gives the same answers, and what it takes to serve it.
+"""The artifact: the folder that is shipped, with a model, its validation results, and everything needed to serve it.
 
-manifest.json       what it is; sealed with its own digest, and holding the digest of every file that is used
-model.onnx          the graph, written for one engine
-golden.safetensors  a few inputs and the answers they must give, checked at every load
-tokenizer.json, labels.json, preprocess.json   as the task needs
-measured.json       what was timed, and on which machine: it differs from run to run, so it lives apart
-report.html         for people
+manifest.json       describes the artifact; sealed with its own digest, and lists the digest of every file that is used
+model.onnx          the graph, with Q/DQ nodes placed for one engine
+golden.safetensors  golden outputs: a few inputs with the outputs they must give, checked at every load
+tokenizer.json, labels.json, preprocess.json   preprocessing and labels, as the task needs them
+measured.json       timings and the machine; separate from the manifest, since they differ from run to run
+report.html         the report, for people
 """
 
 import shutil
@@ -26,7 +26,7 @@ from laconic.hashing import FileDigest, check_digest, unseal
 from laconic.runtimes.runtime import Compute, Runtime, Session, make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays, TensorSpec
-from laconic.timing.measurements import Measured
+from laconic.timing.measurements import Measurements
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -35,17 +35,17 @@ GOLDEN = "golden.safetensors"
 MEASURED = "measured.json"
 REPORT = "report.html"
 GOLDEN_FLOOR = 0.98
-"""How faithful a golden answer must be at load. The same engine on another processor (BF16 or not, another INT8
-kernel) moved MiniLM's answers by up to 0.003; a processor whose INT8 sums overflow moves them by more than 0.05."""
+"""The fidelity that golden outputs must reach at load. The same engine on another processor (BF16 or not, another INT8
+kernel) changed MiniLM's outputs by up to 0.003; a processor whose INT8 sums overflow changes them by more than 0.05."""
 
 
 class Manifest(BaseModel):
-    """What the artifact is. The same inputs give the same manifest, byte by byte.
+    """The description of an artifact. The same inputs give the same manifest, byte by byte.
 
-    target: what it was compressed for. placement: the engine that the graph is written for. compute: the arithmetic of
-    what is not quantized. batching: whether an answer is independent of who shares its batch; where it is not, the
-    model is served one sample at a time. precision: how each layer's weights and activations are kept, by layer. data:
-    fingerprint of each file of samples, by role. licence: of the source, as it says itself.
+    target: the hardware target of the compression. placement: the engine that Q/DQ nodes are placed for. compute: the
+    arithmetic of the layers that are not quantized. batching: whether outputs are independent of the other samples in a
+    batch; if not, the model is served one sample at a time. precision: the precision of weights and activations, by
+    layer. data: the fingerprint of each data file, by role. licence: the licence that the source states.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,51 +73,51 @@ class Manifest(BaseModel):
     def _plain_names(cls, files: dict[str, FileDigest]) -> dict[str, FileDigest]:
         for name in files:
             if Path(name).name != name:
-                raise ValueError(f"{name!r} is not a file of the artifact's own folder")
+                raise ValueError(f"{name!r} is not a file in the artifact's own folder")
         return files
 
 
 class Artifact:
-    """An artifact on disk, its digests checked."""
+    """An artifact on disk, with verified digests."""
 
-    def __init__(self, path: Path, manifest: Manifest, measured: Measured) -> None:
+    def __init__(self, path: Path, manifest: Manifest, measured: Measurements) -> None:
         self.path = path
         self.manifest = manifest
         self.measured = measured
 
     @classmethod
     def load(cls, path: Path) -> "Artifact":
-        """Read an artifact and check the digest of every file that will be used.
+        """Read an artifact and verify the digest of every file that will be used.
 
-        Raises ArtifactError where there is none, UnknownFormat for one of a newer format, CorruptArtifact for one
-        that is not as it was written.
+        Raises ArtifactError if the folder holds none, UnknownFormat for one of another format version, CorruptArtifact
+        if a file was changed after it was written.
         """
         if not (path / MANIFEST).is_file():
             what = "a checkpoint" if (path / "model.json").is_file() else "not an artifact"
             raise ArtifactError(f"{path} is {what}: it holds no {MANIFEST}. `laconic compress` makes one")
-        manifest, measured = read_manifest(path), read_measured(path)
+        manifest, measured = read_manifest(path), read_measurements(path)
         for name, expected in manifest.files.items():
             check_digest(path / name, expected)
         return cls(path, manifest, measured)
 
     @property
     def name(self) -> str:
-        """The name that the model is served under: the stem of the folder."""
+        """The name that the model is served under: the folder's name without its extension."""
         return self.path.resolve().stem
 
     @property
     def model(self) -> Path:
-        """The graph."""
+        """The path of the ONNX graph."""
         return self.path / MODEL
 
     @property
     def size(self) -> int:
-        """Bytes that are shipped to serve it."""
+        """Bytes of the files that are needed to serve the artifact."""
         return sum(file.size for file in self.manifest.files.values())
 
     def task(self) -> Task:
-        """The task, with what it needs to make tensors from raw data."""
-        if self.manifest.task not in registry.TASKS:  # an address would import whatever the artifact names
+        """Make the task, with the preprocessing that the artifact holds."""
+        if self.manifest.task not in registry.TASKS:  # an address would import code that the artifact names
             raise ArtifactError(
                 f"{self.path} is for task {self.manifest.task!r}, which this version of Laconic does not know. "
                 f"{registry.did_you_mean(self.manifest.task, registry.TASKS)}"
@@ -127,22 +127,22 @@ class Artifact:
         return task
 
     def require_proof(self) -> None:
-        """Raise UnprovenArtifact unless the verdict is there and came out well."""
+        """Raise UnprovenArtifact unless the artifact has a verdict and it passed."""
         verdict = self.manifest.verdict
         if verdict is None:
-            raise UnprovenArtifact(f"{self.path} has no verdict. Run `laconic compress` to its end, or say --unproven")
+            raise UnprovenArtifact(f"{self.path} has no verdict. Run `laconic compress` to its end, or give --unproven")
         if not verdict.passed:
             raise UnprovenArtifact(
-                f"{self.path} is not faithful enough: {'; '.join(verdict.failures)}. "
-                f"Compress with another goal, or say --unproven"
+                f"{self.path} failed its validation: {'; '.join(verdict.failures)}. "
+                f"Compress with another goal, or give --unproven"
             )
 
     def golden(self) -> list[tuple[Arrays, Arrays]]:
-        """The golden pairs: inputs, and the outputs they must give."""
+        """Read the golden pairs: inputs, and the outputs that they must give."""
         try:
             tensors = load_file(self.path / GOLDEN)
         except (SafetensorError, OSError) as error:
-            raise CorruptArtifact(f"{self.path / GOLDEN} does not read: {error}") from error
+            raise CorruptArtifact(f"{self.path / GOLDEN} cannot be read: {error}") from error
         pairs: dict[str, tuple[Arrays, Arrays]] = {}
         for key, array in sorted(tensors.items()):
             number, side, name = key.split(".", 2)
@@ -151,10 +151,12 @@ class Artifact:
         return [(inputs, {name: outputs[name] for name in ordered}) for inputs, outputs in pairs.values()]
 
     def runtime(self, name: str | None = None) -> Runtime:
-        """The engine to open it with: the named one, the one that it was written for, or any that is installed."""
+        """Choose the engine to open the artifact with: the named one, or else the one that its graph is placed for, or
+        else the first of its target's engines that is installed."""
         if name is not None:
             return make_runtime(name)
-        for candidate in dict.fromkeys((self.manifest.placement, "openvino", "onnxruntime")):
+        engines = registry.TARGETS.get(self.manifest.target, ())
+        for candidate in dict.fromkeys((self.manifest.placement, *engines)):
             try:
                 return make_runtime(candidate)
             except MissingPackage:
@@ -162,43 +164,43 @@ class Artifact:
         raise MissingPackage("no engine is installed. Try: pip install 'laconic[cpu]'")
 
     def open(self, runtime: str | None = None, *, threads: int = 1) -> Session:
-        """Load the model into an engine, and check that it gives its golden answers.
+        """Load the model into an engine, and check its golden outputs.
 
-        Raises UnprovenArtifact where it does not: the processor or the engine computes something else.
+        Raises UnprovenArtifact if they differ: this processor or this engine computes something else.
         """
         return self.open_many(1, runtime, threads=threads)[0]
 
     def open_many(self, count: int, runtime: str | None = None, *, threads: int = 1) -> Sequence[Session]:
-        """Sessions that run at the same time, each of so many threads; checked as `open` checks."""
+        """Open `count` sessions that run concurrently, each with `threads` threads; golden outputs are checked."""
         engine = self.runtime(runtime)
         sessions = engine.open_many(self.model, count, threads=threads, compute=self.manifest.compute)
-        worst = min(self.golden_fidelity(session) for session in sessions)
+        worst = min(self.measure_golden_fidelity(session) for session in sessions)
         if not worst >= self.golden_floor:
             for session in sessions:
                 session.close()
             raise UnprovenArtifact(
-                f"{self.path} does not give its golden answers in {engine.name} on this machine: fidelity {worst:.4f}, "
+                f"{self.path} does not give its golden outputs in {engine.name} on this machine: fidelity {worst:.4f}, "
                 f"expected at least {self.golden_floor:.4g}. Try another --runtime, or compress it on this machine"
             )
         return sessions
 
     @property
     def golden_floor(self) -> float:
-        """How faithful a golden answer must be: GOLDEN_FLOOR, or twice as far off as two ways to compute the same graph
-        were from each other when the artifact was made, where that is less."""
+        """The fidelity that golden outputs must reach: GOLDEN_FLOOR, or less where the engine and the graph run node by
+        node differed more when the artifact was made: then twice that difference is allowed."""
         for comparison in self.manifest.verdict.parity if self.manifest.verdict else ():
             if comparison.subject == ENGINE:
                 return min(GOLDEN_FLOOR, 1 - 2 * (1 - comparison.figures["fidelity_worst"]))
         return GOLDEN_FLOOR
 
-    def golden_fidelity(self, session: Session) -> float:
-        """The fidelity of the worst golden answer."""
+    def measure_golden_fidelity(self, session: Session) -> float:
+        """Measure the fidelity of the worst golden output in a session."""
         task = self.task()
         return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in self.golden())
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What the artifact in a folder says that it is. Raises UnknownFormat, or CorruptArtifact."""
+    """Read the manifest of the artifact in a folder. Raises UnknownFormat or CorruptArtifact."""
     content = unseal(path / MANIFEST)
     if content.get("format") != FORMAT:
         raise UnknownFormat(
@@ -208,32 +210,32 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate(content)
     except ValidationError as error:
-        raise CorruptArtifact(f"{path} has a manifest that does not fit its format: {error}") from error
+        raise CorruptArtifact(f"{path} has a manifest that does not match its format: {error}") from error
 
 
-def read_measured(path: Path) -> Measured:
-    """What was timed when the artifact in a folder was made. Raises CorruptArtifact."""
+def read_measurements(path: Path) -> Measurements:
+    """Read the measurements in the artifact in a folder. Raises CorruptArtifact."""
     try:
-        return Measured.model_validate(unseal(path / MEASURED))
+        return Measurements.model_validate(unseal(path / MEASURED))
     except ValidationError as error:
-        raise CorruptArtifact(f"{path / MEASURED} does not fit its format: {error}") from error
+        raise CorruptArtifact(f"{path / MEASURED} does not match its format: {error}") from error
 
 
 def check_destination(path: Path) -> None:
-    """Raise UsageError where writing an artifact would destroy something that is none."""
+    """Raise UsageError if writing an artifact to `path` would overwrite something that is not an artifact."""
     if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / MANIFEST).is_file()):
         raise UsageError(f"{path} exists and is not an artifact: it will not be overwritten. Choose another --output")
 
 
-def publish(folder: Path, destination: Path) -> None:
-    """Move a finished artifact to where it belongs, in place of an earlier one, and never half of it."""
+def publish_artifact(folder: Path, destination: Path) -> None:
+    """Move a finished artifact to its destination atomically, replacing an earlier artifact."""
     check_destination(destination)
-    put(folder, destination)
+    replace_folder(folder, destination)
 
 
-def put(folder: Path, destination: Path) -> None:
-    """Move a folder and its files to where they belong, in place of what is there."""
-    for path in (folder, *folder.iterdir()):  # a temporary folder is its maker's alone; a server is somebody else
+def replace_folder(folder: Path, destination: Path) -> None:
+    """Move a folder to its destination by renaming, in place of what is there."""
+    for path in (folder, *folder.iterdir()):  # a temporary folder is private to its owner; a server may be another user
         path.chmod(0o755 if path.is_dir() else 0o644)
     old = destination.with_name(f".{destination.name}.old")
     shutil.rmtree(old, ignore_errors=True)

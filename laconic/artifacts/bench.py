@@ -1,4 +1,4 @@
-"""Time artifacts side by side, and the model that they were made from."""
+"""Benchmark artifacts, and the model that they were made from, in one interleaved run."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from laconic.artifacts.artifact import Artifact
 from laconic.errors import UsageError
 from laconic.progress import Steps
 from laconic.runtimes.runtime import Session
+from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
-from laconic.timing.race import race
 
 
 def bench(
@@ -23,23 +23,23 @@ def bench(
     rounds: int = 15,
     runtime: str | None = None,
 ) -> list[Timing]:
-    """Time artifacts side by side: in each round each runs once. Speed-ups are against the original where it is given,
-    else against the first artifact.
+    """Time artifacts in one interleaved run: in each round every artifact runs once.
 
-    Raises UsageError for artifacts that do not take the same inputs.
+    original: a session of the source; speed-ups are relative to it, or else to the first artifact. length: size of the
+    dynamic axes, as tokens of a text. batches: in rows. Raises UsageError for artifacts with different inputs.
     """
     artifacts = [Artifact.load(path) for path in paths]
     for artifact in artifacts:
-        check_alike(artifacts[0], artifact)
+        check_same_inputs(artifacts[0], artifact)
     with ExitStack() as stack:
         sessions: dict[str, Session] = {}
         if original is not None:
             sessions[ORIGINAL] = original
         for artifact in artifacts:
             session = stack.enter_context(artifact.open(runtime, threads=threads))
-            sessions[name_of(artifact, runtime, sessions)] = session
+            sessions[make_display_name(artifact, runtime, sessions)] = session
         with Steps().step("bench", len(batches)) as step:
-            return race(
+            return benchmark_sessions(
                 sessions,
                 artifacts[0].task(),
                 baseline=next(iter(sessions)),
@@ -52,8 +52,8 @@ def bench(
             )
 
 
-def check_alike(first: Artifact, other: Artifact) -> None:
-    """Raise UsageError unless two artifacts take the same inputs."""
+def check_same_inputs(first: Artifact, other: Artifact) -> None:
+    """Raise UsageError unless two artifacts have the same inputs."""
     wanted, found = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
     if wanted != found:
         raise UsageError(
@@ -62,8 +62,8 @@ def check_alike(first: Artifact, other: Artifact) -> None:
         )
 
 
-def name_of(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
-    """What an artifact is called among the timings; the second of a name has its folder with it."""
+def make_display_name(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
+    """Name an artifact in the timings: with its engine, and with its path if the name is taken."""
     engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
     name = f"{artifact.name} ({engine})"
     return name if name not in taken else f"{artifact.path} ({engine})"

@@ -12,7 +12,7 @@ from laconic.artifacts.record import Record
 from laconic.data.dataset import read
 from laconic.errors import UsageError
 from laconic.hardware import cores
-from laconic.runtimes.predict import answers
+from laconic.runtimes.predict import predict
 from laconic.timing.measurements import ORIGINAL, Timing
 from laconic.units import format_bytes, format_fidelity, format_seconds
 
@@ -147,7 +147,7 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
     found = []
     for artifact in (first, second):
         with artifact.open(runtime, threads=cores()) as session:
-            found.append(answers(session, artifact.task(), dataset))
+            found.append(predict(session, artifact.task(), dataset))
     fidelity = task.fidelity(*found)
     figures: dict[str, Any] = {
         "samples": len(dataset),

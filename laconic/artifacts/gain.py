@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from laconic.artifacts.artifact import Manifest
 from laconic.artifacts.verdict import Comparison
-from laconic.timing.measurements import ORIGINAL, Measured, Timing
+from laconic.timing.measurements import ORIGINAL, Measurements, Timing
 from laconic.units import format_bytes, format_fidelity, format_seconds
 
 
@@ -19,7 +19,7 @@ class GainRow:
     change: str
 
 
-def list_gains(manifest: Manifest, measured: Measured, metric: str) -> Iterator[GainRow]:
+def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[GainRow]:
     """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
     before, after = measured.original_size, served_size(manifest)
     yield GainRow("size", format_bytes(before), format_bytes(after), f"{before / after:.1f} x smaller")

@@ -1,4 +1,4 @@
-"""Look at artifacts: what one is, whether it still is what was written, how fast several are side by side."""
+"""Inspection and verification of an artifact: its description, the kernels that run, and its digests and outputs."""
 
 import json
 from collections import Counter
@@ -8,16 +8,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measured
+from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measurements
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.errors import ArtifactError, LaconicError
-from laconic.hashing import check_digest, digest
-from laconic.runtimes.runtime import kernel_of
+from laconic.hashing import check_digest, digest_file
+from laconic.runtimes.runtime import find_kernel
 
 
 class Check(BaseModel):
-    """One thing that was looked at, what was found, and whether it is as it should be."""
+    """The outcome of one check: its name, what was found, and whether it passed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class Check(BaseModel):
 
 
 class CheckpointReport(BaseModel):
-    """What is shown of the report beside a checkpoint."""
+    """The keys of a checkpoint's report.json that are shown to users."""
 
     task: str
     stages: tuple[StageEntry, ...]
@@ -35,7 +35,8 @@ class CheckpointReport(BaseModel):
 
 
 def summarize(artifact: Artifact) -> dict[str, Any]:
-    """What an artifact is, JSON-ready: the manifest and what was measured, without digests, with what is counted."""
+    """Summarize an artifact, JSON-ready: manifest and measurements without digests, size, layers per precision, and
+    the figures after each stage."""
     manifest, measured = artifact.manifest, artifact.measured
     content = manifest.model_dump(mode="json", exclude={"files", "verdict"})
     verdict = manifest.verdict
@@ -52,8 +53,8 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
-    """What was written beside a checkpoint that was compressed: what each stage gained and cost, JSON-ready. None for
-    anything else. Raises ArtifactError for a report that cannot be read."""
+    """Read the report of a compressed checkpoint, with the figures after each stage, JSON-ready. Returns None for any
+    other folder. Raises ArtifactError for a report that cannot be read."""
     path = folder / JSON
     if (folder / MANIFEST).exists() or not path.is_file():
         return None
@@ -62,15 +63,17 @@ def read_report(folder: Path) -> dict[str, Any] | None:
         CheckpointReport.model_validate_json(content)
     except (OSError, ValueError) as error:
         raise ArtifactError(
-            f"{path} is not a report as Laconic writes them, with a task, stages and drift. Compress the model again"
+            f"{path} is not a report of Laconic, with a task, stages and drift. Compress the model again"
         ) from error
     return dict(json.loads(content))
 
 
 def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:
-    """Which kernels run at which precision: {"engine": ..., "layers": {planned: {running: how many}}}, JSON-ready.
+    """Count layers by planned precision and by the arithmetic of the kernel that runs, JSON-ready:
+    {"engine": ..., "layers": {planned: {running: count}}}.
 
-    What the engine does not tell of is counted as "not told". Where no engine opens the artifact, "error" says why.
+    Layers whose kernel the engine does not report count as "not told". If no engine opens the artifact, "error" says
+    why.
     """
     try:
         engine = artifact.runtime(runtime)
@@ -80,16 +83,16 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
         return {"engine": None, "layers": {}, "error": str(error)}
     counts: dict[str, Counter[str]] = {}
     for node, planned in artifact.manifest.precision.items():
-        kernel = kernel_of(node, running)
+        kernel = find_kernel(node, running)
         counts.setdefault(planned, Counter())[kernel.precision if kernel else "not told"] += 1
     layers = {planned: dict(found.most_common()) for planned, found in counts.items()}
     return {"engine": f"{engine.name} {engine.version()}", "layers": layers}
 
 
 def verify(path: Path, runtime: str | None = None) -> list[Check]:
-    """Check everything again, on this machine. Each damage is named, not the first alone.
+    """Check digests, golden outputs and verdict on this machine. All failures are listed, not only the first.
 
-    Raises ArtifactError where there is no artifact at all.
+    Raises ArtifactError if the folder holds no artifact.
     """
     if not (path / MANIFEST).is_file():
         raise ArtifactError(f"{path} is not an artifact: it holds no {MANIFEST}. `laconic compress` makes one")
@@ -98,19 +101,19 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
     except ArtifactError as error:
         return [Check(check=MANIFEST, found=str(error), passed=False)]
     checks = [Check(check=MANIFEST, found=f"format {manifest.format}, as it was written", passed=True)]
-    checks += files(path, manifest)
+    checks += check_files(path, manifest)
     if all(check.passed for check in checks):
         artifact = Artifact.load(path)
-        checks += list(answers(artifact, runtime))
+        checks += list(check_golden_outputs(artifact, runtime))
     else:
-        checks.append(Check(check="golden answers", found="not asked: a file is damaged", passed=False))
+        checks.append(Check(check="golden outputs", found="not run: a file is damaged", passed=False))
     verdict = manifest.verdict
     found = "none" if verdict is None else "; ".join(verdict.failures) or "passed when it was made"
     return [*checks, Check(check="verdict", found=found, passed=verdict is not None and verdict.passed)]
 
 
-def files(path: Path, manifest: Manifest) -> Iterator[Check]:
-    """Whether each file is the one that was written."""
+def check_files(path: Path, manifest: Manifest) -> Iterator[Check]:
+    """Check the digest of each file."""
     for name, expected in manifest.files.items():
         try:
             check_digest(path / name, expected)
@@ -118,29 +121,29 @@ def files(path: Path, manifest: Manifest) -> Iterator[Check]:
         except ArtifactError as error:
             yield Check(check=name, found=str(error), passed=False)
     try:
-        measured = read_measured(path)
+        measured = read_measurements(path)
     except ArtifactError as error:
         yield Check(check=MEASURED, found=str(error), passed=False)
         return
     yield Check(check=MEASURED, found="as it was written", passed=True)
     if measured.report is not None:
-        same = (path / REPORT).is_file() and digest(path / REPORT).sha256 == measured.report
+        same = (path / REPORT).is_file() and digest_file(path / REPORT).sha256 == measured.report
         yield Check(check=REPORT, found="as it was written" if same else "missing or changed", passed=same)
 
 
-def answers(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
-    """Whether an engine on this machine gives the golden answers, and whether it is the engine of back then."""
+def check_golden_outputs(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
+    """Check the golden outputs in an engine on this machine, and compare the engine's version with the recorded one."""
     engine = artifact.runtime(runtime)
     version, before = engine.version(), artifact.manifest.versions.get(engine.name)
     try:
         with engine.open(artifact.model, compute=artifact.manifest.compute) as session:
-            worst = artifact.golden_fidelity(session)
+            worst = artifact.measure_golden_fidelity(session)
         found = f"fidelity {worst:.6f} in {engine.name}, required {artifact.golden_floor:.4g}"
-        yield Check(check="golden answers", found=found, passed=worst >= artifact.golden_floor)
+        yield Check(check="golden outputs", found=found, passed=worst >= artifact.golden_floor)
     except LaconicError as error:
-        yield Check(check="golden answers", found=str(error), passed=False)
+        yield Check(check="golden outputs", found=str(error), passed=False)
     if before is None:
-        found = f"{engine.name} {version}; it was made for {artifact.manifest.placement}"
+        found = f"{engine.name} {version}; the artifact was made for {artifact.manifest.placement}"
     else:
-        found = f"{engine.name} {version}" + (", as back then" if version == before else f"; back then {before}")
+        found = f"{engine.name} {version}" + (", as recorded" if version == before else f"; recorded: {before}")
     yield Check(check="engine", found=found, passed=True)

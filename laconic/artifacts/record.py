@@ -1,4 +1,4 @@
-"""One step of a model's history, and the key that addresses its result."""
+"""A record in a model's history: one stage, and the key that addresses its result in the cache."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Record(BaseModel):
-    """What was done, with which settings, and what it changed.
+    """A stage that was applied, its settings, and its effect on the model.
 
-    key: hash of the parent's key, the stage, its config, the code's version, the data and the weights. figures: what
-    was counted after the step. structure: what `rebuild` needs to do the same to an empty module, and whatever else
-    later steps must know of this one, JSON-ready. Seconds are not in here: they differ from run to run, and live with
-    what was timed.
+    key: hash of the parent's key, the stage, its config, the code's version, the data and the weights. figures:
+    fidelity and sizes after the stage. structure: what `rebuild` needs to apply the same structural change to a module
+    without weights, and what later stages must know, JSON-ready. Durations are kept with the measurements, since they
+    differ from run to run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,16 +1,16 @@
-"""What was compared with what, and how it came out."""
+"""The verdict of an artifact: its parity and drift checks, with the figures found and required."""
 
 from pydantic import BaseModel, ConfigDict
 
 ENGINE = "engine"
-"""The subject of the comparison of the engine with the graph run node by node."""
+"""The subject of the parity check of the engine against the graph run node by node."""
 
 
 class Comparison(BaseModel):
-    """One comparison of two models on the same samples.
+    """One comparison of two models' outputs on the same samples.
 
-    figures: each figure by name, 1 = the same answers. intervals: 95 % interval of a figure. required: the lowest
-    value allowed for a figure.
+    figures: each figure by name; a fidelity of 1 means identical outputs. intervals: 95 % confidence interval of a
+    figure. required: the lowest value allowed for a figure.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,16 +33,16 @@ class Comparison(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether every figure is high enough."""
+        """Whether every figure reaches its required value."""
         return not self.failures
 
 
 class Verdict(BaseModel):
-    """Whether the artifact gives the same answers.
+    """Whether the artifact's outputs match the original's.
 
-    parity: the artifact against its own checkpoint, on the way that was meant to change nothing: the captured graph
-    against the module, and the engine against the graph run node by node. Tight.
-    drift: the artifact against the original model, on samples that no choice has seen, in the task's figures.
+    parity: checks of steps that must not change outputs, with tight tolerances: the captured graph against the module,
+    the engine against the graph run node by node. drift: the artifact against the original model, in the task's
+    figures, on held-out test samples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,12 +52,12 @@ class Verdict(BaseModel):
 
     @property
     def passed(self) -> bool:
-        """Whether there was a comparison, and every one came out well."""
+        """Whether there was at least one comparison, and all of them passed."""
         return not self.failures
 
     @property
     def failures(self) -> list[str]:
-        """A sentence for each figure that is too low, or for want of any comparison."""
+        """A sentence for each figure that is too low, or one saying that nothing was compared."""
         comparisons = (*self.parity, *self.drift)
         if not comparisons:
             return ["nothing was compared"]

@@ -1,4 +1,4 @@
-"""Write an artifact's folder."""
+"""Writing the folder of an artifact from its parts."""
 
 import shutil
 from collections.abc import Callable
@@ -9,46 +9,46 @@ from typing import Any
 from safetensors.numpy import save
 
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
-from laconic.hashing import digest, seal
+from laconic.hashing import digest_file, seal
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
-from laconic.timing.measurements import Measured
+from laconic.timing.measurements import Measurements
 
 
 @dataclass(frozen=True)
-class Parts:
+class ArtifactParts:
     """Everything that an artifact is made of.
 
-    manifest: all of it but the digests of the files. golden: inputs and outputs of a few batches. report: writes the
-    page about the finished manifest and what was measured.
+    manifest: its fields, without the digests of the files. golden: inputs and outputs of a few batches. report: renders
+    the HTML report from the finished manifest and the measurements.
     """
 
     manifest: dict[str, Any]
     model: Path
     task: Task
     golden: list[tuple[Arrays, Arrays]]
-    measured: Measured
-    report: Callable[[Manifest, Measured], str]
+    measured: Measurements
+    report: Callable[[Manifest, Measurements], str]
 
 
-def assemble(parts: Parts, folder: Path) -> None:
-    """Write the files; the manifest last, with the digest of each."""
+def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
+    """Write the files of an artifact to `folder`; the manifest last, with the digest of each."""
     folder.mkdir(parents=True)
     for file in sorted(parts.model.parent.glob(f"{parts.model.name}*")):
         shutil.copyfile(file, folder / file.name.replace(parts.model.name, MODEL))
-    (folder / GOLDEN).write_bytes(save(flatten(parts.golden)))
+    (folder / GOLDEN).write_bytes(save(flatten_golden(parts.golden)))
     for name, content in parts.task.assets().items():
         (folder / name).write_bytes(content)
-    files = {path.name: digest(path).model_dump() for path in sorted(folder.iterdir())}
+    files = {path.name: digest_file(path).model_dump() for path in sorted(folder.iterdir())}
     manifest = Manifest.model_validate(parts.manifest | {"files": files})
     (folder / REPORT).write_text(parts.report(manifest, parts.measured), encoding="utf-8")
-    measured = parts.measured.model_copy(update={"report": digest(folder / REPORT).sha256})
+    measured = parts.measured.model_copy(update={"report": digest_file(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
     (folder / MANIFEST).write_bytes(seal(manifest.model_dump(mode="json")))
 
 
-def flatten(golden: list[tuple[Arrays, Arrays]]) -> Arrays:
-    """Golden pairs under one name each: `0.input.input_ids`, `0.output.embedding`."""
+def flatten_golden(golden: list[tuple[Arrays, Arrays]]) -> Arrays:
+    """Name the arrays of all golden pairs for one file: `0.input.input_ids`, `0.output.embedding`."""
     return {
         f"{number}.{side}.{name}": array
         for number, pair in enumerate(golden)

@@ -1,1 +1,1 @@
-"""The commands of `laconic`, by what they work on. Each parses, calls one function, and shows what came of it."""
+"""The commands of `laconic`, by subject. Each parses its options, calls one function, and prints the result."""

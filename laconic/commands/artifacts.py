@@ -1,4 +1,4 @@
-"""What is done with artifacts that are there."""
+"""Commands on artifacts: `inspect`, `verify`, `bench`, `serve`, `compare`."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,8 +12,10 @@ from laconic.errors import GoalMissed, UsageError
 
 
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
-    """What an artifact is: signature, precision, kernels, history, sizes, speed, verdict; or what a checkpoint that was
-    compressed has been through."""
+    """Describe an artifact: signature, precision, kernels, history, size, speed, verdict.
+
+    For a compressed checkpoint, show size and fidelity after each stage.
+    """
     from laconic.artifacts.artifact import Artifact
     from laconic.artifacts.inspection import count_kernels, read_report, summarize
     from laconic.commands.tables import print_artifact, print_checkpoint
@@ -28,9 +30,9 @@ def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json =
 
 
 def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
-    """Digests, golden answers and verdict, again, on this machine.
+    """Check the digests, golden outputs and verdict of an artifact on this machine.
 
-    Exit code 3 where a check fails; each of them is listed.
+    All checks are listed; the exit code is 3 if one fails.
     """
     from laconic.artifacts.inspection import verify
     from laconic.commands.tables import print_checks
@@ -39,23 +41,23 @@ def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = 
     print_json([check.model_dump() for check in checks]) if as_json else print_checks(checks)
     failed = [check.check for check in checks if not check.passed]
     if failed:
-        raise GoalMissed(f"{artifact} did not pass: {', '.join(failed)}")
+        raise GoalMissed(f"{artifact} failed verification: {', '.join(failed)}")
 
 
 def bench(
     artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
-    original: Annotated[Path | None, typer.Option(help="The source that they were made from, to compare with.")] = None,
+    original: Annotated[Path | None, typer.Option(help="The source model, to time as well.")] = None,
     threads: Threads = 1,
-    length: Annotated[int, typer.Option(min=1, help="Of the free axes, as tokens of a text.")] = 128,
-    batches: Annotated[str, typer.Option(help="Batch sizes, with commas between them.")] = "1,8,32",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is run.")] = 15,
+    length: Annotated[int, typer.Option(min=1, help="Size of the dynamic axes, as tokens of a text.")] = 128,
+    batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,8,32",
+    rounds: Annotated[int, typer.Option(min=1, help="Timed runs per artifact and batch size.")] = 15,
     runtime: RuntimeName = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Latency and throughput, side by side in one interleaved run.
+    """Measure latency and throughput of artifacts in one interleaved run.
 
-    Speed-ups are against the original where --original is given, else against the first artifact.
+    Speed-ups are relative to the original if --original is given, else to the first artifact.
     """
     from laconic.artifacts.bench import bench
     from laconic.commands.tables import print_timings
@@ -74,40 +76,40 @@ def bench(
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """Batch sizes from "1,8,32". Raises UsageError for anything but whole numbers from 1."""
+    """Parse batch sizes, "1,8,32". Raises UsageError for anything but positive integers."""
     try:
         sizes = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"--batches must be whole numbers with commas between them, as 1,8,32, not {text!r}")
+        raise UsageError(f"--batches must be positive integers separated by commas, as 1,8,32, not {text!r}")
     return sizes
 
 
 def serve(
     artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     runtime: RuntimeName = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; by default all.")] = None,
-    unproven: Annotated[bool, typer.Option("--unproven", help="Serve artifacts whose verdict failed.")] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; default: all.")] = None,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Serve artifacts without a passed verdict.")] = False,
 ) -> None:
-    """Answer over HTTP, with dynamic batching."""
+    """Serve artifacts over HTTP, with dynamic batching."""
     from serve.server import serve
 
     serve(artifacts, host=host, port=port, runtime=runtime, threads=threads, unproven=unproven)
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of an artifact.", metavar="A")],
-    second: Annotated[Path, typer.Argument(help="Folder of another one.", metavar="B")],
+    first: Annotated[Path, typer.Argument(help="Folder of the first artifact.", metavar="A")],
+    second: Annotated[Path, typer.Argument(help="Folder of the second artifact.", metavar="B")],
     data: Data = None,
     runtime: RuntimeName = None,
     as_json: Json = False,
 ) -> None:
-    """Two artifacts side by side: size, speed, fidelity, precision, stages, settings.
+    """Compare two artifacts: size, speed, fidelity, precision, stages, settings.
 
-    With --data both answer the same samples, and their answers are compared.
+    With --data, both run on the same samples and their outputs are compared.
     """
     from laconic.artifacts.compare import compare
     from laconic.commands.tables import print_comparison

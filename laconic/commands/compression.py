@@ -1,4 +1,4 @@
-"""From a checkpoint to an artifact, or to a smaller checkpoint."""
+"""Commands that make an artifact or a compressed checkpoint: `compress`, `export`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +8,6 @@ import typer
 from laconic.commands.options import Builder, Data, Json, Output, Source, Task, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
-from laconic.units import parse_budget
 
 if TYPE_CHECKING:
     from compress.pipeline import CompressedCheckpoint
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from laconic.recipes.recipe import Recipe
 
 EXPORT_FIDELITY = 0.9999
-"""What an export in full precision must reach: FP32 of two engines differs by less than 1e-5, BF16 by 3e-5."""
+"""The fidelity required of an export in full precision: two engines differ by less than 1e-5 in FP32, 3e-5 in BF16."""
 
 
 def compress(
@@ -25,44 +24,49 @@ def compress(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
-    train: Annotated[Path | None, typer.Option(help="Samples to heal with; by default a part of --data.")] = None,
+    train: Annotated[Path | None, typer.Option(help="Training samples for healing; default: a part of --data.")] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="YAML file, or one of `laconic recipes`; what is given here stands above it.")
+        Path | None, typer.Option(help="YAML file or name of a ready recipe; command-line options override the recipe.")
     ] = None,
     task: Task = None,
     builder: Builder = None,
-    target: Annotated[str | None, typer.Option(help="What to compress for: cpu.")] = None,
-    to: Annotated[str | None, typer.Option(help="What to write: artifact, or checkpoint.")] = None,
+    target: Annotated[str | None, typer.Option(help="Hardware target: cpu.")] = None,
+    to: Annotated[str | None, typer.Option(help="What to write: artifact or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
-    max_drop: Annotated[str | None, typer.Option(help="How far the metric may fall, as 1%.")] = None,
-    max_latency: Annotated[str | None, typer.Option(help="Time of one sample, as 3ms.")] = None,
-    max_size: Annotated[str | None, typer.Option(help="What is shipped, as 25MB.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Search that long for what meets the goal, as 30m.")] = None,
-    engine: Annotated[str, typer.Option(help="Where a search works: local, or ray.")] = "local",
+    max_drop: Annotated[str | None, typer.Option(help="Largest drop of the task's metric, as 1%.")] = None,
+    max_latency: Annotated[str | None, typer.Option(help="Largest latency of one sample, as 3ms.")] = None,
+    max_size: Annotated[str | None, typer.Option(help="Largest size of the artifact, as 25MB.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Search settings that meet the goal for this long, as 30m.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Where the trials of a search run: local or ray.")] = "local",
     trust: Trust = False,
-    show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print what would run, and stop.")] = False,
+    show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the complete recipe and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a checkpoint smaller and faster, and prove that its answers are the same.
+    """Compress a checkpoint, and validate its outputs against the original's.
 
-    Measures how much each layer suffers in INT8, gives bits back until the goal is met, races the engines, compares the
-    answers with the original's on samples that nothing has looked at, and writes an artifact with a report.
+    Measures the sensitivity of each layer to quantization, keeps the most sensitive layers in higher precision until
+    the goal is met, times the engines, compares outputs with the original's on held-out samples, and writes an artifact
+    with a report. An unmet goal is reported, with exit code 3.
     """
+    from laconic.units import parse_budget
+
     given = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal)
     seconds = None if budget is None else parse_budget(budget)
     if seconds is None and engine != "local":
-        raise UsageError("--engine says where a search works, and none is asked for. Give --budget, as 30m")
+        raise UsageError("--engine is for a search, and none was requested. Give --budget, as 30m")
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
-        raise UsageError("nowhere to write to. Give --output FOLDER, as minilm.laconic")
+        raise UsageError("no output folder was given. Give --output FOLDER, as minilm.laconic")
     if seconds is not None:
         if chosen.to == "checkpoint":
-            raise UsageError("a search is for artifacts, whose speed can be measured. Leave out --budget or --to")
+            raise UsageError("a search writes an artifact, not a checkpoint. Leave out --budget or --to")
         from compress.search.search import search
 
         finish(search(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
@@ -85,9 +89,9 @@ def export(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Only capture, engine, validation: the same model in full precision, as an artifact.
+    """Write a model as an artifact in full precision: capture, build, validate, without compression.
 
-    Without --data the answers are compared on made-up inputs, and the artifact says so.
+    Without --data, outputs are compared on made-up inputs, and the artifact records that.
     """
     given: dict[str, Any] = {
         "source": source,
@@ -103,12 +107,15 @@ def export(
 
 
 def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) -> "Recipe":
-    """The recipe of a file, a ready one, or the default one; what is given on the command line stands above it."""
+    """Read a recipe from a file, or the ready or the default recipe; command-line options override it.
+
+    given, goal: keys of the recipe and of its goal; those that are None are left to the recipe.
+    """
     given = {key: value for key, value in given.items() if value is not None}
-    asked = {key: value for key, value in goal.items() if value is not None}
-    given |= {"goal": asked} if asked else {}
+    required = {key: value for key, value in goal.items() if value is not None}
+    given |= {"goal": required} if required else {}
     if path is None and "source" not in given:
-        raise UsageError("nothing to compress. Give a SOURCE, or a --recipe that names one")
+        raise UsageError("no source was given. Give a SOURCE, or a --recipe that names one")
     from laconic.recipes.ready import find_recipe
     from laconic.recipes.recipe import Recipe
 
@@ -118,7 +125,7 @@ def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) 
 
 
 def finish(result: "Result", as_json: bool) -> None:
-    """Show an artifact that was written; raise GoalMissed for what it misses."""
+    """Print an artifact that was written; raise GoalMissed for the parts of the goal that it does not meet."""
     from laconic.artifacts.inspection import summarize
     from laconic.commands.tables import print_compressed
 
@@ -128,13 +135,13 @@ def finish(result: "Result", as_json: bool) -> None:
         print_compressed(result.artifact)
     if result.missed:
         raise GoalMissed(
-            f"the goal was missed: {'; '.join(result.missed)}. The best result is in {result.artifact.path}. "
+            f"the goal was not met: {'; '.join(result.missed)}. The best result is in {result.artifact.path}. "
             f"Try a lower --fidelity, or more --data"
         )
 
 
 def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
-    """Show a checkpoint that was written; raise GoalMissed for what it misses."""
+    """Print a checkpoint that was written; raise GoalMissed for the parts of the goal that it does not meet."""
     from laconic.commands.tables import print_checkpoint
 
     if as_json:
@@ -142,4 +149,4 @@ def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
     else:
         print_checkpoint(result.path, result.report)
     if result.missed:
-        raise GoalMissed(f"the goal was missed: {'; '.join(result.missed)}. The checkpoint is in {result.path}")
+        raise GoalMissed(f"the goal was not met: {'; '.join(result.missed)}. The checkpoint is in {result.path}")

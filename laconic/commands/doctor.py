@@ -1,4 +1,4 @@
-"""What works here, and for each thing that does not, why and what to try."""
+"""Checks of the installation and the machine, each with a remedy for what does not work."""
 
 import os
 import platform
@@ -16,17 +16,16 @@ from laconic.cache import Cache
 from laconic.errors import LaconicError
 from laconic.hardware import Machine, this_machine
 from laconic.runtimes.runtime import make_runtime
-from laconic.units import format_bytes
 
 DISTRIBUTIONS = {"PIL": "pillow"}
-"""Packages that are installed under another name than they are imported by."""
+"""Packages whose distribution has another name than their module, by the module's name."""
 
-ROOM = 2e9
-"""Bytes that a run over a model of a few hundred megabytes takes in the cache."""
+CACHE_BYTES = 2e9
+"""Bytes that a run takes in the cache for a model of a few hundred megabytes."""
 
 
 class Finding(BaseModel):
-    """One thing that was looked at. remedy: what to try where it does not work; empty where there is nothing to do."""
+    """The result of one check. remedy: what to try if it does not work; empty if there is nothing to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,71 +36,74 @@ class Finding(BaseModel):
 
 
 def examine() -> list[Finding]:
-    """Everything that Laconic depends upon. Opens each engine; torch is looked for, and not imported."""
+    """Check everything that Laconic depends on. Imports each engine; torch is located without being imported."""
     machine = this_machine()
+    engines = dict.fromkeys(name for names in registry.TARGETS.values() for name in names)
     return [
         Finding(name="laconic", works=True, found=f"{__version__}, in {Path(__file__).parents[2]}"),
         Finding(name="python", works=True, found=f"{platform.python_version()}, {sys.executable}"),
-        processor(machine),
-        Finding(name="cores", works=True, found=cores(machine)),
-        Finding(name="memory", works=True, found=format_bytes(machine.memory)),
-        *(engine(name) for name in registry.RUNTIMES if name not in ("torch", "fake")),
-        *conflict(),
-        *(packages(extra) for extra in ("compress", "serve")),
-        *(target(name) for name, engines in registry.TARGETS.items() if not engines),
-        cache(Cache().folder),
+        check_processor(machine),
+        Finding(name="cores", works=True, found=format_cores(machine)),
+        Finding(name="memory", works=True, found=f"{machine.memory / 1e9:.1f} GB"),
+        *(check_engine(name) for name in engines),
+        *find_conflicts(),
+        *(check_extra(extra) for extra in ("compress", "serve")),
+        *(check_target(name) for name, names in registry.TARGETS.items() if not names),
+        check_cache(Cache().folder),
     ]
 
 
-def processor(machine: Machine) -> Finding:
-    """Which arithmetic is fast here."""
+def check_processor(machine: Machine) -> Finding:
+    """Report which arithmetic is fast on this processor."""
     features = set(machine.features)
     if features & {"amx_int8", "avx512_vnni", "avx_vnni", "i8mm"}:
         integer = "INT8 is fast"
     elif features & {"avx2", "asimd"}:
-        integer = "INT8 runs, without instructions of its own: expect at most twice the speed of FP32"
+        integer = "INT8 runs without dedicated instructions: expect at most twice the speed of FP32"
     else:
-        integer = "INT8 may be slower than FP32: keep weights in INT8 only (quantize.weights)"
+        integer = "INT8 may be slower than FP32: quantize weights only (quantize.weights)"
     brain = "BF16 is fast" if features & {"amx_bf16", "avx512_bf16", "bf16"} else "BF16 is not used"
     found = f"{machine.processor} ({', '.join(machine.features) or 'no vector instructions known'}): {integer}; {brain}"
-    # Without VNNI a kernel adds pairs of 8-bit products in 16 bits, which overflow.
+    # Without VNNI kernels add pairs of 8-bit products in 16 bits, which may overflow.
     saturates = "avx2" in features and not features & {"avx512_vnni", "avx_vnni", "amx_int8"}
     return Finding(name="processor", works=True, found=found + ("; INT8 sums may saturate" if saturates else ""))
 
 
-def cores(machine: Machine) -> str:
-    """Of how many this process may use how many."""
+def format_cores(machine: Machine) -> str:
+    """Format the number of cores that this process may use, and of all cores if there are more."""
     whole = os.cpu_count() or machine.cores
-    return str(whole) if whole == machine.cores else f"{machine.cores} of {whole}, by the limits of this process"
+    return str(whole) if whole == machine.cores else f"{machine.cores} of {whole} available to this process"
 
 
-def engine(name: str) -> Finding:
-    """Whether an engine imports, and what it computes in."""
+def check_engine(name: str) -> Finding:
+    """Check that an engine imports, and report its version and the arithmetics that it supports."""
+    package = name  # an engine that fails to import cannot give the name of its package
     try:
         runtime = make_runtime(name)
+        package = runtime.package
         return Finding(name=name, works=True, found=f"{runtime.version()}, {' and '.join(runtime.computes())}")
     except LaconicError as error:
-        said, _, remedy = str(error).partition(" Try: ")
-        return Finding(name=name, works=False, found=said, remedy=remedy)
-    except Exception as error:  # noqa: BLE001 - a broken installation raises whatever it likes
-        command = f"pip install --force-reinstall {name}"
+        message, _, remedy = str(error).partition(" Try: ")
+        return Finding(name=name, works=False, found=message, remedy=remedy)
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise any exception
+        command = f"pip install --force-reinstall {package}"
         return Finding(name=name, works=False, found=f"{type(error).__name__}: {error}", remedy=command)
 
 
-def conflict() -> Iterator[Finding]:
-    """Two wheels that own the same module: the one that was installed last has overwritten the other."""
-    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if version(name)]
+def find_conflicts() -> Iterator[Finding]:
+    """Find wheels that provide the same module, where the one installed last has overwritten the other."""
+    both = [name for name in ("onnxruntime", "onnxruntime-gpu") if find_version(name)]
     if len(both) == 2:
         yield Finding(
             name="onnxruntime",
             works=False,
-            found="both onnxruntime and onnxruntime-gpu are installed, and overwrite each other",
+            found="both onnxruntime and onnxruntime-gpu are installed; they overwrite each other",
             remedy="pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'laconic[cpu]'",
         )
 
 
-def packages(extra: str) -> Finding:
-    """What an extra brings, and what of it is absent."""
+def check_extra(extra: str) -> Finding:
+    """Check that all packages of an extra are installed."""
     names = [name for name, each in registry.EXTRAS.items() if each == extra]
     absent = [name for name in names if util.find_spec(name) is None]
     if absent:
@@ -111,33 +113,34 @@ def packages(extra: str) -> Finding:
             found=f"not installed: {', '.join(absent)}",
             remedy=f"pip install 'laconic[{extra}]'",
         )
-    return Finding(name=extra, works=True, found=", ".join(f"{name} {version(name)}" for name in names))
+    return Finding(name=extra, works=True, found=", ".join(f"{name} {find_version(name)}" for name in names))
 
 
-def version(package: str) -> str | None:
-    """Of an installed package; None where it is not installed."""
+def find_version(package: str) -> str | None:
+    """Find the version of an installed package; None if it is not installed."""
     try:
         return metadata.version(DISTRIBUTIONS.get(package, package))
     except metadata.PackageNotFoundError:
         return None
 
 
-def target(name: str) -> Finding:
-    """A target that is known by name only."""
-    built = " or ".join(each for each, engines in registry.TARGETS.items() if engines)
-    return Finding(name=f"target {name}", works=False, found="not built in this version", remedy=f"--target {built}")
+def check_target(name: str) -> Finding:
+    """Report a target that is not implemented yet."""
+    others = " or ".join(each for each, engines in registry.TARGETS.items() if engines)
+    found = "not implemented in this version"
+    return Finding(name=f"target {name}", works=False, found=found, remedy=f"--target {others}")
 
 
-def cache(folder: Path) -> Finding:
-    """Whether results can be kept, and how much room there is."""
+def check_cache(folder: Path) -> Finding:
+    """Check that the cache folder is writable, and has enough free space."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        remedy = "set LACONIC_CACHE to a folder that you may write to"
+        remedy = "set LACONIC_CACHE to a writable folder"
         return Finding(name="cache", works=False, found=f"{folder}: {error.strerror}", remedy=remedy)
-    found = f"{folder}, {format_bytes(free)} free"
-    remedy = "set LACONIC_CACHE to a folder on a larger disk" if free < ROOM else ""
-    return Finding(name="cache", works=free >= ROOM, found=found, remedy=remedy)
+    found = f"{folder}, {free / 1e9:.1f} GB free"
+    remedy = "set LACONIC_CACHE to a folder on a larger disk" if free < CACHE_BYTES else ""
+    return Finding(name="cache", works=free >= CACHE_BYTES, found=found, remedy=remedy)

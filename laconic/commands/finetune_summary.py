@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from laconic.commands.tables import OUT, grid
+from laconic.console import OUT, make_table
 
 if TYPE_CHECKING:
     from laconic.finetune.finetune import FinetuneResult
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def show(result: "FinetuneResult") -> None:
     """Print the figures before and after, and the next command."""
-    table = grid(
+    table = make_table(
         f"{result.folder.name}: {result.checkpoint.task.name}", "on samples set aside", "before", "after", right=(1, 2)
     )
     for name, value in result.after.items():

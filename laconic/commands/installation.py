@@ -1,11 +1,11 @@
-"""What is installed here, and what comes with it."""
+"""Commands about the installation: `doctor`, `recipes`, `schema`."""
 
 from laconic.commands.options import Json
 from laconic.commands.output import print_json
 
 
 def doctor(as_json: Json = False) -> None:
-    """Which engines work here, and for each thing that does not, why."""
+    """Check the installation: engines, packages, processor, memory and cache, with a remedy for whatever fails."""
     from laconic.commands.doctor import examine
     from laconic.commands.tables import print_findings
 
@@ -14,7 +14,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def recipes(as_json: Json = False) -> None:
-    """The ready recipes, for --recipe NAME."""
+    """List the ready recipes, for --recipe NAME."""
     from laconic.commands.tables import print_recipes
     from laconic.recipes.ready import list_recipes
 
@@ -23,7 +23,7 @@ def recipes(as_json: Json = False) -> None:
 
 
 def schema() -> None:
-    """The JSON Schema of a recipe, for editors to complete it by."""
-    from laconic.recipes.recipe import json_schema
+    """Print the JSON Schema of a recipe, for completion in editors."""
+    from laconic.recipes.recipe import make_json_schema
 
-    print_json(json_schema())
+    print_json(make_json_schema())

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,13 @@ Source = Annotated[
     str, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the artifact to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder of an artifact.", metavar="ARTIFACT")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run code that the source carries: pickles, remote code.")]
-Task = Annotated[str | None, typer.Option(help="What the model is for; by default what the source says.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow code that the source carries: pickles, remote code.")]
+Task = Annotated[str | None, typer.Option(help="Task of the model; default: inferred from the source.")]
 Builder = Annotated[str | None, typer.Option(help='"package.module:factory" that builds your own module.')]
 Data = Annotated[
-    Path | None, typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz, .txt, or a folder of images.")
+    Path | None, typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz or .txt file, or a folder of images.")
 ]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of each engine.")]
-RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; by default the one it was written for.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads per engine.")]
+RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; default: the one the artifact is for.")]

@@ -1,4 +1,4 @@
-"""What programs read."""
+"""JSON output of the commands."""
 
 import json
 from typing import Any
@@ -7,5 +7,5 @@ import typer
 
 
 def print_json(value: Any) -> None:
-    """On the standard output stream."""
+    """Print a value as JSON to the standard output stream."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))

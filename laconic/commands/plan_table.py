@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from laconic.commands.tables import OUT, grid
+from laconic.console import OUT, make_table
 from laconic.offload.memory_accounting import CATEGORIES
-from laconic.units import binary_unit, format_count
+from laconic.units import choose_unit, format_count
 
 if TYPE_CHECKING:
     from laconic.planner.memory_plan import MemoryPlan, PlanRow
@@ -28,7 +28,7 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
     """Print the table, the choice, and the settings for a recipe. everything: all rows."""
     from laconic.planner.plan_summary import explain_choice, format_recipe, select_rows
 
-    training, (unit, _) = plan.plain.combination.training, binary_unit(plan.plain.prediction.peak)
+    training, (unit, _) = plan.plain.combination.training, choose_unit(plan.plain.prediction.peak)
     title = (
         f"{plan.model.name}: {format_count(plan.model.parameters, billion='B')} parameters, "
         f"batch {training.batch_size}, length {plan.length}; {unit}"
@@ -55,9 +55,9 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
 
 def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]) -> Table:
     """The peak memory and the time of each row."""
-    table = grid(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
+    table = make_table(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
     plain = plan.plain.prediction
-    _, size = binary_unit(plain.peak)
+    _, size = choose_unit(plain.peak)
     for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.combination.name == plan.chosen.combination.name
@@ -77,8 +77,8 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
 
 def make_phase_table(plan: "MemoryPlan", row: "PlanRow") -> Table:
     """The peak of each phase of a step, by category."""
-    unit, size = binary_unit(plan.plain.prediction.peak)
-    table = grid(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
+    unit, size = choose_unit(plan.plain.prediction.peak)
+    table = make_table(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):
         part = row.prediction.phases[phase]
         amounts = [*(part[category] for category in CATEGORIES), sum(part.values())]

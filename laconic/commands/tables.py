@@ -1,14 +1,11 @@
-"""What the command line prints: tables for people."""
+"""Console tables of the commands."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from laconic import registry
 from laconic.artifacts.artifact import REPORT, Artifact
@@ -18,54 +15,41 @@ from laconic.artifacts.inspection import Check
 from laconic.artifacts.ledger import StageEntry, format_config, format_entry, make_ledger
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.doctor import Finding
-from laconic.timing.measurements import Timing, Trial
+from laconic.console import OUT, make_table
+from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes
-
-OUT = Console(highlight=False, markup=False, emoji=False)
-
-
-def grid(title: str, *columns: str, right: Iterable[int] = ()) -> Table:
-    """A table that fits 80 columns: no lines but the one below its head. right: columns of figures."""
-    table = Table(
-        *columns,
-        title=Text(title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        show_header=any(columns),
-    )
-    for index in right:
-        table.columns[index].justify = "right"
-        table.columns[index].no_wrap = True
-    return table
 
 
 def print_compressed(artifact: Artifact) -> None:
-    """The table at the end of a run: original against artifact."""
+    """Print the table at the end of a run: original against artifact."""
     manifest = artifact.manifest
     metric = registry.resolve("task", manifest.task).metric
-    table = grid(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
+    table = make_table(f"{artifact.name}: {manifest.task}", "", "original", "artifact", "", right=(1, 2))
     for gain in list_gains(manifest, artifact.measured, metric):
         table.add_row(gain.figure, gain.original, gain.artifact, gain.change)
     OUT.print(table)
     if not manifest.data:
-        OUT.print("\nNo samples were given: fidelity was found on made-up inputs. Give --data for a real comparison.")
+        OUT.print(
+            "\nNo samples were given: fidelity was measured on made-up inputs. Give --data for a real comparison."
+        )
     OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
 def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
-    """What `compress --to checkpoint` made."""
+    """Print a compressed checkpoint: figures after each stage, and the comparison with the original."""
     drift = Comparison.model_validate(report["drift"])
     OUT.print(
-        stage_table([StageEntry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint")
+        make_stage_table(
+            [StageEntry(**stage) for stage in report["stages"]], f"{path.name}: {report['task']}, a checkpoint"
+        )
     )
-    OUT.print(f"\nAgainst {drift.against}, {drift.samples} samples that no choice has seen: {figures(drift.figures)}")
+    OUT.print(f"\nAgainst {drift.against}, {drift.samples} held-out test samples: {format_figures(drift.figures)}")
     OUT.print(f"\nRead {path / REPORT}, or: laconic.load({str(path)!r}).module", soft_wrap=True)
 
 
-def stage_table(entries: Sequence[StageEntry], title: str) -> Table:
-    """What each stage gained and cost."""
-    table = grid(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
+def make_stage_table(entries: Sequence[StageEntry], title: str) -> Table:
+    """Make the table of sizes and fidelity after each stage."""
+    table = make_table(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
     for entry in entries:
         found = format_entry(entry)
         table.add_row(entry.stage, *(found[name] for name in ("parameters", "size", "fidelity", "worst")))
@@ -73,9 +57,9 @@ def stage_table(entries: Sequence[StageEntry], title: str) -> Table:
 
 
 def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
-    """What an artifact is."""
+    """Print the description of an artifact."""
     manifest, measured = artifact.manifest, artifact.measured
-    table = grid(artifact.name, "", "")
+    table = make_table(artifact.name, "", "")
     table.columns[0].no_wrap = True
     table.add_row("task", manifest.task)
     for side, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
@@ -84,38 +68,38 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
     table.add_row("size", f"{format_bytes(artifact.size)}, the source {format_bytes(measured.original_size)}")
-    for line in kernel_lines(kernels):
+    for line in format_kernels(kernels):
         table.add_row("layers", line)
     if measured.arithmetic:
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in measured.arithmetic.items())
-        table.add_row("arithmetic", f"{shares}, by weights that are multiplied with")
+        table.add_row("arithmetic", f"{shares}, by share of the weights")
     table.add_row("batching", f"up to {measured.knee} rows" if manifest.batching else "one sample at a time")
     for record in manifest.history:
         config = format_config(record.config)
         table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
-    table.add_row("licence", manifest.licence or "not said by the source")
+    table.add_row("licence", manifest.licence or "not stated by the source")
     for kind in ("parity", "drift"):
         for each in getattr(manifest.verdict, kind, ()):
             state = "" if each.passed else " (failed)"
-            table.add_row(kind, f"{each.subject} against {each.against}{state}: {figures(each.figures)}")
+            table.add_row(kind, f"{each.subject} against {each.against}{state}: {format_figures(each.figures)}")
     table.add_row("verdict", format_verdict(manifest.verdict))
     OUT.print(table)
     entries = make_ledger(manifest.source, manifest.history, measured.seconds)
     if len(entries) > 1:
         OUT.print()
-        OUT.print(stage_table(entries, "what each stage gained and cost"))
+        OUT.print(make_stage_table(entries, "sizes and fidelity after each stage"))
     if measured.search:
         OUT.print()
-        OUT.print(search_table(measured.search))
+        OUT.print(make_search_table(measured.search))
     if measured.timings:
         OUT.print()
-        OUT.print(timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
+        OUT.print(make_timing_table(measured.timings, f"{measured.machine.processor}, {measured.machine.cores} cores"))
 
 
-def search_table(trials: Sequence[Trial]) -> Table:
-    """What a search has tried: the front, and why each of the others lost."""
-    table = grid(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
+def make_search_table(trials: Sequence[TrialRecord]) -> Table:
+    """Make the table of a search's trials: the Pareto front (*), and why each of the others was not chosen."""
+    table = make_table(f"{len(trials)} candidates were tried", "candidate", "speed-up", "size", "why", right=(1, 2))
     for trial in sorted(trials, key=lambda trial: (not trial.front, -trial.speedup)):
         name = f"* {trial.name}" if trial.front else trial.name
         table.add_row(name, f"{trial.speedup:.2f} x", format_bytes(trial.size), trial.reason)
@@ -123,35 +107,35 @@ def search_table(trials: Sequence[Trial]) -> Table:
 
 
 def format_verdict(verdict: Verdict | None) -> str:
-    """In a word, or what is wrong."""
+    """Format a verdict: `none`, `passed`, or its failures."""
     return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
 
 
-def figures(found: Mapping[str, float]) -> str:
-    """On one line."""
+def format_figures(found: Mapping[str, float]) -> str:
+    """Format figures on one line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
 
 
-def kernel_lines(kernels: Mapping[str, Any]) -> list[str]:
-    """How many layers of each precision run in which arithmetic."""
+def format_kernels(kernels: Mapping[str, Any]) -> list[str]:
+    """Format the counts of layers by precision and running arithmetic, one line each."""
     if "error" in kernels:
         return [f"not opened here: {kernels['error']}"]
     return [
         f"{count} {planned}, "
-        + (f"run in {running}" if running != "not told" else "the engine does not tell how they run")
+        + (f"run in {running}" if running != "not told" else "the engine does not report how they run")
         for planned, found in kernels["layers"].items()
         for running, count in found.items()
     ] or ["none with weights"]
 
 
-def timing_table(timings: Sequence[Timing], title: str) -> Table:
-    """Latency, throughput and speed-up, with their spread."""
+def make_timing_table(timings: Sequence[Timing], title: str) -> Table:
+    """Make the table of latency, throughput and speed-up, the latter with its quartiles."""
     threads = sorted({time.threads for time in timings})
     lengths = sorted({time.length for time in timings} - {0})
     title = f"{title}; {format_plural(threads, 'thread')}" + (
         f", length {', '.join(map(str, lengths))}" if lengths else ""
     )
-    table = grid(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
+    table = make_table(title, "engine", "batch", "ms", "rows/s", "speed-up", right=(1, 2, 3, 4))
     order = list(dict.fromkeys(time.engine for time in timings))
     for time in sorted(timings, key=lambda time: (time.batch, order.index(time.engine))):
         table.add_row(
@@ -165,30 +149,32 @@ def timing_table(timings: Sequence[Timing], title: str) -> Table:
 
 
 def print_comparison(found: Mapping[str, Any]) -> None:
-    """Two artifacts side by side."""
+    """Print the comparison of two artifacts."""
     names = [side["name"] for side in (found["a"], found["b"])]
     if names[0] == names[1]:
         names = [side["path"] for side in (found["a"], found["b"])]
-    both = grid(found["a"]["task"], "", *names, right=(1, 2))
+    both = make_table(found["a"]["task"], "", *names, right=(1, 2))
     for line in make_rows(found):
         both.add_row(*line)
     OUT.print(both)
     if found["differ"]:
-        differ = grid("what was set otherwise", "", *names)
+        differ = make_table("different settings", "", *names)
         for each in found["differ"]:
             differ.add_row(each["setting"], *("" if each[side] is None else str(each[side]) for side in ("a", "b")))
         OUT.print()
         OUT.print(differ)
     if "agreement" in found:
         figures_of_both = {name: value for name, value in found["agreement"].items() if isinstance(value, float)}
-        OUT.print(f"\n{found['agreement']['samples']} samples, both asked: {figures(figures_of_both)}", soft_wrap=True)
+        OUT.print(
+            f"\n{found['agreement']['samples']} samples, both asked: {format_figures(figures_of_both)}", soft_wrap=True
+        )
     if found["a"]["machine"] != found["b"]["machine"]:
-        OUT.print("\nThey were timed on different machines. Time them side by side with laconic bench.")
+        OUT.print("\nThe artifacts were timed on different machines. Time them on one with laconic bench.")
 
 
 def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
-    """The ready recipes."""
-    table = grid("", "recipe", "for", "stages")
+    """Print the table of ready recipes."""
+    table = make_table("", "recipe", "for", "stages")
     for recipe in recipes:
         stages = [stage if isinstance(stage, str) else next(iter(stage)) for stage in recipe["stages"]]
         table.add_row(recipe["name"], recipe["says"], "\n".join(stages))
@@ -196,25 +182,25 @@ def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_timings(timings: Sequence[Timing]) -> None:
-    """What `bench` found."""
-    OUT.print(timing_table(timings, "median of interleaved rounds"))
+    """Print the timings of `bench`."""
+    OUT.print(make_timing_table(timings, "median of interleaved rounds"))
 
 
 def format_plural(numbers: Sequence[int], noun: str) -> str:
-    """`1 thread`, `2 threads`."""
+    """Format numbers with a noun: `1 thread`, `2 threads`."""
     return f"{', '.join(map(str, numbers))} {noun}{'' if list(numbers) == [1] else 's'}"
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """What `verify` found."""
-    table = grid("", "", "", "")
+    """Print the checks of `verify`."""
+    table = make_table("", "", "", "")
     for check in checks:
         table.add_row("ok" if check.passed else "FAILED", check.check, check.found)
     OUT.print(table)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """What `doctor` found."""
+    """Print the findings of `doctor`."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "

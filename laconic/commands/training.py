@@ -1,4 +1,4 @@
-"""Training, and the memory that it takes."""
+"""Commands about training: `finetune`, and `plan`, which predicts its memory."""
 
 import os
 from pathlib import Path
@@ -16,29 +16,29 @@ def finetune(
         str | None, typer.Argument(help="A checkpoint's folder, or a weights file.", metavar="SOURCE")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the checkpoint to write.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Samples with labels, or pairs, or texts to continue.")] = None,
-    evaluate: Annotated[Path | None, typer.Option(help="Samples to judge by; else a tenth of --data.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file; what is given here stands above it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Training samples: with labels, pairs, or plain texts.")] = None,
+    evaluate: Annotated[Path | None, typer.Option(help="Validation samples; default: a tenth of --data.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="YAML file; command-line options override the recipe.")] = None,
     task: Task = None,
     builder: Builder = None,
-    epochs: Annotated[float | None, typer.Option(min=0, help="Times through the data.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a step, over all devices.")] = None,
+    epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Global batch size, in rows over all devices.")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="What the device may hold, as 8GiB; the fastest that fits.")
+        str | None, typer.Option(help="Memory of the device, as 8GiB; chooses the fastest techniques that fit.")
     ] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="After running out of memory, turn on what fits.")] = False,
+    auto: Annotated[bool, typer.Option("--auto", help="If memory runs out, choose techniques that fit.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Profile a few steps.")] = False,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark phases for Nsight.")] = False,
-    memory_snapshot: Annotated[bool, typer.Option("--memory-snapshot", help="Keep every CUDA allocation.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files.")] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for Nsight.")] = False,
+    memory_snapshot: Annotated[bool, typer.Option("--memory-snapshot", help="Record all CUDA allocations.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files.")] = False,
     trust: Trust = False,
-    show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print what would run, and stop.")] = False,
+    show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the complete recipe and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a checkpoint on your data, in as little memory as it takes.
+    """Fine-tune a checkpoint on your data, with memory-saving techniques.
 
-    The result is a checkpoint that `laconic compress` takes as it is. An interrupted run goes on from its last
-    snapshot; under torchrun the same recipe runs on several devices.
+    The result is a checkpoint that `laconic compress` accepts as a source. An interrupted run resumes from its last
+    snapshot; under torchrun the same recipe trains on several devices.
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
     given = {
@@ -67,29 +67,31 @@ def finetune(
     observers = ObserverSettings(trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard)
     tuned = finetune(chosen, output, trust=trust, auto=auto, observers=observers)
     if os.environ.get("RANK", "0") != "0":
-        return  # the first says it for all
+        return  # only the first rank prints the result
     print_json(summary(tuned)) if as_json else show(tuned)
 
 
 def plan(
     source: Source,
-    memory: Annotated[str, typer.Option(help="What the device holds, as 8GiB.")],
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows of a step; by default the recipe's.")] = None,
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens of a row; by default the model's limit.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file with the settings of training.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory of the device, as 8GiB.")],
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size in rows; default: the recipe's.")] = None,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Sequence length in tokens; default: the model's limit.")
+    ] = None,
+    recipe: Annotated[Path | None, typer.Option(help="YAML file with training settings.")] = None,
     task: Task = None,
     builder: Builder = None,
-    device: Annotated[str | None, typer.Option(help="Plan for cpu or cuda; by default for what is here.")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="Devices that share the model; memory is of each.")] = 1,
-    picture: Annotated[Path | None, typer.Option(help="Draw the table, as .svg or .png.")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Draw the chosen one's memory over a step.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show every combination that was simulated.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what this machine has.")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="Devices that share the model; --memory is per device.")] = 1,
+    picture: Annotated[Path | None, typer.Option(help="Plot the table, as .svg or .png.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Plot the memory of the chosen plan over one step.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all combinations that were simulated.")] = False,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Predict the memory that training takes, technique by technique, and choose the fastest that fits.
+    """Predict the training memory of combinations of techniques, and choose the fastest that fits.
 
-    Nothing is allocated, and no weight is read: a folder with a config.json is enough. Exit code 3 where nothing fits.
+    Allocates nothing and reads no weights: a folder with a config.json is enough. The exit code is 3 if nothing fits.
     """
     from laconic.commands.plan_table import print_plan
     from laconic.planner.plan_plots import check_path, plot_bars, plot_chosen
@@ -115,4 +117,4 @@ def plan(
             draw(found, path)
     print_json(summarize_plan(found)) if as_json else print_plan(found, everything=everything)
     if found.chosen is None:
-        raise GoalMissed("no combination of techniques fits. Take a smaller --batch or --seq, or more --memory")
+        raise GoalMissed("no combination of techniques fits. Try a smaller --batch or --seq, or more --memory")

@@ -10,7 +10,7 @@ from torch import nn
 
 from laconic.data.dataset import Dataset, batches
 from laconic.errors import DataError, InputError
-from laconic.runtimes.predict import stack
+from laconic.runtimes.predict import stack_padded
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
 from laconic.training.data.batch_builder import BatchBuilder
@@ -82,7 +82,7 @@ def compute_metric(
             found = first_output(module, {name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
         for index, row in zip(indices, found.float().cpu().numpy(), strict=True):
             slots[index] = row
-    outputs: Arrays = {"output": stack(slots)}
+    outputs: Arrays = {"output": stack_padded(slots)}
     try:
         score = task.scorer(outputs, dataset.labels)
     except (InputError, DataError):

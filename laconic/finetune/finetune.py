@@ -188,7 +188,7 @@ class Evaluator:
 
     def __call__(self, state: TrainState, done: int) -> None:
         if 0 < done < self._last:
-            self._steps.say(f"after step {done}", format_figures(self._evaluate(state, self._part)))
+            self._steps.report(f"after step {done}", format_figures(self._evaluate(state, self._part)))
             return
         with self._steps.step("judge what it has learned" if done else "judge the model as it is") as step:
             figures = self._evaluate(state, self._all)

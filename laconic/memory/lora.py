@@ -191,7 +191,7 @@ def import_peft() -> Any:
         with suppress_warnings():
             return importlib.import_module("peft")
     except ModuleNotFoundError as error:
-        raise registry.missing(error.name or "peft") from error
+        raise registry.missing_package(error.name or "peft") from error
 
 
 @contextmanager

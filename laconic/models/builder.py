@@ -16,7 +16,7 @@ from torch import nn
 
 from laconic import registry
 from laconic.errors import MissingPackage, SourceError, UntrustedSource, UsageError
-from laconic.hashing import digest
+from laconic.hashing import digest_file
 from laconic.models.weights import fill, read_weights
 from laconic.registry import PACKAGES
 from laconic.tensor import BATCH, TensorSpec
@@ -33,7 +33,7 @@ def load(
     content = read_weights(path, trust=trust)
     if builder is None:
         if isinstance(content, nn.Module):
-            return content, {"kind": "pickled module", "sha256": digest(path).sha256}
+            return content, {"kind": "pickled module", "sha256": digest_file(path).sha256}
         raise SourceError(
             f"{path} holds weights, and nothing says which module they belong to. Give --builder package.module:factory"
         )
@@ -63,7 +63,7 @@ def load_program(path: Path, *, trust: bool) -> tuple[nn.Module, dict[str, Any],
     module = program.module()
     for name in ("train", "eval"):  # it was exported in one mode, and only refuses to be told so
         module.__dict__.pop(name, None)
-    return module, {"kind": "exported program", "sha256": digest(path).sha256}, program_inputs(program)
+    return module, {"kind": "exported program", "sha256": digest_file(path).sha256}, program_inputs(program)
 
 
 def program_inputs(program: torch.export.ExportedProgram) -> tuple[TensorSpec, ...]:
@@ -123,7 +123,7 @@ def import_factory(builder: str) -> Any:
     if ":" not in builder:
         raise SourceError(f"the builder {builder!r} is no address; expected package.module:factory")
     try:
-        return registry.load(builder)
+        return registry.import_address(builder)
     except MissingPackage:
         raise
     except UsageError as error:

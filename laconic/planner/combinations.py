@@ -7,7 +7,7 @@ from itertools import product
 import torch
 
 from laconic import registry
-from laconic.config import Named
+from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.meta_model import MetaModel
 from laconic.planner.simulate import fakify, make_fake_mode
@@ -46,16 +46,16 @@ class ProposedTechniques:
 
     tier: str
     slot: Slot
-    techniques: tuple[Named, ...]
+    techniques: tuple[NamedSettings, ...]
 
     @classmethod
     def of(cls, name: str, technique: type[Technique], proposal: Proposal) -> "ProposedTechniques":
         """The proposal of the technique that is registered under `name`."""
         entries = (*proposal.before, {name: dict(proposal.config)}, *proposal.after)
-        return cls(proposal.tier, technique.slot, tuple(Named.model_validate(entry) for entry in entries))
+        return cls(proposal.tier, technique.slot, tuple(NamedSettings.model_validate(entry) for entry in entries))
 
 
-def format_technique(named: Named) -> str:
+def format_technique(named: NamedSettings) -> str:
     """A technique and its settings, as in `checkpoint(policy=selective)`."""
     settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
     return f"{named.name}({settings})" if settings else named.name
@@ -102,10 +102,10 @@ def collect_proposals(batch: int, device: torch.device) -> list[ProposedTechniqu
 
 def enumerate_choices(
     training: Training, proposals: Sequence[ProposedTechniques], supported: set[str]
-) -> Iterator[tuple[tuple[Named, ...], Named]]:
+) -> Iterator[tuple[tuple[NamedSettings, ...], NamedSettings]]:
     """Techniques and optimizer of each combination, legal or not."""
 
-    def list_in(tier: str, slot: Slot) -> list[tuple[Named, ...]]:
+    def list_in(tier: str, slot: Slot) -> list[tuple[NamedSettings, ...]]:
         return [each.techniques for each in proposals if (each.tier, each.slot) == (tier, slot)]
 
     optimizer, smaller = training.optimizer, find_smaller(training.optimizer)
@@ -129,13 +129,13 @@ def enumerate_choices(
             yield (*(named for named in free if named.name not in names), *each.techniques), optimizer
 
 
-def find_smaller(optimizer: Named) -> Named | None:
+def find_smaller(optimizer: NamedSettings) -> NamedSettings | None:
     """The optimizer's variant with less state, with those of its settings that the variant has; None without one."""
     name = optimizer.configure("optimizer", Optimizer).smaller
     if name is None:
         return None
     known = registry.resolve("optimizer", name).model_fields
-    return Named(name=name, config={key: value for key, value in optimizer.config.items() if key in known})
+    return NamedSettings(name=name, config={key: value for key, value in optimizer.config.items() if key in known})
 
 
 def find_supported(model: MetaModel, training: Training, proposals: Iterable[ProposedTechniques]) -> set[str]:
@@ -166,7 +166,7 @@ def find_supported(model: MetaModel, training: Training, proposals: Iterable[Pro
     return supported
 
 
-def replace_unsupported(choice: Iterable[Named], supported: set[str]) -> tuple[Named, ...] | None:
+def replace_unsupported(choice: Iterable[NamedSettings], supported: set[str]) -> tuple[NamedSettings, ...] | None:
     """The techniques of a choice, with the fallback of one that the model does not support, and without an optional
     one; None where another is not supported."""
     kept = []
@@ -179,13 +179,13 @@ def replace_unsupported(choice: Iterable[Named], supported: set[str]) -> tuple[N
     return tuple(kept)
 
 
-def get_fallback(named: Named) -> Named | None:
+def get_fallback(named: NamedSettings) -> NamedSettings | None:
     """The technique with the settings that it falls back to in a model that does not support the given ones."""
     fallback = named.configure("technique", Technique).fallback
-    return None if fallback is None else Named(name=named.name, config=dict(fallback))
+    return None if fallback is None else NamedSettings(name=named.name, config=dict(fallback))
 
 
-def configure(techniques: Iterable[Named]) -> dict[str, Technique]:
+def configure(techniques: Iterable[NamedSettings]) -> dict[str, Technique]:
     """The configured techniques, by name."""
     return {named.name: named.configure("technique", Technique) for named in techniques}
 

@@ -41,9 +41,9 @@ def format_recipe(row: PlanRow) -> str:
     """The YAML that turns a row's techniques on, in a recipe of training."""
     training = row.combination.training
     content: dict[str, Any] = {
-        "optimizer": training.optimizer.plain(),
+        "optimizer": training.optimizer.to_yaml_value(),
         "clip": training.max_grad_norm,
-        "techniques": [named.plain() for named in training.techniques],
+        "techniques": [named.to_yaml_value() for named in training.techniques],
     }
     if training.mesh != Mesh():
         content["mesh"] = training.mesh.model_dump(mode="json", exclude_defaults=True)
@@ -72,8 +72,8 @@ def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
     training, found = row.combination.training, row.prediction
     return {
         "name": row.combination.name,
-        "techniques": [named.plain() for named in training.techniques],
-        "optimizer": training.optimizer.plain(),
+        "techniques": [named.to_yaml_value() for named in training.techniques],
+        "optimizer": training.optimizer.to_yaml_value(),
         "clip": training.max_grad_norm,
         "exact": row.combination.exact,
         "whole": row.combination.whole,

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from laconic.errors import UsageError
-from laconic.units import binary_unit
+from laconic.units import choose_unit
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
@@ -137,7 +137,7 @@ def plot_panel(
     """Plot the memory of the device or of the host. named: whether the names of the phases stand above."""
     total = np.sum(list(series.values()), axis=0)
     peak = int(total.argmax())
-    unit, scale = binary_unit(max(int(total[peak]), 1))
+    unit, scale = choose_unit(max(int(total[peak]), 1))
     kept = downsample(total)
     edges, heights = at[kept], np.zeros(kept.size)
     for name, values in series.items():

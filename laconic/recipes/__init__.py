@@ -1,1 +1,1 @@
-"""Ready recipes, by what the model is for."""
+"""Recipes: their YAML format, stages, goals, sample splits, and the ready recipes by task."""

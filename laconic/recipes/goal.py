@@ -1,4 +1,4 @@
-"""What a goal requires, and what an artifact misses of it."""
+"""The tolerance that a goal requires, and the parts of a goal that an artifact does not meet."""
 
 from collections.abc import Iterator
 
@@ -8,17 +8,17 @@ from laconic.tasks.task import Task, Tolerance
 from laconic.units import format_bytes, format_seconds
 
 MARGIN = 0.6
-"""The share of the allowed infidelity that may be used up on the samples that choices are made with. Other samples are
-farther off: its mean over MiniLM's docstrings moved by up to 6 % between two sets of 250, the worst text by more, and
-texts of another kind, descriptions of datasets, were 1.2 to 1.9 times as far off as docstrings."""
+"""The share of the allowed infidelity (1 - fidelity) that may be spent on the validation samples, since other samples
+differ more: the mean infidelity of MiniLM on docstrings varied by up to 6 % between two sets of 250, that of the worst
+text by more, and for texts of another kind, descriptions of datasets, it was 1.2 to 1.9 times that for docstrings."""
 
 WORST = 10
-"""How much farther off than the mean the worst sample may be, where a goal speaks of the mean alone: of 400 texts the
-worst was four to eight times as far off."""
+"""How many times the mean infidelity the worst sample may have, if a goal gives the mean alone: the worst of 400 texts
+had four to eight times the mean."""
 
 
 def required_tolerance(task: Task, goal: Goal) -> Tolerance:
-    """The fidelity that the artifact must reach: the goal's, or else the task's own tolerance."""
+    """Return the fidelity that the artifact must reach: the goal's, or else the task's default tolerance."""
     if goal.fidelity is None:
         return Tolerance(mean=task.tolerance.mean, worst=task.tolerance.worst if goal.worst is None else goal.worst)
     derived = None if task.tolerance.worst is None else max(1 - WORST * (1 - goal.fidelity), 0.0)
@@ -26,14 +26,14 @@ def required_tolerance(task: Task, goal: Goal) -> Tolerance:
 
 
 def tighten(goal: Tolerance, margin: float = MARGIN) -> Tolerance:
-    """The stricter goal to choose by, so that unseen samples meet the real one. A worst of 0 requires nothing and
-    stays."""
+    """Return a stricter tolerance for choices made on validation samples, so that unseen samples meet the real one. A
+    worst of 0 requires nothing and is kept."""
     worst = 1 - margin * (1 - goal.worst) if goal.worst else goal.worst
     return Tolerance(mean=1 - margin * (1 - goal.mean), worst=worst)
 
 
 def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
-    """A sentence for each part of the goal that the artifact misses."""
+    """Yield a sentence for each part of the goal that the artifact does not meet."""
     if artifact.manifest.verdict:
         yield from artifact.manifest.verdict.failures
     if goal.max_size is not None and artifact.size > goal.max_size:

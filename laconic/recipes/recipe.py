@@ -1,4 +1,4 @@
-"""What is to be done with a model: its source, the data, the stages, the target and the goal. Read from YAML."""
+"""The recipe of a compression: source, data, stages, target and goal. Read from YAML."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,26 +8,26 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic import registry
-from laconic.config import Named, Strict, explain, read_yaml
+from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError
 from laconic.recipes.stage import Stage, TorchStage
-from laconic.recipes.stage_order import check_order, wounds
+from laconic.recipes.stage_order import check_order, find_stages_to_heal
 from laconic.tensor import TensorSpec
 from laconic.units import Bytes, Seconds, Share
 
 DEFAULT_STAGES = {"cpu": ("quantize.static",)}
-"""What is done where the recipe names no stages, by target."""
+"""The stages of a recipe that names none, by target."""
 
 HEAL = "distill.heal"
-"""The stage that heals."""
+"""The stage that is inserted after lossy ones: a short training of the compressed model against the original."""
 
 
 class Data(Strict):
-    """Files or folders of samples; laconic/data/dataset.py says which formats.
+    """Files or folders of samples, in one of the formats of laconic/data/formats.py.
 
-    calibrate: what the stages may look at. train: what those that train learn from, without labels or with them;
-    without it, the same as they look at. evaluate: what the result is judged by; without it, a part of `calibrate` is
-    set aside for that before anything looks at it. limit: at most so many samples of each are used.
+    calibrate: calibration samples, for the stages. train: training samples for the stages that train, with or without
+    labels; default: the calibration samples. evaluate: test samples, for the verdict; default: a part of `calibrate`
+    that is held out before any stage runs. limit: the most samples of each that are used.
     """
 
     calibrate: Path | None = None
@@ -36,20 +36,22 @@ class Data(Strict):
     limit: int | None = Field(default=None, ge=3)
 
 
-class Step(Named):
-    """A stage by name, with its settings."""
+class NamedStage(NamedSettings):
+    """The name of a stage, with its settings."""
 
-    def stage(self) -> Stage:
-        """The stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
+    def make_stage(self) -> Stage:
+        """Make the stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
         stage: Stage = self.configure("stage", Stage)
         return stage
 
 
 class Goal(Strict):
-    """What the result must reach. What is not given is not asked; without a fidelity the task's own tolerance counts.
+    """What the result must reach. Keys that are not given require nothing, except that the task's default tolerance
+    applies if no fidelity is given.
 
-    fidelity, worst: the mean and the worst of the samples, in the task's fidelity (1 = the same answers). max_drop: of
-    the task's metric against labels, from the original's. max_latency: seconds for one sample. max_size: bytes.
+    fidelity, worst: the mean and the lowest fidelity over the samples (1 = identical outputs). max_drop: the largest
+    decrease of the task's metric against labels, relative to the original's. max_latency: seconds for one sample.
+    max_size: bytes.
     """
 
     fidelity: Share | None = None
@@ -60,11 +62,11 @@ class Goal(Strict):
 
 
 class Origin(Strict):
-    """Where a model comes from.
+    """The source of a model.
 
-    source: a checkpoint's folder or file. task: as registered; guessed from the source where it is not given.
-    builder, arguments: "package.module:factory" that builds the module, and what it is called with. inputs: the
-    signature, where the source does not tell.
+    source: a checkpoint's folder or file. task: its registered name; inferred from the source if not given.
+    builder, arguments: the "package.module:factory" that builds the module, and its arguments. inputs: the input
+    signature, if the source does not define one.
     """
 
     source: str
@@ -89,12 +91,15 @@ class Origin(Strict):
 
 
 class Recipe(Origin):
-    """The whole recipe. stages: the target's own where none are given. heal: whether what a stage has harmed is healed
-    after it, or the settings of that. to: what is written; a checkpoint is quantized by nobody. runtimes: the engines
-    to try, best first; all of the target's where none are given."""
+    """The whole recipe.
+
+    stages: default: those of the target. heal: whether healing is inserted after lossy stages, or the settings of that
+    healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
+    default: all engines of the target.
+    """
 
     data: Data = Data()
-    stages: tuple[Step, ...]
+    stages: tuple[NamedStage, ...]
     heal: bool | dict[str, Any] = True
     to: Literal["artifact", "checkpoint"] = "artifact"
     target: str = "cpu"
@@ -122,7 +127,7 @@ class Recipe(Origin):
             raise ValueError(f"unknown target {target!r}. {registry.did_you_mean(target, registry.TARGETS)}")
         if not registry.TARGETS[target]:
             built = [name for name, engines in registry.TARGETS.items() if engines]
-            raise ValueError(f"target {target!r} is not built yet. Try {' or '.join(map(repr, built))}")
+            raise ValueError(f"target {target!r} is not implemented yet. Try {' or '.join(map(repr, built))}")
         return target
 
     @model_validator(mode="after")
@@ -130,19 +135,19 @@ class Recipe(Origin):
         for name in self.runtimes:
             if name not in registry.TARGETS[self.target]:
                 raise ValueError(
-                    f"runtimes: {name!r} is no engine of target {self.target!r}. "
+                    f"runtimes: {name!r} is not an engine of target {self.target!r}. "
                     f"{registry.did_you_mean(name, registry.TARGETS[self.target])}"
                 )
         return self
 
     @classmethod
     def load(cls, path: Path, **given: Any) -> "Recipe":
-        """Read a recipe, check it down to the settings of its stages, and complete it: with the healing after a stage,
-        and without what a checkpoint cannot hold.
+        """Read a recipe, validate it including the settings of its stages, and complete it: healing is inserted, and
+        stages that a checkpoint cannot hold are removed.
 
-        given: what the command line says; it stands above the file, key by key. Paths in the file count from the
-        file's folder.
-        Raises RecipeError with the file, the key and what was expected; MissingPackage for a stage's packages.
+        given: keys from the command line, which override the file's, key by key. Relative paths in the file are
+        resolved against the file's folder. Raises RecipeError with the file, the key and what was expected;
+        MissingPackage for a stage's packages.
         """
         content = read_yaml(path)
         if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
@@ -154,10 +159,10 @@ class Recipe(Origin):
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], *, where: str = "recipe") -> "Recipe":
-        """From keys and values, checked and completed as `load` does. where: what to call it in an error."""
+        """Make a recipe of keys and values, validated and completed as by `load`. where: its name in error messages."""
         try:
-            recipe = cls.model_validate(content).completed()
-            recipe.build()
+            recipe = cls.model_validate(content).complete()
+            recipe.make_stages()
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
         except RecipeError as error:
@@ -166,58 +171,59 @@ class Recipe(Origin):
 
     @classmethod
     def default(cls, source: str, **given: Any) -> "Recipe":
-        """What is done without a recipe. given: any other key."""
+        """Make the default recipe for a source. given: any other key."""
         return cls.parse({"source": source, **given})
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The engines to try, best first."""
+        """The engines to try, the preferred first."""
         return self.runtimes or registry.TARGETS[self.target]
 
-    def completed(self) -> Self:
-        """With the healing that it asks for among the stages, and without the stages that what is written cannot hold.
+    def complete(self) -> Self:
+        """Return the recipe with healing inserted among its stages, and without the stages that a checkpoint cannot
+        hold if it writes one.
 
-        A completed recipe stays as it is. Raises RecipeError where nothing would be left to do.
+        Completing a recipe again changes nothing. Raises RecipeError if no stage would be left.
         """
-        built = [(step, step.stage()) for step in self.stages]
+        built = [(step, step.make_stage()) for step in self.stages]
         if self.to == "checkpoint":
             if self.goal.max_latency is not None:
                 raise RecipeError(
-                    "goal.max_latency is for artifacts, which have an engine. Leave it out for a checkpoint"
+                    "goal.max_latency is for artifacts, which run on an engine. Leave it out for a checkpoint"
                 )
             built = [(step, stage) for step, stage in built if stage.kind == "torch"]
             if not built:
                 raise RecipeError(
-                    "a checkpoint would be written as it came: no stage changes the module, and quantization is for "
+                    "the checkpoint would be unchanged: no stage changes the module, and quantization is for "
                     "artifacts. Name stages that prune, factorize or train"
                 )
         steps = [step for step, _ in built]
         lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)
         if self.heal and HEAL in registry.STAGES and (lossy or isinstance(self.heal, dict)):
-            heal = Step(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
-            for number in reversed(wounds([stage for _, stage in built], heal.stage())):
+            heal = NamedStage(name=HEAL, config=self.heal if isinstance(self.heal, dict) else {})
+            for number in reversed(find_stages_to_heal([stage for _, stage in built], heal.make_stage())):
                 steps.insert(number + 1, heal.model_copy(deep=True))  # YAML would write one twice as an alias
         return self.model_copy(update={"stages": tuple(steps)})
 
-    def build(self) -> tuple[Stage, ...]:
-        """The stages with their settings. Raises RecipeError for one that is wrong, or out of order."""
-        stages = tuple(step.stage() for step in self.stages)
+    def make_stages(self) -> tuple[Stage, ...]:
+        """Make the stages with their settings. Raises RecipeError for an invalid one, or an invalid order."""
+        stages = tuple(step.make_stage() for step in self.stages)
         check_order([step.name for step in self.stages], stages, onnx=self.source.endswith(".onnx"))
         return stages
 
     def to_yaml(self) -> str:
-        """As it would be written; reading it gives the same recipe."""
+        """Serialize to YAML; reading it back gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude={"stages"})
-        content["stages"] = [step.plain() for step in self.stages]
+        content["stages"] = [step.to_yaml_value() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a recipe, for editors to complete it by."""
+def make_json_schema() -> dict[str, Any]:
+    """Make the JSON Schema of a recipe, for completion in editors."""
     schema = Recipe.model_json_schema()
     names = sorted(registry.STAGES)
-    schema["$defs"]["Step"] = {
+    schema["$defs"]["NamedStage"] = {
         "description": "A stage by name, or {name: {setting: value}}.",
         "oneOf": [
             {"type": "string", "examples": names},

@@ -1,4 +1,4 @@
-"""The interface of a stage: a frozen config that sits beside the code it drives."""
+"""The interface of a stage: a frozen settings model with the method that applies it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """What a stage may use beside the model.
+    """What a stage may use besides the model.
 
-    key: digest of everything before the stage, and of the stage. folder: scratch, gone when the run ends. train,
-    calibrate, choose: samples for learning from, for looking at, and for deciding by; no others may be touched.
+    key: digest of the stage and of everything that its result depends on. folder: scratch, removed when the run ends.
+    train, calibrate, choose: samples for training, for calibration, and for validation, by which choices are made; the
+    test samples are not available to stages.
     """
 
     task: Task
@@ -45,9 +46,12 @@ class Context:
 
 @dataclass(frozen=True)
 class TorchContext(Context):
-    """original: the model as it came, which is teacher and reference; never to be changed. fidelity: of a checkpoint's
-    answers to the original's, per sample of `choose`. work: a folder that outlives an interrupted run, for snapshots of
-    training; it is removed when the stage is done."""
+    """The context of a stage that changes the torch module.
+
+    original: the original model, teacher and reference, which must not be modified. fidelity: measures the fidelity of
+    a checkpoint's outputs to the original's, per sample of `choose`: [samples]. work: a folder for training snapshots
+    that survives an interruption; it is removed when the stage is done.
+    """
 
     original: "Checkpoint"
     fidelity: Callable[["Checkpoint"], Array]
@@ -56,58 +60,65 @@ class TorchContext(Context):
 
 @dataclass(frozen=True)
 class PlanContext(Context):
-    """trial: builds a plan for the target, and gives the fidelity of its answers to the original's, per sample of a few
-    of `choose`. history: what was done to the model before it was captured, and still stands."""
+    """The context of a stage that plans quantization.
+
+    trial: builds a plan and measures the fidelity of its outputs to the original's, per sample of a small part of
+    `choose`: [samples]. history: records of the stages before capture whose effects are intact.
+    """
 
     trial: Callable[[Plan], Array]
     history: tuple[Record, ...] = ()
 
 
 Property = Literal["zeros", "ranges", "factors"]
-"""zeros: weights that are zero, and stay so. ranges: of activations, learned together with the weights. factors: two
-layers in the place of one of a block, so that the block is no longer known."""
+"""A property of a model that a stage makes and later stages must preserve.
+
+zeros: sparse weights that must stay zero. ranges: activation ranges learned together with the weights (QAT). factors:
+layers replaced by low-rank factors, so that the structure of their transformer block is no longer recognized.
+"""
 
 
 class Stage(BaseModel, ABC):
-    """A step of a recipe. Its fields are the knobs."""
+    """A stage of a recipe. Its fields are its settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ClassVar[Literal["torch", "plan"]]
 
     makes: ClassVar[frozenset[Property]] = frozenset()
-    """What it gives a model that later stages have to leave in place."""
+    """Properties that the stage gives the model, and that later stages must preserve."""
 
     breaks: ClassVar[frozenset[Property]] = frozenset()
-    """What a model does not keep through it, or what it cannot work on."""
+    """Properties that the stage destroys, or that it cannot handle."""
 
 
 class TorchStage(Stage):
-    """Changes the checkpoint, before it is captured."""
+    """A stage that changes the torch module of a checkpoint, before capture."""
 
     kind = "torch"
 
     lossy: ClassVar[bool] = False
-    """Whether answers suffer so that healing afterwards may pay."""
+    """Whether the stage lowers fidelity enough that healing after it may pay off."""
 
     trains: ClassVar[bool] = False
-    """Whether it trains the model, so that what a stage before it has harmed heals here."""
+    """Whether the stage trains the model, and so heals the loss of the stages before it."""
 
     teaches: ClassVar[bool] = False
-    """Whether answers are meant to differ: what it makes is what everything is compared with from there on."""
+    """Whether the stage changes outputs on purpose (fine-tuning): its result is the reference for the later stages and
+    for the verdict."""
 
     @abstractmethod
     def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
-        """The changed checkpoint, with one more Record in its history."""
+        """Return the changed checkpoint, with one more Record in its history."""
 
     @staticmethod
     @abstractmethod
     def rebuild(module: "nn.Module", record: Record) -> None:
-        """Replay the structural change on a module that has not been through it, so that the weights fit."""
+        """Replay the structural change on an unchanged module, so that the saved weights fit."""
 
 
 class PlanStage(Stage):
-    """Decides how the captured graph is quantized."""
+    """A stage that plans how the captured graph is quantized."""
 
     kind = "plan"
 
@@ -116,24 +127,24 @@ class PlanStage(Stage):
         """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
 
 
-def describe(stage: Stage) -> dict[str, Any]:
-    """The stage's settings, JSON-ready."""
+def dump_settings(stage: Stage) -> dict[str, Any]:
+    """Dump the settings of a stage, JSON-ready."""
     return stage.model_dump(mode="json")
 
 
-def made_properties(record: Record) -> frozenset[Property]:
-    """What a step has given the model that later steps have to leave in place."""
+def find_made_properties(record: Record) -> frozenset[Property]:
+    """Find the properties that the stage of a record gave the model."""
     made: frozenset[Property] = getattr(registry.resolve("stage", record.stage), "makes", frozenset())
     return made
 
 
-def standing_records(history: Sequence[Record]) -> tuple[Record, ...]:
-    """The steps of a history, without those whose properties a later step has broken."""
+def find_intact_records(history: Sequence[Record]) -> tuple[Record, ...]:
+    """Return the records of a history, without those whose properties a later stage has destroyed."""
     breaks: list[frozenset[Property]] = [
         getattr(registry.resolve("stage", record.stage), "breaks", frozenset()) for record in history
     ]
     return tuple(
         record
         for place, record in enumerate(history)
-        if not made_properties(record) & frozenset[Property]().union(*breaks[place + 1 :])
+        if not find_made_properties(record) & frozenset[Property]().union(*breaks[place + 1 :])
     )

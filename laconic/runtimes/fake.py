@@ -1,7 +1,7 @@
-"""An engine without a model, for tests: those of Laconic's, and of whoever builds on it.
+"""A fake engine for tests, Laconic's own and those of projects that build on it.
 
-Its model file is JSON: {"input": "x", "output": "y", "factor": 2.0}, and the answer is the input times the factor.
-"seconds" makes each run last that long; a row that holds the value "poison" makes the whole run fail.
+Its model file is JSON: {"input": "x", "output": "y", "factor": 2.0}, and the output is the input times the factor.
+"seconds" makes each run last that long; a row that contains the value "poison" makes the whole run fail.
 """
 
 import json
@@ -17,7 +17,7 @@ from laconic.tensor import Array, Arrays
 
 
 class FakeModel(BaseModel):
-    """The whole model."""
+    """The content of a fake model file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,7 +29,7 @@ class FakeModel(BaseModel):
 
 
 class FakeSession(Session):
-    """Multiplies. `batches` holds the size of each batch that was run, for tests to look at."""
+    """A loaded fake model. `batches` records the size of each batch that was run, for tests."""
 
     def __init__(self, model: FakeModel) -> None:
         self.model = model
@@ -45,7 +45,7 @@ class FakeSession(Session):
 
 
 class Fake(Runtime):
-    """The engine."""
+    """The fake engine."""
 
     name = "fake"
     package = "laconic"

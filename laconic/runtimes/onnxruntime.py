@@ -7,33 +7,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.onnx_file import Node, nodes
+from laconic.runtimes.onnx_file import Node, read_nodes
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.tensor import Array, Arrays
 
-# Its official builds report to Microsoft unless told otherwise before the import (Privacy.md, 1.31).
+# The official builds send telemetry to Microsoft unless it is disabled before the import (Privacy.md, 1.31).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
 FLOAT = frozenset({"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
-"""Operators with weights that compute in float, whatever their weights were before they were read."""
+"""Operators with weights that compute in float, whatever type their weights are stored in."""
 WITHOUT_GEMM = ("optimization.disable_specified_optimizers", "MatMulAddFusion")
-"""It makes one Gemm of a MatMul and an Add before it looks for INT8, and then has no INT8 kernel for that."""
+"""This optimizer fuses MatMul and Add to Gemm before the INT8 fusions run, and the result has no INT8 kernel."""
 IN_FLOAT = ("session.qdq_matmulnbits_accuracy_level", "0")
-"""Without it, weights kept in 8 bits are multiplied with activations that are quantized to 8 bits as well, unasked:
-that moved a layer's output by 0.5 % of the largest; with it, by 5e-7."""
+"""Without it, activations that meet 8-bit weights are quantized to 8 bits too, unasked: that changed a layer's output
+by 0.5 % of its largest value; with it, by 5e-7."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
-"""How the names of the operators begin that multiply in INT8."""
-RENAMED = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
-"""What the engine hangs on to the name of a node that it rewrites."""
+"""Prefixes of the operators that multiply in INT8."""
+NODE_SUFFIX = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
+"""Suffixes that the engine appends to the names of nodes that it rewrites."""
 
 
 class OrtSession(Session):
     """A model loaded by ONNX Runtime."""
 
     def __init__(self, session: ort.InferenceSession, model: Path) -> None:
-        """session: may be shared, its `run` being safe to call from several threads. model: the file that it is of."""
+        """session: may be shared between threads, since its `run` is thread-safe. model: the file that was loaded."""
         self._session = session
         self._model = model
         self._outputs = [output.name for output in session.get_outputs()]
@@ -46,7 +46,7 @@ class OrtSession(Session):
         return dict(zip(self._outputs, answers, strict=True))
 
     def kernels(self) -> list[Kernel]:
-        # The engine tells by writing the graph that it made of the model; the weights go to a file that is not read.
+        # The engine reports its kernels by writing the optimized graph; the weights go to a file that is not read.
         options = self._session.get_session_options()
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "optimized.onnx"
@@ -59,10 +59,14 @@ class OrtSession(Session):
             again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
             try:
                 ort.InferenceSession(self._model, again, providers=["CPUExecutionProvider"])
-                found = nodes(written)
+                found = read_nodes(written)
             except Exception as error:  # the engine's exceptions share no base class
-                raise RuntimeFailure(f"onnxruntime does not tell what it runs: {error}") from error
-        return [Kernel(RENAMED.sub("", node.name), node.kind, arithmetic(node)) for node in found if arithmetic(node)]
+                raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
+        return [
+            Kernel(NODE_SUFFIX.sub("", node.name), node.kind, find_arithmetic(node))
+            for node in found
+            if find_arithmetic(node)
+        ]
 
     def close(self) -> None:
         del self._session
@@ -81,14 +85,14 @@ class OnnxRuntime(Runtime):
         return ("float32",)
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32", optimize: bool = True) -> OrtSession:
-        """optimize=False runs each node as written: the reference that engines are compared with."""
+        """Load a model file. optimize=False runs the graph node by node: the reference of the parity checks."""
         return OrtSession(self._load(model, threads, optimize=optimize), model)
 
     def open_many(
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
     ) -> Sequence[Session]:
-        # A run with one thread happens in the thread that calls it, so one loaded model does for all. With more, runs
-        # would share one pool: the first takes it all.
+        # A run with one thread happens in the calling thread, so all sessions can share one loaded model. With more
+        # threads, concurrent runs would compete for one thread pool.
         if threads > 1:
             return super().open_many(model, count, threads=threads, compute=compute)
         shared = self._load(model, threads)
@@ -105,7 +109,7 @@ class OnnxRuntime(Runtime):
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Spinning threads starve the HTTP server that shares the cores with them.
+        # Spinning threads would starve the HTTP server, which shares the cores with them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry(*WITHOUT_GEMM)
         options.add_session_config_entry(*IN_FLOAT)
@@ -114,8 +118,8 @@ class OnnxRuntime(Runtime):
         return options
 
 
-def arithmetic(node: Node) -> str:
-    """What a node computes in; empty for one that no layer becomes."""
+def find_arithmetic(node: Node) -> str:
+    """Find the arithmetic of a node; empty for one that is not a layer with weights."""
     if node.kind.startswith(INTEGER):
         return "int8"
     if node.kind == "Gather":

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU. It reads the same ONNX."""
+"""OpenVINO on the CPU, which loads the same ONNX files."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.tensor import Array, Arrays
 
-# The mere import of openvino reports to Google Analytics and writes an identifier into the home folder, before anyone
-# was asked (openvino/tools/ovc/__init__.py, 2026.4). Where that converter does not import it does without, and nothing
-# here needs it; that also saves 9 MB and a third of the time.
+# Importing openvino sends telemetry to Google Analytics and writes an identifier into the home folder, without consent
+# (openvino/tools/ovc/__init__.py, 2026.4). If that converter cannot be imported, openvino works without it. Nothing
+# here needs it, and blocking it also saves 9 MB and a third of the import time.
 CONVERTER = "openvino.tools.ovc"
 sys.modules.setdefault(CONVERTER, None)  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ class OvSession(Session):
         for node in self._compiled.get_runtime_model().get_ops():
             info = node.get_rt_info()
             kind = str(info["primitiveType"].astype(str))
-            # The kernel's own name tells the arithmetic; for compressed weights `runtimePrecision` says i8 of a
+            # The kernel's name gives its arithmetic; for compressed weights `runtimePrecision` is i8 even for a
             # kernel that multiplies in BF16 or FP32.
             precision = kind.rpartition("_")[2].lower()
             for name in info["originalLayersNames"].astype(str).split(","):
@@ -77,16 +77,16 @@ class OpenVino(Runtime):
     ) -> Sequence[OvSession]:
         # One stream per session over one copy of the weights: a second session of MiniLM in INT8 takes 25 MB more,
         # compiled for itself 96 MB, and both give the same rows per CPU-second.
-        # On a processor without BF16 the answers are computed in FP32: never less exact than what was validated.
+        # On a processor without BF16 the model computes in FP32, which is never less exact than what was validated.
         compute = compute if compute in self.computes() else "float32"
         properties = {
             "INFERENCE_PRECISION_HINT": HINTS[compute],
             "INFERENCE_NUM_THREADS": str(threads * count),
             "NUM_STREAMS": str(count),
-            # Pinned threads of two sessions, or of two servers, land on the same core.
+            # Pinned threads of two sessions, or of two servers, would share the same core.
             "ENABLE_CPU_PINNING": "NO",
-            # Of the code that is made for each shape it keeps 5000 pieces: 559 MB after 110 shapes of MiniLM. With few,
-            # 404 MB, and as fast.
+            # The default cache keeps 5000 kernels generated for input shapes: 559 MB after 110 shapes of MiniLM. With
+            # a small one it is 404 MB, and as fast.
             "CPU_RUNTIME_CACHE_CAPACITY": "16",
         }
         try:

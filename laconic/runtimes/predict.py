@@ -1,4 +1,4 @@
-"""Run a whole dataset through a session."""
+"""Predict a whole dataset with a session."""
 
 import numpy as np
 
@@ -12,10 +12,10 @@ ROWS = 16
 """Samples per run. With texts sorted by length, larger batches gained nothing on two cores."""
 
 
-def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
-    """The outputs for every sample, in the dataset's order: [samples, ...] by name.
+def predict(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
+    """Compute the outputs for every sample, in the dataset's order: [samples, ...] by name.
 
-    Where samples have outputs of different sizes, the smaller are filled with zeros.
+    rows: samples per batch. Where samples have outputs of different sizes, smaller ones are padded with zeros.
     """
     found: dict[str, list[Array]] = {}
     for indices, batch in batches(dataset, task, rows):
@@ -25,11 +25,11 @@ def answers(session: Session, task: Task, dataset: Dataset, step: Step | None = 
                 slots[index] = row
         if step:
             step.advance(len(indices))
-    return {name: stack(slots) for name, slots in found.items()}
+    return {name: stack_padded(slots) for name, slots in found.items()}
 
 
-def stack(rows: list[Array]) -> Array:
-    """Arrays of one rank as one array, zeros behind the smaller ones."""
+def stack_padded(rows: list[Array]) -> Array:
+    """Stack arrays of one rank, smaller ones padded with zeros at the end of each axis."""
     shape = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
     stacked = np.zeros((len(rows), *shape), rows[0].dtype)
     for target, row in zip(stacked, rows, strict=True):

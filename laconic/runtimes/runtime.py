@@ -1,4 +1,4 @@
-"""The interface of an engine, and of a model that it has loaded."""
+"""The interface of an inference engine (runtime), and of a model that it has loaded (session)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from laconic import registry
 from laconic.tensor import Array, Arrays
 
 Compute = Literal["float32", "bfloat16"]
-"""The arithmetic of whatever is not quantized."""
+"""The arithmetic of the layers that are not quantized."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the engine really runs for a node of the graph.
+    """The kernel that an engine runs for a node of the graph.
 
-    node: name of the node in the ONNX graph. kind: the engine's own name of the kernel. precision: the arithmetic,
-    as int8, bfloat16, float32.
+    node: name of the node in the ONNX graph. kind: the engine's own name of the kernel. precision: its arithmetic:
+    int8, bfloat16, float32.
     """
 
     node: str
@@ -28,14 +28,14 @@ class Kernel:
 
 
 CONSTANT = "unknown"
-"""What OpenVINO calls the kernel of a constant."""
+"""The kind that OpenVINO reports for the kernel of a constant."""
 
 
-def kernel_of(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
-    """The kernel that does the multiplications of a layer, given by its node, `module/MatMul`.
+def find_kernel(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
+    """Find the kernel that does the multiplications of a layer, given its node, `module/MatMul`.
 
-    Engines split a layer into several, call the parts by its name and a suffix, and merge it with others, a float layer
-    into the sum with its bias. Where one of the parts works in INT8, that is the one; the others add or rescale.
+    Engines split a layer into several kernels, named after it with a suffix, or fuse it with other nodes, such as the
+    addition of its bias. If one of the parts computes in INT8, it is returned: the others add or rescale.
     """
     module, _, _ = node.rpartition("/")
     whole, parts = {node, f"{module}/Add"}, (f"{node}/", f"{node}_token_")
@@ -48,18 +48,18 @@ def kernel_of(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
 
 
 class Session(ABC):
-    """A loaded model. One caller at a time; open several to run several."""
+    """A loaded model. Not thread-safe: open one session per concurrent caller."""
 
     @abstractmethod
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """The outputs, by name, in arrays of their own. Raises RuntimeFailure where the engine refuses."""
+        """Run the model. Returns the outputs by name, as newly allocated arrays. Raises RuntimeFailure if it fails."""
 
     def kernels(self) -> list[Kernel]:
-        """What runs for the nodes that have weights; empty where the engine does not tell."""
+        """The kernels that run for the nodes with weights; empty if the engine does not report them."""
         return []
 
-    def close(self) -> None:  # noqa: B027 - an engine without anything to give back need not override it
-        """Give the memory back. The session is of no use afterwards."""
+    def close(self) -> None:  # noqa: B027 - an engine without resources to release need not override it
+        """Release the memory. The session cannot be used afterwards."""
 
     def __enter__(self) -> Self:
         return self
@@ -71,12 +71,12 @@ class Session(ABC):
 
 
 class Runtime(ABC):
-    """An engine."""
+    """An inference engine."""
 
     name: ClassVar[str]
 
     package: ClassVar[str]
-    """The Python package that brings the engine; a manifest records its version."""
+    """The Python package that provides the engine; its version is recorded in the manifest."""
 
     @abstractmethod
     def version(self) -> str:
@@ -84,23 +84,23 @@ class Runtime(ABC):
 
     @abstractmethod
     def computes(self) -> tuple[Compute, ...]:
-        """The arithmetic this machine has kernels for."""
+        """The arithmetics that the engine has kernels for on this machine, for layers that are not quantized."""
 
     @abstractmethod
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
-        """Load a model file. Raises RuntimeFailure where the engine refuses it."""
+        """Load a model file. Raises RuntimeFailure if the engine refuses it."""
 
     def open_many(
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
     ) -> Sequence[Session]:
-        """Sessions that run at the same time, each with its own threads.
+        """Open `count` sessions that run concurrently, each with its own `threads` threads.
 
-        An engine that can keep the weights once for all of them does so here; otherwise each session holds its own.
+        An engine that can share the weights between sessions overrides this; by default each session has its own copy.
         """
         return [self.open(model, threads=threads, compute=compute) for _ in range(count)]
 
 
 def make_runtime(name: str) -> Runtime:
-    """The engine registered under `name`."""
+    """Make the engine registered under `name`."""
     runtime: Runtime = registry.resolve("runtime", name)()
     return runtime

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from laconic.errors import DataError
-from laconic.metrics import Scorer, mean_scorer, overlap, softmax
+from laconic.metrics import Scorer, make_mean_scorer, overlap, softmax
 from laconic.tasks.task import LABELS, HealingLoss, Tolerance, first, read_asset, to_json
 from laconic.tensor import Array, Arrays
 
@@ -68,7 +68,7 @@ class Classification:
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         chosen = first(outputs).argmax(axis=-1)
-        return mean_scorer((chosen == np.array([self.index(label) for label in labels])).astype(np.float64))
+        return make_mean_scorer((chosen == np.array([self.index(label) for label in labels])).astype(np.float64))
 
     def index(self, label: Any) -> int:
         """The number of a class given by its name or its number. Raises DataError."""

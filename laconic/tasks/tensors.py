@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from laconic.errors import InputError
-from laconic.metrics import Scorer, cosine, mean_scorer
+from laconic.metrics import Scorer, cosine, make_mean_scorer
 from laconic.tasks.task import Task, Tolerance, first
 from laconic.tensor import Array, Arrays, TensorSpec, check_inputs
 
@@ -96,8 +96,8 @@ class Tensors(Task):
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         answers, targets = first(outputs), np.asarray(labels)
         if targets.dtype.kind in "iu" and answers.ndim == 2:
-            return mean_scorer((answers.argmax(axis=-1) == targets).astype(np.float64))
+            return make_mean_scorer((answers.argmax(axis=-1) == targets).astype(np.float64))
         answers, targets = answers.reshape(len(targets), -1), targets.reshape(len(targets), -1)
         if answers.shape != targets.shape:
             raise InputError(f"a label holds {targets.shape[1]} numbers, an answer {answers.shape[1]}")
-        return mean_scorer(-((answers - targets) ** 2).mean(axis=1))
+        return make_mean_scorer(-((answers - targets) ** 2).mean(axis=1))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import InputError
-from laconic.metrics import Scorer, cosine, mean_scorer, neighbours, similarities, spearman
+from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import TextTask
 from laconic.tensor import Array, Arrays
@@ -45,8 +45,8 @@ class TextEmbedding(TextTask):
             return {}
         upper = np.triu_indices(len(a), 1)
         return {
-            "similarity_spearman": spearman(similarities(a)[upper], similarities(b)[upper]),
-            "neighbour_agreement": float((neighbours(a) == neighbours(b)).mean()),
+            "similarity_spearman": spearman(cosine_matrix(a)[upper], cosine_matrix(b)[upper]),
+            "neighbour_agreement": float((find_nearest_neighbours(a) == find_nearest_neighbours(b)).mean()),
         }
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
@@ -60,4 +60,4 @@ class TextEmbedding(TextTask):
             cosines, scores = cosine(vectors[0::2], vectors[1::2]), np.array(labels[0::2])
             return lambda index: spearman(cosines[index // 2], scores[index // 2])
         names = np.array([str(label) for label in labels])
-        return mean_scorer((names[neighbours(vectors)] == names).astype(np.float64))
+        return make_mean_scorer((names[find_nearest_neighbours(vectors)] == names).astype(np.float64))

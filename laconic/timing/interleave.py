@@ -1,4 +1,4 @@
-"""Time several things side by side, so that whatever else the machine does hits them alike."""
+"""Interleaved timing: candidates take turns in each round, so that other load on the machine affects all of them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,15 +7,16 @@ import numpy as np
 
 from laconic.timing.measurements import Timing
 
-Contestants = Mapping[str, Callable[[], object]]
+Runs = Mapping[str, Callable[[], object]]
 
 
 def interleave(
-    contestants: Contestants, *, rounds: int, warmup: int = 2, clock: Callable[[], float] = time.perf_counter
+    contestants: Runs, *, rounds: int, warmup: int = 2, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of each run, by contestant. In each round every contestant runs once, in an order that rotates.
+    """Time each candidate `rounds` times; in each round every candidate runs once, in a rotating order.
 
-    clock: perf_counter for what a user waits; process_time to compare, where other programs want the cores as well.
+    clock: perf_counter for the latency that a user sees; process_time for comparisons while other programs use the
+    cores. Returns the seconds of each run, by candidate.
     """
     names = list(contestants)
     for name in names:
@@ -31,10 +32,13 @@ def interleave(
     return seconds
 
 
-def timings(
+def make_timings(
     seconds: Mapping[str, list[float]], baseline: str, *, batch: int, length: int, threads: int
 ) -> list[Timing]:
-    """One Timing per contestant; the speed-up is the median over rounds of baseline / contestant."""
+    """Summarize the runs as one Timing per candidate; the speed-up is the median over rounds of baseline / candidate.
+
+    seconds: as `interleave` returns them. batch: rows; length: size of the longest dynamic axis.
+    """
     results = []
     for name, values in seconds.items():
         ratios = np.array(seconds[baseline]) / np.array(values)

@@ -1,19 +1,19 @@
-"""What was timed, and on which machine."""
+"""The measurements in an artifact: timings, the machine, durations, and the trials of a search."""
 
 from pydantic import BaseModel, ConfigDict
 
 from laconic.hardware import Machine
 
 ORIGINAL = "original"
-"""What the source is called among the timings."""
+"""The name of the source among the timings."""
 
 
 class Timing(BaseModel):
-    """One model at one batch size, in one interleaved run with the others.
+    """The timing of one model at one batch size, interleaved with the other models.
 
-    engine: the engine and its arithmetic, or "original". batch in rows, length of the longest free axis in its own unit
-    (tokens, pixels; 0 where there is none), seconds per run: median, and the quartiles. speedup: the median over rounds
-    of the original's time divided by this one's, with the quartiles of that ratio.
+    engine: the engine and its arithmetic, or "original". batch: rows. length: size of the longest dynamic axis (tokens,
+    pixels; 0 if there is none). seconds: median per run, with its quartiles. speedup: the median over rounds of the
+    original's time divided by this one's, with its quartiles.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,18 +29,18 @@ class Timing(BaseModel):
 
     @property
     def rows_per_second(self) -> float:
-        """Throughput."""
+        """Throughput, in rows per second."""
         return self.batch / self.seconds
 
 
-class Trial(BaseModel):
-    """What a search has tried.
+class TrialRecord(BaseModel):
+    """The record of one trial of a search.
 
-    name: what was cut, for people; settings: the same for programs; heal: steps of training after it. fidelity: the
-    mean over the samples that are chosen by; drop: of the task's metric on them; None where it was not found. latency:
-    seconds for one sample. size: bytes. speedup: over the original. measured: of an artifact that was built; else all
-    that is foretold. foretold: the speedup that was expected of what was built then. front: whether nothing that was
-    built is as good in every respect and better in one. reason: why it was taken, or what it lost by.
+    name: its settings, for people; settings: the same for programs; heal: training steps of its healing. fidelity: mean
+    over the validation samples; drop: decrease of the task's metric on them; None if not measured. latency: seconds for
+    one sample. size: bytes. speedup: over the original. measured: whether an artifact was built and measured; else all
+    figures are predicted. foretold: the speed-up that was predicted for a trial that was then built. front: whether it
+    is on the Pareto front of the trials that were built. reason: why it was chosen, or what it lost by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,13 +59,14 @@ class Trial(BaseModel):
     reason: str
 
 
-class Measured(BaseModel):
-    """Everything about an artifact that differs from run to run.
+class Measurements(BaseModel):
+    """Everything about an artifact that differs from run to run; the content of measured.json.
 
     knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
-    seconds per step of the run. seconds: of each stage of the history when it was done, by the key of its record.
-    report: SHA-256 of report.html. original_size: bytes of the source's weights. arithmetic: the share of the weights
-    that each arithmetic works on, as the engine told. search: what was tried, where a search has led to the artifact.
+    seconds per step of the run. seconds: duration of each stage in the history, by the key of its record. peak_memory:
+    bytes. report: SHA-256 of report.html. original_size: bytes of the source's weights. arithmetic: the share of the
+    weights that each arithmetic multiplies with, as the engine reports it. search: the trials, if a search found the
+    artifact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,17 +79,17 @@ class Measured(BaseModel):
     original_size: int
     arithmetic: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    search: tuple[Trial, ...] = ()
+    search: tuple[TrialRecord, ...] = ()
     report: str | None = None
 
     @property
     def lone_latency(self) -> float:
-        """Seconds for one sample."""
+        """Latency of the artifact for one sample, in seconds."""
         return next(time.seconds for time in self.timings if time.engine != ORIGINAL and time.batch == 1)
 
 
-def knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:
-    """Smallest batch size whose throughput is within `slack` of the best.
+def find_knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:
+    """Find the smallest batch size whose throughput is within `slack` of the best.
 
     seconds: per run, by batch size (rows). Returns rows.
     On two cores MiniLM peaks at 8 rows and loses 17 % at 64, so the cap is measured, never guessed.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from laconic.config import Named, Strict, explain, read_yaml
+from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError
 from laconic.recipes.recipe import Origin
 from laconic.training.data.batch_loader import LoaderSettings
@@ -51,10 +51,10 @@ class Training(Strict):
     max_length: int | None = Field(default=None, ge=1)
     epochs: float = Field(default=3.0, gt=0)
     steps: int | None = Field(default=None, ge=1)
-    optimizer: Named = Named(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
-    schedule: Named = Named(name="linear")
+    optimizer: NamedSettings = NamedSettings(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
+    schedule: NamedSettings = NamedSettings(name="linear")
     max_grad_norm: float | None = Field(default=1.0, gt=0)
-    techniques: tuple[Named, ...] = ()
+    techniques: tuple[NamedSettings, ...] = ()
     loader: LoaderSettings = LoaderSettings()
     mesh: Mesh = Mesh()
     snapshot_every: int = Field(default=200, ge=1)
@@ -62,7 +62,7 @@ class Training(Strict):
 
     @field_validator("techniques")
     @classmethod
-    def _unique(cls, techniques: tuple[Named, ...]) -> tuple[Named, ...]:
+    def _unique(cls, techniques: tuple[NamedSettings, ...]) -> tuple[NamedSettings, ...]:
         names = [technique.name for technique in techniques]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -83,7 +83,7 @@ class Training(Strict):
         check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm)
         return TrainingComponents(optimizer, self.schedule.configure("schedule", Schedule), techniques)
 
-    def with_techniques(self, techniques: tuple[Named, ...], **changed: Any) -> Self:
+    def with_techniques(self, techniques: tuple[NamedSettings, ...], **changed: Any) -> Self:
         """The same settings with other techniques."""
         return self.model_copy(update={"techniques": techniques, **changed})
 
@@ -139,6 +139,6 @@ class TrainingRecipe(Training, Origin):
     def to_yaml(self) -> str:
         """The recipe as YAML; reading it gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude={"techniques", "optimizer", "schedule"})
-        content |= {"optimizer": self.optimizer.plain(), "schedule": self.schedule.plain()}
-        content["techniques"] = [technique.plain() for technique in self.techniques]
+        content |= {"optimizer": self.optimizer.to_yaml_value(), "schedule": self.schedule.to_yaml_value()}
+        content["techniques"] = [technique.to_yaml_value() for technique in self.techniques]
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

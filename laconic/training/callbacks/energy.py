@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from laconic.registry import missing
+from laconic.registry import missing_package
 from laconic.training.callbacks.monitor import StepReport
 
 PERIOD = 0.1
@@ -109,7 +109,7 @@ class Energy:
         try:
             import pynvml
         except ModuleNotFoundError as error:
-            raise missing("pynvml") from error
+            raise missing_package("pynvml") from error
         try:
             pynvml.nvmlInit()
             return cls(NvmlDevice(pynvml, str(torch.cuda.get_device_properties(device).uuid)))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from laconic.registry import missing
+from laconic.registry import missing_package
 from laconic.training.callbacks.monitor import Gauge, StepReport
 
 
@@ -17,7 +17,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise missing("tensorboard") from error
+            raise missing_package("tensorboard") from error
         self._gauge = gauge
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=start + 1)
 

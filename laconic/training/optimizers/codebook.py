@@ -116,6 +116,6 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise registry.missing("torchao") from error
+        raise registry.missing_package("torchao") from error
     finally:
         logging.disable(level)

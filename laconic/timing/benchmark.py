@@ -1,4 +1,4 @@
-"""How fast the candidates are, side by side with the original, on this machine."""
+"""Latency of several sessions at several batch sizes, in one interleaved run on this machine."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,21 +8,21 @@ from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 from laconic.tensor import Array
-from laconic.timing.interleave import interleave, timings
+from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
 LENGTH = 128
-"""Of the free axes: tokens of a text."""
+"""Default size of the dynamic axes: tokens of a text."""
 
 TRIAL_BATCHES = (1, 8)
 BATCHES = (1, 2, 4, 8, 16, 32)
 ROUNDS = 7
 
 PATIENCE = 60.0
-"""Seconds that the timing of one batch size may take; larger ones are left out where the original would need longer."""
+"""Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer."""
 
 
-def race(
+def benchmark_sessions(
     sessions: Mapping[str, Session],
     task: Task,
     *,
@@ -35,21 +35,25 @@ def race(
     patience: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
-    """Time each session at each batch size; in each round every one runs once. clock: as `interleave` takes it."""
+    """Time each session at each batch size, interleaved.
+
+    baseline: the session that speed-ups are relative to. batches: in rows. length: size of the dynamic axes. patience:
+    seconds per batch size. clock: see `interleave`.
+    """
     found: list[Timing] = []
     for batch in batches:
         inputs = task.typical(batch, length)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
         seconds = interleave(runs, rounds=rounds, clock=clock)
-        found += timings(seconds, baseline, batch=batch, length=free(inputs, task), threads=threads)
+        found += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
         step.advance()
         if sum(map(sum, seconds.values())) * 2 > patience:
             break
     return found
 
 
-def free(inputs: Mapping[str, Array], task: Task) -> int:
-    """The longest free axis behind the batch, as tokens of a text; 0 where there is none."""
+def find_free_length(inputs: Mapping[str, Array], task: Task) -> int:
+    """Find the size of the longest dynamic axis other than the batch; 0 if there is none."""
     return max(
         (
             size
