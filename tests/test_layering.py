@@ -200,7 +200,7 @@ def test_a_class_name_means_one_thing():
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
-SAME_NAME: dict[str, str] = {}
+SAME_NAME: dict[str, str] = {"pipeline": "export and compress each have the pipeline of what they do"}
 """File names that stand in two packages, each with the reason."""
 
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from compress.quantize.layer_patterns import match_layers
+from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder
 from laconic.recipes.stage import PlanContext, PlanStage, Property

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from compress.quantize.calibration import draw_calibration_samples
-from compress.quantize.layer_patterns import match_layers
 from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
 from compress.quantize.sensitivity import make_rungs, measure_sensitivity
 from compress.quantize.weight_only import weight_precision
+from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.stage import PlanContext, PlanStage, Property

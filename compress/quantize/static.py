@@ -8,7 +8,6 @@ import onnx
 from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, observe_activations, single_sample_batches
-from compress.quantize.layer_patterns import match_layers
 from compress.quantize.learned_ranges import read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plan
 from compress.quantize.ranges import RANGE_METHODS
@@ -17,6 +16,7 @@ from compress.quantize.sensitivity import make_rungs, measure_sensitivity
 from compress.quantize.smoothquant import smooth_tensors
 from laconic.data.dataset import Dataset
 from laconic.hashing import code_version, hash_of
+from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, Range, Smoothing
 from laconic.recipes.stage import PlanContext, PlanStage

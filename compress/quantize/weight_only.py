@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from compress.quantize.calibration import draw_calibration_samples
-from compress.quantize.layer_patterns import match_layers
 from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
 from compress.quantize.rounding import Rounding
+from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder
 from laconic.recipes.stage import PlanContext, PlanStage, Property

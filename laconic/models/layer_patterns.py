@@ -1,9 +1,10 @@
-"""Layers that a recipe names by path or by pattern."""
+"""Layers that a recipe names by path or by pattern, of a module or of a captured graph."""
 
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 
 from laconic.errors import RecipeError
+from laconic.quantization.graph import Layer
 from laconic.registry import did_you_mean
 
 
@@ -20,3 +21,13 @@ def match_patterns(names: Collection[str], patterns: Sequence[str], key: str, wh
             raise RecipeError(f"{key}: no {what} is named {pattern!r}. {did_you_mean(pattern, names)}")
         matches |= own
     return matches
+
+
+def match_layers(layers: tuple[Layer, ...], patterns: tuple[str, ...]) -> set[str]:
+    """The nodes of the graph's layers that a pattern matches, by the name of the node or of its module.
+
+    Raises RecipeError for a pattern that matches none.
+    """
+    nodes = {layer.module: layer.node for layer in layers} | {layer.node: layer.node for layer in layers}
+    names = match_patterns(nodes, patterns, "keep")
+    return {layer.node for layer in layers if layer.node in names or layer.module in names}

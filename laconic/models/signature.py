@@ -9,27 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.tensor import BATCH, Array, Arrays, TensorSpec, sample_inputs
+from laconic.tensor import BATCH, Arrays, TensorSpec, sample_inputs
 
 ROWS = (2, 5)
 """Batch sizes of the two runs that find the free axes of the outputs. Every other free axis takes sizes of its own, the
 second more than twice the first: after a stride, seven and eight give the same size."""
-
-
-def specs_from_arrays(arrays: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
-    """Infer input specs from arrays: the first axis is the batch, the others are fixed.
-
-    Raises SourceError for an array without axes, or of a dtype that no signature knows.
-    """
-    specs = []
-    for name, array in arrays.items():
-        if array.ndim == 0 or array.dtype.kind not in "biuf":
-            raise SourceError(
-                f"array {name!r} is {array.dtype} with {array.ndim} axes; an input is a number array whose first axis "
-                f"counts the samples"
-            )
-        specs.append(TensorSpec(name=name, dtype=array.dtype.name, shape=(BATCH, *array.shape[1:])))
-    return tuple(specs)
 
 
 def bind(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
