@@ -118,7 +118,7 @@ def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
 
 def test_what_cannot_be_packed_is_refused(checkpoint, tmp_path):
     bert = load_source(models.save_bert(tmp_path / "bert"))
-    with pytest.raises(RecipeError, match="this model outputs one vector per row"):
+    with pytest.raises(RecipeError, match="takes one text per row"):
         SequencePacking().apply(make_parts(bert.module, CrossEntropy(bert.task)))
     with pytest.raises(RecipeError, match="takes none"):
         SequencePacking().apply(

@@ -32,8 +32,8 @@ class SequencePacking(Technique):
         objective, model = parts.objective, getattr(parts.module, "model", parts.module)
         if not isinstance(objective, NextToken):
             raise RecipeError(
-                "sequence-packing puts several texts into a row, where each token attends only to what is before it; "
-                "this model outputs one vector per row. Remove sequence-packing"
+                f"sequence-packing puts several texts into a row, for language models that learn the next token; the "
+                f"objective here, {type(objective).__name__}, takes one text per row. Remove sequence-packing"
             )
         known = inspect.signature(getattr(model, "base_model", model).forward).parameters
         if "position_ids" not in known:

@@ -34,7 +34,7 @@ def keep_zeros(checkpoint: Checkpoint, techniques: Mapping[str, Technique]) -> t
         if technique.loses_zeros:
             raise RecipeError(
                 f"{name} {technique.loses_zeros}, so the zeros that pruning has made would not stay. Remove {name}, or "
-                f"take checkpoint, accumulate or in-backward in its place"
+                f"use gradient-checkpointing, gradient-accumulation or optimizer-in-backward instead"
             )
     zeros = {name: value.detach() == 0 for name, value in checkpoint.module.named_parameters() if value.ndim > 1}
     masks = {name: zero for name, zero in zeros.items() if bool(zero.any())}
