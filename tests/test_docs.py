@@ -169,13 +169,13 @@ def test_every_optimizer_is_explained_with_the_bytes_of_its_state(name):
 
 @pytest.mark.parametrize("name", registry.SCHEDULES)
 def test_every_schedule_is_explained_with_its_settings(name):
-    text = " ".join(row_of(name, "Schedules"))
+    text = " ".join(row_of(name, "Learning-rate schedules"))
     assert [key for key in registry.resolve("schedule", name).model_fields if f"`{key}`" not in text] == []
 
 
 @pytest.mark.parametrize("name", registry.TASKS)
 def test_what_every_task_learns_from_is_explained(name):
-    assert len(row_of(name, "What each task")) == 3
+    assert len(row_of(name, "Training data")) == 3
 
 
 @pytest.mark.parametrize("model", [TrainingRecipe, TrainingData, LoaderSettings, Mesh])
