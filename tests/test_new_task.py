@@ -26,7 +26,7 @@ from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import WORDS, TextTask
 from laconic.tensor import Array, Arrays
 from laconic.training.settings import TrainingRecipe
-from laconic.training.train import Watching
+from laconic.training.observers import ObserverSettings
 
 
 class ReviewScore(TextTask):
@@ -88,7 +88,7 @@ def tuned(home):
         None, source=str(home / "bert"), data={"train": str(home / "reviews.jsonl")}, task="review-score", **given
     )
     steps = Steps(quiet=True)
-    return finetune(recipe, home / "tuned", watching=Watching(quiet=True), steps=steps, cache=Cache(home / "cache"))
+    return finetune(recipe, home / "tuned", observers=ObserverSettings(quiet=True), steps=steps, cache=Cache(home / "cache"))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_it_is_fine_tuned_by_its_objective_and_measured_by_its_metric(home, tune
 def test_its_model_is_opened_without_weights_to_plan_memory_for(home):
     subject = open_meta_model(home / "bert", task="review-score")
     assert (subject.task.name, subject.longest) == ("review-score", 64)
-    assert subject.objective().example(2, 5)["input_ids"].shape == (2, 5)
+    assert subject.objective().make_example(2, 5)["input_ids"].shape == (2, 5)
 
 
 def test_it_is_compressed_and_healed_by_the_losses_that_it_names(compressed):

@@ -69,7 +69,7 @@ class PackedLayout(TextLayout):
         counts = {} if (filled == width).all() else {FILLED: filled}
         return arrays | {"position_ids": positions} | counts
 
-    def example(self, rows: int, width: int) -> Arrays:
+    def make_example(self, rows: int, width: int) -> Arrays:
         # Two texts to a row: code that looks for several texts finds them, and takes the same path as in training.
         half = np.arange(width) % max(1, -(-width // 2))
         return {"position_ids": np.tile(half, (rows, 1))}

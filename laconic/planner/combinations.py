@@ -56,7 +56,7 @@ class ProposedTechniques:
 
 
 def format_technique(named: NamedSettings) -> str:
-    """A technique and its settings, as in `checkpoint(policy=selective)`."""
+    """A technique and its settings, as in `gradient-checkpointing(policy=selective)`."""
     settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
     return f"{named.name}({settings})" if settings else named.name
 

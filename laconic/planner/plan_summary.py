@@ -42,7 +42,7 @@ def format_recipe(row: PlanRow) -> str:
     training = row.combination.training
     content: dict[str, Any] = {
         "optimizer": training.optimizer.to_yaml_value(),
-        "clip": training.max_grad_norm,
+        "max_grad_norm": training.max_grad_norm,
         "techniques": [named.to_yaml_value() for named in training.techniques],
     }
     if training.mesh != Mesh():
@@ -74,7 +74,7 @@ def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
         "name": row.combination.name,
         "techniques": [named.to_yaml_value() for named in training.techniques],
         "optimizer": training.optimizer.to_yaml_value(),
-        "clip": training.max_grad_norm,
+        "max_grad_norm": training.max_grad_norm,
         "exact": row.combination.exact,
         "whole": row.combination.whole,
         "caution": row.caution,
