@@ -18,7 +18,7 @@ from laconic.planner.memory_plan import HEADROOM
 from laconic.recipes.recipe import Data, Goal, Recipe
 from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.parallel.mesh import Mesh
-from laconic.training.settings import TrainingData, TrainingRecipe
+from laconic.training.settings import Training, TrainingData, TrainingRecipe
 from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 
 HOME = Path(__file__).parents[1]
@@ -74,7 +74,16 @@ def test_every_stage_is_explained_with_its_settings(name):
     except MissingPackage as error:
         pytest.skip(str(error))
     (row,) = [line for line in page("recipe.md").splitlines() if line.startswith(f"| `{name}`")]
-    assert [key for key in stage.model_fields if f"`{key}`" not in row] == []
+    shared = set()
+    if issubclass(stage, Training):
+        assert "[training settings](#training-settings)" in row
+        shared = set(Training.model_fields)
+    assert [key for key in stage.model_fields if key not in shared and f"`{key}`" not in row] == []
+
+
+def test_every_training_setting_of_a_stage_is_explained():
+    (section,) = [text for text in page("recipe.md").split("\n### ") if text.startswith("Training settings")]
+    assert [key for key in Training.model_fields if f"| `{key}` |" not in section] == []
 
 
 @pytest.mark.parametrize("kind", ["task", "runtime", "format"])
