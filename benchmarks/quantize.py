@@ -33,11 +33,11 @@ INT4: dict[str, tuple[str, dict[str, Any]]] = {
     "nearest": ("quantize.weights", {}),
     "AdaRound": ("quantize.weights", {"rounding": "adaround"}),
     "GPTQ": ("quantize.gptq", {"mixed_precision": False}),
-    "GPTQ in order": ("quantize.gptq", {"mixed_precision": False, "act_order": False}),
+    "GPTQ, `act_order: false`": ("quantize.gptq", {"mixed_precision": False, "act_order": False}),
 }
 """Ways to round to four bits."""
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "INT8 as it is": ("quantize.static", STATIC),
+    "INT8, nearest": ("quantize.static", STATIC),
     "INT8, bias correction": ("quantize.static", {**STATIC, "bias_correction": True}),
     "INT8, AdaRound": ("quantize.static", {**STATIC, "rounding": "adaround"}),
     "INT8, GPTQ": ("quantize.static", {**STATIC, "rounding": "gptq"}),
@@ -72,7 +72,7 @@ def rows(
                 task=source.task, key=name, seed=0, folder=Path(folder), cache=cache, steps=Steps(), train=seen,
                 calibrate=seen, choose=seen, trial=lambda plan: np.ones(1),
             )  # fmt: skip
-            plan = NamedStage(name=stage, config=settings).make_stage().plan(graph, context).flights[0][0]  # type: ignore[attr-defined]
+            plan = NamedStage(name=stage, config=settings).make_stage().plan(graph, context).rungs[0][0]  # type: ignore[attr-defined]
             cells = []
             for engine in ENGINES:
                 option, path = EngineOption(engine, "float32"), Path(folder) / f"{engine}.onnx"

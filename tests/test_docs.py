@@ -114,7 +114,7 @@ def test_the_example_technique_is_one(tmp_path, monkeypatch):
         "mypackage.sparse", "sparse"
     )
     (named,) = yaml.safe_load(text)["techniques"]
-    assert NamedSettings.model_validate(named).configure("technique").least == 1e-7
+    assert NamedSettings.model_validate(named).configure("technique").threshold == 1e-7
 
 
 def test_every_table_of_the_registry_is_on_the_page():
