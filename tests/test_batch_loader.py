@@ -417,7 +417,7 @@ def test_what_is_on_disk_is_used_by_the_next_run_and_by_no_other_decoder(images,
     dataset = read(images, IMAGES)
     kept(dataset, "disk", tmp_path)
     filled = []
-    monkeypatch.setattr(store, "fill", lambda flat, *_: filled.append(flat.shape))
+    monkeypatch.setattr(store, "decode_samples", lambda flat, *_: filled.append(flat.shape))
     again = kept(dataset, "disk", tmp_path)
     assert not filled
     assert np.array_equal(again[3], dataset.samples[3])
@@ -431,7 +431,7 @@ def test_a_store_that_was_interrupted_is_not_seen(images, tmp_path, monkeypatch)
 
     dataset = read(images, IMAGES)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "fill", interrupted)
+        patch.setattr(store, "decode_samples", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kept(dataset, "disk", tmp_path)
     assert not list(tmp_path.iterdir())
@@ -440,15 +440,15 @@ def test_a_store_that_was_interrupted_is_not_seen(images, tmp_path, monkeypatch)
 
 def test_two_ranks_may_fill_one_store(images, tmp_path, monkeypatch):
     dataset = read(images, IMAGES)
-    fill = store.fill
+    fill = store.decode_samples
 
     def late(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(store, "fill", fill)
+            patch.setattr(store, "decode_samples", fill)
             kept(dataset, "disk", tmp_path)
         fill(*arguments)
 
-    monkeypatch.setattr(store, "fill", late)
+    monkeypatch.setattr(store, "decode_samples", late)
     assert np.array_equal(kept(dataset, "disk", tmp_path)[3], dataset.samples[3])
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -49,5 +49,5 @@ def test_checkpoint_counts_a_batch_once(policy):
     blocks = nn.Sequential(Block(), Block(), Block())
     module = nn.Sequential(blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     plain = trained(copy.deepcopy(module))
-    for name, value in trained(module, checkpoint={"policy": policy}).items():
+    for name, value in trained(module, **{"gradient-checkpointing": {"policy": policy}}).items():
         assert torch.equal(value, plain[name]), name

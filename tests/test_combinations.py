@@ -72,7 +72,7 @@ BERT = transformers.BertConfig(
 
 def names(folder, config, training=None, task=None, device=CPU):
     config.save_pretrained(folder)
-    found = list_combinations(open_meta_model(folder, task=task), training or Training(batch=16), device)
+    found = list_combinations(open_meta_model(folder, task=task), training or Training(batch_size=16), device)
     return [each.name for each in found]
 
 
@@ -98,5 +98,5 @@ def test_a_gpu_without_bf16_is_offered_fp16(tmp_path, monkeypatch):
 
 
 def test_settings_of_adamw_that_its_smaller_variant_does_not_have_are_left_out(tmp_path):
-    training = Training.model_validate({"batch": 16, "optimizer": {"adamw": {"lr": 1e-3, "implementation": "loop"}}})
+    training = Training.model_validate({"batch_size": 16, "optimizer": {"adamw": {"lr": 1e-3, "implementation": "loop"}}})
     assert names(tmp_path, GPT, training) == SMALL_GPT

@@ -303,7 +303,7 @@ def test_labels_have_their_share_in_the_loss(originals, context):
     expected = 0.75 * float(free.loss(student.module, without)) + 0.25 * float(own.loss(student.module, batch))
     assert float(made.loss(student.module, batch)) == pytest.approx(expected, rel=1e-5)
     found = LogitDistillation(label_weight=0.25, **QUICK).apply(student, given)
-    assert found.history[-1].config["labels"] == 0.25
+    assert found.history[-1].config["label_weight"] == 0.25
 
 
 @pytest.mark.parametrize("source", ["mini", "gpt2", "net"])

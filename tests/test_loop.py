@@ -247,7 +247,7 @@ def written(log: Path) -> int:
     [
         {},
         {"techniques": ["fp16"], "optimizer": {"adamw": {"lr": 0.02}}},
-        {"techniques": [{"fp16": {"scale": 1e38}}]},
+        {"techniques": [{"fp16": {"init_scale": 1e38}}]},
         {"optimizer": {"sgd": {"lr": 0.1}}},
         {"optimizer": "adamw-8bit"},
         {

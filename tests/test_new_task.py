@@ -83,7 +83,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(home):
     """The model fine-tuned on the reviews, and the folder of its checkpoint."""
-    given = {"batch": 16, "steps": 12, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}, "feed": {"workers": 0}}
+    given = {"batch_size": 16, "steps": 12, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}, "loader": {"workers": 0}}
     recipe = TrainingRecipe.load(
         None, source=str(home / "bert"), data={"train": str(home / "reviews.jsonl")}, task="review-score", **given
     )
@@ -94,13 +94,13 @@ def tuned(home):
 @pytest.fixture(scope="module")
 def compressed(home, tuned):
     """The artifact of the fine-tuned model, pruned, healed and quantized for the default target."""
-    stages = [{"prune.ffn": {"keep": 0.8, "multiple": 4}}, "quantize.static"]
+    stages = [{"prune.ffn": {"keep": 0.8, "round_to": 4}}, "quantize.static"]
     recipe = Recipe.parse(
         {
             "source": str(tuned.folder),
             "data": str(home / "reviews.jsonl"),
             "stages": stages,
-            "heal": {"steps": 20, "look": 10, "feed": {"workers": 0}},
+            "heal": {"steps": 20, "eval_every": 10, "loader": {"workers": 0}},
             "runtimes": ["onnxruntime"],
         }
     )

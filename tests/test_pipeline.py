@@ -27,7 +27,7 @@ STEPS = (
     "run the original model",
     "calibrate",
     "round the weights",
-    "measure each layer's harm",
+    "measure each layer's sensitivity",
     "build the candidates",
     "time the candidates",
     "validate",

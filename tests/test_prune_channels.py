@@ -161,7 +161,8 @@ def test_a_smaller_network_is_the_larger_one_with_channels_silent(net, data):
         try:
             smaller, error = prove_removal(net, collect_removed([(group, chosen)]), image())
         except RuntimeError:
-            assert any(block.kind in ("groupnorm", "shuffle") for block in net.blocks), group.name
+            # Torch-Pruning maps the indices of some concatenations wrongly: the stage leaves such a group alone.
+            assert any(block.kind in ("groupnorm", "shuffle", "concat") for block in net.blocks), group.name
             continue
         assert error <= 1e-5 or any(block.kind == "shuffle" for block in net.blocks), group.name
         with torch.no_grad():
@@ -172,11 +173,11 @@ def test_a_smaller_network_is_the_larger_one_with_channels_silent(net, data):
 @given(
     net=nets, keep=st.floats(0.1, 0.9), round_to=st.integers(1, 4), allocate=st.sampled_from(["uniform", "sensitivity"])
 )
-def test_whatever_is_cut_of_a_network_is_proved_and_replayed(tmp_path_factory, net, keep, multiple, allocate):
+def test_whatever_is_cut_of_a_network_is_proved_and_replayed(tmp_path_factory, net, keep, round_to, allocate):
     models.randomize(net)
     folder = tmp_path_factory.mktemp("net")
     checkpoint = checkpoint_of(net)
-    stage = Channels(keep=keep, round_to=multiple, allocate=allocate, samples=16)
+    stage = Channels(keep=keep, round_to=round_to, allocate=allocate, samples=16)
     context = contexts.torch_context(checkpoint, folder, dataset=contexts.dataset_for(checkpoint, 12))
     with suppress(UsageError):  # of a network with nothing to cut, at this multiple
         stands(net, stage.apply(checkpoint, context))

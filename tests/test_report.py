@@ -48,7 +48,7 @@ def measured(batches=(1, 2, 4, 8), engine="openvino, float32"):
         machine=MACHINE,
         timings=tuple(times),
         knee=4 if len(batches) > 1 else 1,
-        stages={"capture the graph": 8.2, "measure each layer's harm": 301.0},
+        stages={"capture the graph": 8.2, "measure each layer's sensitivity": 301.0},
         peak_memory=2_000_000_000,
         original_size=90_000_000,
     )
@@ -245,8 +245,8 @@ def test_it_is_written_without_timings():
 
 def test_a_sensitivity_of_zero_or_less_has_no_bar():
     given = pieces(layers=3)
-    nodes = list(given["ladder"].harm)
-    given["ladder"] = PrecisionLadder(given["ladder"].flights, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
+    nodes = list(given["ladder"].sensitivity)
+    given["ladder"] = PrecisionLadder(given["ladder"].rungs, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
     html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]

@@ -263,7 +263,7 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
         {
             "source": "model",
             "heal": False,
-            "stages": [{"prune.ffn": {"keep": 0.9, "multiple": 4}}, {"quantize.static": {"method": "mse"}}],
+            "stages": [{"prune.ffn": {"keep": 0.9, "round_to": 4}}, {"quantize.static": {"method": "mse"}}],
         }
     )
     made = apply_settings(recipe, {"ffn": 0.5, "heads": 0.75}, (60, 180))
@@ -274,7 +274,7 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
         "distill.heal",
         "quantize.static",
     ]
-    assert made.stages[1].config == {"keep": 0.5, "multiple": 4}
+    assert made.stages[1].config == {"keep": 0.5, "round_to": 4}
     assert [step.config["steps"] for step in made.stages[2:4]] == [60, 180]
     assert made.stages[4].config == {"method": "mse"}
     made.make_stages()

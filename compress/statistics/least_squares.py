@@ -175,7 +175,8 @@ def collect_sums(
                 break
     cross, outputs = weight @ sums.cross.double(), weight @ sums.target.double()
     if bias is not None:
-        cross, outputs = cross + torch.outer(bias, sums.inputs.total), outputs + sums.inputs.count * bias
+        bias = bias.detach().double()
+        cross, outputs = cross + torch.outer(bias, sums.inputs.total.double()), outputs + sums.inputs.count * bias
     return RegressionSums(sums.inputs, cross, outputs)
 
 

@@ -189,7 +189,7 @@ class Task(ABC):
         """
         if length is None:
             return nullcontext()
-        raise UsageError(f"length is for texts, and this model is for {self.name}. Leave it out")
+        raise UsageError(f"max_length is for texts, and this model is for {self.name}. Leave it out")
 
     @abstractmethod
     def examples(self, count: int, seed: int = 0) -> list[Any]:
