@@ -25,8 +25,8 @@ from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import WORDS, TextTask
 from laconic.tensor import Array, Arrays
-from laconic.training.settings import TrainingRecipe
 from laconic.training.observers import ObserverSettings
+from laconic.training.settings import TrainingRecipe
 
 
 class ReviewScore(TextTask):
@@ -83,12 +83,19 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(home):
     """The model fine-tuned on the reviews, and the folder of its checkpoint."""
-    given = {"batch_size": 16, "steps": 12, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}, "loader": {"workers": 0}}
+    given = {
+        "batch_size": 16,
+        "steps": 12,
+        "optimizer": {"name": "adamw", "config": {"lr": 0.003}},
+        "loader": {"workers": 0},
+    }
     recipe = TrainingRecipe.load(
         None, source=str(home / "bert"), data={"train": str(home / "reviews.jsonl")}, task="review-score", **given
     )
     steps = Steps(quiet=True)
-    return finetune(recipe, home / "tuned", observers=ObserverSettings(quiet=True), steps=steps, cache=Cache(home / "cache"))
+    return finetune(
+        recipe, home / "tuned", observers=ObserverSettings(quiet=True), steps=steps, cache=Cache(home / "cache")
+    )
 
 
 @pytest.fixture(scope="module")

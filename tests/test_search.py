@@ -106,7 +106,7 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
     trials = found.artifact.measured.search
     assert any(trial.front for trial in trials)
     assert all(trial.reason for trial in trials)
-    assert "What the search tried" in (path / REPORT).read_text(encoding="utf-8")
+    assert "Trials of the search" in (path / REPORT).read_text(encoding="utf-8")
     before = {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")}
     again = run(trained, tmp_path / "again.laconic", cache)
     assert content(again.artifact.path) == content(path)

@@ -115,7 +115,7 @@ class TextTask(Task):
         least = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1
         if not least <= length <= self.max_tokens:
             raise UsageError(
-                f"the model takes {least} to {self.max_tokens} tokens, and max_length is {length}. Give a length between"
+                f"the model takes {least} to {self.max_tokens} tokens, and max_length is {length}. Give one between"
             )
         self.tokenizer.enable_truncation(length)
         try:
