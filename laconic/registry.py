@@ -1,7 +1,8 @@
 """The registry: tables from the names used in recipes and on the command line to "package.module:object" addresses.
 
 Nothing is imported before it is resolved. To add a stage, a task, a runtime or a target, write one file and add one
-line here. An address "their.package:Thing" works wherever a name does, and needs no line.
+line here. In a recipe, an address "their.package:Thing" works in place of the name of a stage, a criterion, a
+technique, an optimizer or a schedule, and needs no line.
 """
 
 import difflib

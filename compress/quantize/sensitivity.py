@@ -30,7 +30,7 @@ def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dic
 def make_rungs(layers: Sequence[Layer], lowest: Plan, sensitivity: Mapping[str, float]) -> tuple[tuple[Plan, ...], ...]:
     """The three rungs of the precision ladder.
 
-    On the first, layers leave INT8 arithmetic one after the other, the most sensitive per multiplication first, while
+    On the first, layers leave INT8 arithmetic one after the other, the most sensitive per weight first, while
     all weights stay in INT8. On the second, their weights go to 16 bits as they leave; those of the embeddings, which
     cost no time, have 16 bits from the start. The third is the float graph.
     """
