@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.registry import EXTRAS, PACKAGES
+from laconic.registry import EXTRAS, PACKAGES, TASKS
 
 HOME = Path(__file__).parents[1]
 OWN = PACKAGES
@@ -136,6 +136,17 @@ def test_no_code_of_ours_is_called_through_a_string(module):
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     assert [text for text in strings if re.match(rf"({'|'.join(OWN)})(\.\w+)+:\w", text)] == []
+
+
+@each_module
+def test_no_task_is_told_by_its_name_outside_its_own_module(module):
+    """What differs between tasks is a method or an attribute of theirs: nothing else compares or matches their names."""
+    if module.startswith("laconic.tasks"):
+        return
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    asked = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.MatchValue))]
+    constants = [each.value for node in asked for each in ast.walk(node) if isinstance(each, ast.Constant)]
+    assert set(TASKS) & {value for value in constants if isinstance(value, str)} == set()
 
 
 def sorted_or_cycle(graph):
