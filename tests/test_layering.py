@@ -140,7 +140,7 @@ def test_no_code_of_ours_is_called_through_a_string(module):
 
 @each_module
 def test_no_task_is_told_by_its_name_outside_its_own_module(module):
-    """What differs between tasks is a method or an attribute of theirs: nothing else compares or matches their names."""
+    """What differs between tasks is a method or an attribute of theirs: no other module compares their names."""
     if module.startswith("laconic.tasks"):
         return
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
