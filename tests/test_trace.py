@@ -1,6 +1,10 @@
 import gzip
 import json
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,9 +50,22 @@ def test_a_profile_is_a_trace_of_a_few_steps_with_their_phases_and_a_table(tmp_p
     assert "Self CPU time total" in table
 
 
-def test_the_profiler_does_not_talk(tmp_path, capfd):
-    train(4, (profile := Profile(tmp_path, CPU)).phase, profile)
-    assert "USDT" not in "".join(capfd.readouterr())
+def test_the_profiler_does_not_talk(tmp_path):
+    """In a process of its own: the profiler's library reads its log level once, when it is first used."""
+    code = (
+        "import sys, torch; from pathlib import Path; from test_trace import train; "
+        "from laconic.training.callbacks.trace import Profile; "
+        "profile = Profile(Path(sys.argv[1]), torch.device('cpu')); train(4, profile.phase, profile)"
+    )
+    path = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"} | {
+        "PYTHONPATH": path
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, check=True
+    )
+    assert (tmp_path / TRACE).exists()
+    assert "USDT" not in told.stdout + told.stderr
 
 
 def test_a_run_that_ends_within_the_recording_is_written_as_far_as_it_came(tmp_path):
