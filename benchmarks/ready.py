@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from classifier import classifier
-from solve import digits
+from search import digits
 
 from compress.pipeline import compress
 from laconic.cache import Cache

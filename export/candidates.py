@@ -41,8 +41,8 @@ class EngineCandidate:
         """The name shown to users: engine, arithmetic, and whether only the weights, or nothing, is quantized. Unique
         within a run."""
         if self.is_plain:
-            return f"{self.option.name}, as it was"
-        return self.option.name if self.is_integer else f"{self.option.name}, weights alone"
+            return f"{self.option.name}, not quantized"
+        return self.option.name if self.is_integer else f"{self.option.name}, weight-only"
 
     @property
     def is_integer(self) -> bool:
@@ -62,7 +62,7 @@ def pair_ladders(
 
     BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic in
     INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
-    and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the graph as it was, the way
+    and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
     back where a model is so small that INT8 costs more than it saves.
     """
     choice = len(ladder.rungs) > 1

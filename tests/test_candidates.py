@@ -94,7 +94,7 @@ def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_origina
     plain = replace(CANDIDATE, plan=Plan({"layer": "float32"}), speedup=5.0)
     assert choose_fastest([CANDIDATE, plain]) is CANDIDATE
     assert choose_fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).is_plain
-    assert plain.name == "openvino, float32, as it was"
+    assert plain.name == "openvino, float32, not quantized"
 
 
 def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first():
@@ -114,7 +114,7 @@ def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first()
 def test_a_candidate_is_named_by_what_its_layers_compute_in():
     names = {each: replace(CANDIDATE, plan=Plan({"a": each, "b": "int8-weight"})).name for each in BITS}
     assert {each for each, name in names.items() if name == "openvino, float32"} == {"int8", "int8-dynamic"}
-    assert set(names.values()) == {"openvino, float32", "openvino, float32, weights alone"}
+    assert set(names.values()) == {"openvino, float32", "openvino, float32, weight-only"}
 
 
 def test_where_none_meets_the_goal_the_most_faithful_is_taken():

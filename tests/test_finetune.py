@@ -394,7 +394,7 @@ def test_people_are_told_what_it_has_brought_and_what_is_next(laconic, home, tmp
     for text in ("perplexity", "waited for data", f"Next: laconic compress {tmp_path / 'tuned'}"):
         assert text in shown
     assert "step 2/2" in err
-    assert "judge what it has learned" in err
+    assert "evaluate after training" in err
 
 
 SHORT = """

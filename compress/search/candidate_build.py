@@ -40,8 +40,8 @@ class BuiltArtifact:
 
     folder: where it is. option: engine and compute precision. precision: of most layers. quality: on the samples used
     for selection. latency: seconds for one sample. size: bytes. speedup: over the original, at the batch sizes of a
-    trial. costs: processor seconds of a run, by batch size. failures: what its verdict, on samples that no choice was
-    made by, and the goal have against it. highest_drop: the upper end of the drop's 95 % interval on those samples;
+    trial. costs: processor seconds of a run, by batch size. failures: the misses of the goal, also by its
+    verdict on the test samples. highest_drop: the upper end of the drop's 95 % interval on those samples;
     None without labels.
     """
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def show(result: "FinetuneResult") -> None:
     """Print the figures before and after, and the next command."""
     table = make_table(
-        f"{result.folder.name}: {result.checkpoint.task.name}", "on samples set aside", "before", "after", right=(1, 2)
+        f"{result.folder.name}: {result.checkpoint.task.name}", "on the validation set", "before", "after", right=(1, 2)
     )
     for name, value in result.after.items():
         table.add_row(name, f"{result.before[name]:.4f}" if name in result.before else "", f"{value:.4f}")

@@ -146,7 +146,7 @@ def read(path: Path, task: Task) -> Dataset:
 def read_rows(path: Path, task: Task) -> Iterator[Row]:
     """The rows of a file or a folder, unparsed. Raises DataError, MissingPackage."""
     if not path.exists():
-        near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = [entry.name for entry in path.parent.glob("[!.]*")] if path.parent.is_dir() else []
         raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind not in registry.FORMATS:

@@ -140,7 +140,7 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
         train_set, validation = read_datasets(recipe, checkpoint)
         with checkpoint.task.truncated(recipe.max_length):
             length = measure_longest(checkpoint, train_set)
-        step.note = f"{checkpoint.task.name}, {len(train_set.keys)} rows to learn, {len(validation.keys)} to judge by"
+        step.note = f"{checkpoint.task.name}, {len(train_set.keys)} training and {len(validation.keys)} validation rows"
     structure = copy_structure(checkpoint, Path(recipe.source).name)
     return FinetuneInputs(checkpoint, train_set, validation, structure, length)
 
@@ -190,7 +190,7 @@ class Evaluator:
         if 0 < done < self._last:
             self._steps.report(f"after step {done}", format_figures(self._evaluate(state, self._part)))
             return
-        with self._steps.step("judge what it has learned" if done else "judge the model as it is") as step:
+        with self._steps.step("evaluate after training" if done else "evaluate before training") as step:
             figures = self._evaluate(state, self._all)
             step.note = format_figures(figures)
         if done:

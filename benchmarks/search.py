@@ -1,7 +1,7 @@
 """A search for a goal: a network that reads digits, or a classifier of docstrings, with a drop of at most one point.
 
-python benchmarks/solve.py digits --budget 4m
-python benchmarks/solve.py text --budget 30m
+python benchmarks/search.py digits --budget 4m
+python benchmarks/search.py text --budget 30m
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--budget", default="15m")
     parser.add_argument("--drop", default="1%")
     parser.add_argument("--engine", default="local")
-    parser.add_argument("--folder", type=Path, default=Path("solve-benchmark"))
+    parser.add_argument("--folder", type=Path, default=Path("search-benchmark"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe.parse({**MODELS[given.model](given.folder), "goal": {"max_drop": given.drop}})
