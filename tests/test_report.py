@@ -300,7 +300,7 @@ def test_sizes_and_fidelity_after_each_stage_are_a_table_and_two_plots():
     found = tree(html).findall(".//table[@class='changes']/tbody/tr")
     rows = [" ".join(filter(None, ("".join(cell.itertext()) for cell in row))) for row in found]
     assert rows == [
-        "as it came 1.0 k 4.0 kB 900",
+        "source 1.0 k 4.0 kB 900",
         "prune.heads 500 (50 %) 2.0 kB (50 %) 300 (33 %) 0.90000 0.70000 3.0 s",
         "distill.heal 500 (50 %) 2.0 kB (50 %) 300 (33 %) 0.96000 0.70000 3 min 20 s",
         "quantize.static 1.0 kB (25 %) 0.95000",

@@ -128,7 +128,7 @@ def test_stages_of_the_same_settings_never_share_a_result(source, monkeypatch):
 def test_what_each_stage_gained_and_cost_is_counted(source):
     made = nudges(source, 0.05, 0.02)
     start, first, second = made.report["stages"]
-    assert start["stage"] == "as it came"
+    assert start["stage"] == "source"
     assert start["figures"] == {"parameters": 83, "bytes": 332, "multiply-adds": 72}
     assert first["left"] == {"parameters": 1, "bytes": 1, "multiply-adds": 1}
     assert 0 < second["figures"]["fidelity"] < first["figures"]["fidelity"] < 1
@@ -163,7 +163,7 @@ def test_a_checkpoint_is_opened_and_compressed_again(source):
         given, source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache")
     )
     assert [record.stage for record in again.checkpoint.history] == ["nudging:Nudge", "nudging:Nudge"]
-    assert [stage["stage"] for stage in again.report["stages"]] == ["as it came", "nudging:Nudge"]
+    assert [stage["stage"] for stage in again.report["stages"]] == ["source", "nudging:Nudge"]
 
 
 def test_what_a_checkpoint_has_been_through_can_be_looked_at_again(source):

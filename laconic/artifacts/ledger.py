@@ -10,7 +10,7 @@ from laconic.units import format_bytes, format_count, format_fidelity
 JSON = "report.json"
 """The file beside a checkpoint that holds the ledger, for programs."""
 
-START = "as it came"
+START = "source"
 SIZES = ("parameters", "bytes", "multiply-adds")
 """Figures that a stage reduces."""
 
