@@ -1,6 +1,6 @@
 """The control plane: health, metadata, statistics, metrics, errors and OpenAPI, by FastAPI."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -120,61 +120,65 @@ def add_server(app: FastAPI, repository: Repository) -> None:
 def add_models(app: FastAPI, repository: Repository) -> None:
     """Add the routes of one model, each also with the version in its path."""
 
-    def route(suffix: str, describe: Any) -> None:
-        """describe: makes the answer from a model; its docstring is the route's."""
-
-        async def current(name: str) -> Any:
-            return describe(repository.get(name))
-
-        async def versioned(name: str, version: str) -> Any:
-            return describe(repository.get(name, version))
-
-        for path, endpoint in (("", current), ("/versions/{version}", versioned)):
-            app.add_api_route(
-                f"/v2/models/{{name}}{path}{suffix}",
-                endpoint,
-                tags=["models"],
-                name=f"{describe.__name__}{'_of_version' if path else ''}",
-                description=describe.__doc__,
-                response_model=None,
-            )
-
-    def model_metadata(model: Model) -> dict[str, Any]:
-        """The model's signature."""
-        return {
-            "name": model.name,
-            "versions": [VERSION],
-            "platform": f"onnx_{model.runtime}",
-            "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
-            "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
-        }
-
     def model_ready(model: Model) -> Response:
         """Whether the model answers."""
         if not repository.ready:
             raise NotReady(f"the server of model {model.name!r} is stopping")
         return Response()
 
-    def model_configuration(model: Model) -> dict[str, Any]:
-        """How the model is run, as Triton's clients know it."""
-        batcher = model.batcher
-        return kserve.describe_configuration(
-            model.name,
-            model.runtime,
-            model.inputs,
-            model.outputs,
-            cap=batcher.cap.rows,
-            batched=batcher.layout.batched,
+    add_model_route(app, repository, "", model_metadata)
+    add_model_route(app, repository, "/ready", model_ready)
+    add_model_route(app, repository, "/config", model_configuration)
+    add_model_route(app, repository, "/stats", model_statistics)
+
+
+def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe: Callable[[Model], Any]) -> None:
+    """Add a route of one model. describe: makes the answer from the model; its docstring is the route's."""
+
+    async def current(name: str) -> Any:
+        return describe(repository.get(name))
+
+    async def versioned(name: str, version: str) -> Any:
+        return describe(repository.get(name, version))
+
+    for path, endpoint in (("", current), ("/versions/{version}", versioned)):
+        app.add_api_route(
+            f"/v2/models/{{name}}{path}{suffix}",
+            endpoint,
+            tags=["models"],
+            name=f"{describe.__name__}{'_of_version' if path else ''}",
+            description=describe.__doc__,
+            response_model=None,
         )
 
-    def model_statistics(model: Model) -> dict[str, Any]:
-        """The model's counters."""
-        return {"model_stats": [model.statistics.describe(model.name, VERSION)]}
 
-    route("", model_metadata)
-    route("/ready", model_ready)
-    route("/config", model_configuration)
-    route("/stats", model_statistics)
+def model_metadata(model: Model) -> dict[str, Any]:
+    """The model's signature."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": f"onnx_{model.runtime}",
+        "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
+        "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
+    }
+
+
+def model_configuration(model: Model) -> dict[str, Any]:
+    """How the model is run, as Triton's clients know it."""
+    batcher = model.batcher
+    return kserve.describe_configuration(
+        model.name,
+        model.runtime,
+        model.inputs,
+        model.outputs,
+        cap=batcher.cap.rows,
+        batched=batcher.layout.batched,
+    )
+
+
+def model_statistics(model: Model) -> dict[str, Any]:
+    """The model's counters."""
+    return {"model_stats": [model.statistics.describe(model.name, VERSION)]}
 
 
 def add_predict(app: FastAPI, repository: Repository, settings: Settings) -> None:

@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 
 from compress.search.budget import Budget
-from compress.search.candidate_build import BuiltArtifact
 from compress.search.constraints import Constraints, Quality
 from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
 from compress.search.pareto import dominates
+from compress.search.results import BuiltArtifact, TrialOutcome
 from compress.search.search_candidate import describe_misses
 from compress.search.search_space import predict_specs
 from compress.search.strategy import run_search
 from compress.search.successive_halving import HEALING_STEPS
-from compress.search.trial import TrialOutcome
 from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache

@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from compress.pipeline import compress
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.reference_timer import ReferenceTimer
+from compress.search.results import BUILT, BuiltArtifact
 from compress.search.trial import SearchContext
 from export.build import EngineOption
 from export.candidates import mean_speedup
@@ -32,32 +30,6 @@ QUANTIZATION_INFIDELITY = (0.01, 0.002)
 drop, the second is tried, which keeps more layers in higher precision."""
 
 FOLDER = "artifact"
-
-
-@dataclass(frozen=True)
-class BuiltArtifact:
-    """An artifact in the cache, with its measurements.
-
-    folder: where it is. option: engine and compute precision. precision: of most layers. quality: on the samples used
-    for selection. latency: seconds for one sample. size: bytes. speedup: over the original, at the batch sizes of a
-    trial. costs: processor seconds of a run, by batch size. failures: the misses of the goal, also by its
-    verdict on the test samples. highest_drop: the upper end of the drop's 95 % interval on those samples;
-    None without labels.
-    """
-
-    folder: str
-    option: EngineOption
-    precision: Precision
-    quality: Quality
-    latency: float
-    size: float
-    speedup: float
-    costs: Mapping[int, float]
-    failures: tuple[str, ...]
-    highest_drop: float | None = None
-
-
-BUILT = TypeAdapter(BuiltArtifact)
 
 
 def build_candidate(

@@ -4,19 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean, median
 
-from compress.search.candidate_build import BuiltArtifact
 from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
+from compress.search.results import BuiltArtifact, CostPrediction
 from laconic.timing.benchmark import TRIAL_BATCHES
-
-
-@dataclass(frozen=True)
-class CostPrediction:
-    """latency: seconds for one sample. speedup: over the original. size: bytes."""
-
-    latency: float
-    speedup: float
-    size: float
 
 
 @dataclass

@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compress.search.candidate_build import BuiltArtifact
 from compress.search.constraints import Constraints, Quality
-from compress.search.latency_model import CostPrediction
+from compress.search.results import BuiltArtifact, CostPrediction, TrialOutcome
 from compress.search.study import describe_settings
-from compress.search.trial import TrialOutcome
 from laconic.timing.measurements import TrialRecord
 from laconic.units import format_bytes, format_seconds
 

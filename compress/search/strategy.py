@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from compress.search.constraints import Quality
 from compress.search.exploration import Exploration
-from compress.search.latency_model import CostPrediction, LatencyModel
+from compress.search.latency_model import LatencyModel
 from compress.search.latency_table import LatencyTable
+from compress.search.results import CostPrediction, TrialOutcome
 from compress.search.search_candidate import SearchCandidate
 from compress.search.search_space import find_axes
 from compress.search.search_state import Publish, SearchState
 from compress.search.study import Study, describe_settings
 from compress.search.successive_halving import SuccessiveHalving
-from compress.search.trial import TrialOutcome
 from compress.search.trial_runner import TrialRunner
 from laconic.errors import RecipeError
 from laconic.models.source import GraphSource

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
-from compress.search.constraints import Quality, measure_quality
-from compress.search.layer_spec import LayerSpec, read_layer_specs
+from compress.search.constraints import measure_quality
+from compress.search.layer_spec import read_layer_specs
+from compress.search.results import OUTCOME, TrialOutcome
 from compress.transform import apply_stages
 from export.lineage import Job, Lineage
 from export.sources import as_checkpoint_source, open_source
@@ -40,23 +40,6 @@ class TrialJob:
     trust: bool
     cache: str
     threads: int
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
-    """The outcome of a trial.
-
-    quality: on the samples used for selection. specs: the layers that are left. size: bytes of their weights in INT8.
-    error: why there is no result, in a sentence.
-    """
-
-    quality: Quality | None = None
-    specs: tuple[LayerSpec, ...] = ()
-    size: float = 0.0
-    error: str = ""
-
-
-OUTCOME = TypeAdapter(TrialOutcome)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from compress.search.budget import Budget
-from compress.search.candidate_build import BuiltArtifact, build_candidate
+from compress.search.candidate_build import build_candidate
 from compress.search.constraints import Constraints
 from compress.search.executor import Executor
+from compress.search.results import OUTCOME, BuiltArtifact, TrialOutcome
 from compress.search.search_candidate import SearchCandidate, describe_misses
 from compress.search.search_space import apply_settings
-from compress.search.trial import OUTCOME, SearchContext, TrialJob, TrialOutcome, run_trial
+from compress.search.trial import SearchContext, TrialJob, run_trial
 from laconic.cache import Cache
 from laconic.hashing import hash_of
 from laconic.progress import Steps

@@ -102,7 +102,6 @@ def render_report(
     """
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
-    alone = find_timings(measured.timings, 1)
     verdict = manifest.verdict
     return (
         make_environment()
@@ -115,10 +114,7 @@ def render_report(
             passed=verdict is not None and verdict.passed,
             failures=verdict.failures if verdict else ["nothing was compared"],
             made_up=not manifest.data,
-            smaller=f"{measured.original_size / served_size(manifest):.1f}",
-            faster=f"{alone[1].speedup:.1f}" if alone else None,
-            alone=[format_seconds(time.seconds) for time in alone] if alone else None,
-            sizes=[format_bytes(measured.original_size), format_bytes(served_size(manifest))],
+            **format_headline(manifest, measured),
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(list_gains(manifest, measured, metric)),
             pictures=make_pictures(measured),
@@ -138,6 +134,17 @@ def render_report(
             source=source,
         )
     )
+
+
+def format_headline(manifest: Manifest, measured: Measurements) -> dict[str, Any]:
+    """Format size and latency of a single sample beside the original's, as the template's headline names them."""
+    size, alone = served_size(manifest), find_timings(measured.timings, 1)
+    return {
+        "smaller": f"{measured.original_size / size:.1f}",
+        "faster": f"{alone[1].speedup:.1f}" if alone else None,
+        "alone": [format_seconds(time.seconds) for time in alone] if alone else None,
+        "sizes": [format_bytes(measured.original_size), format_bytes(size)],
+    }
 
 
 def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:

@@ -65,19 +65,28 @@ def compress(
     if output is None:
         raise UsageError("no output folder was given. Give --output FOLDER, as minilm.laconic")
     if seconds is not None:
-        if chosen.to == "checkpoint":
-            raise UsageError("a search writes an artifact, not a checkpoint. Leave out --budget or --to")
-        from compress.search.search import search
-
-        finish(search(chosen, output, budget=seconds, engine=engine, trust=trust), as_json)
-    elif chosen.to == "checkpoint":
-        from compress.pipeline import compress_checkpoint
-
-        finish_checkpoint(compress_checkpoint(chosen, output, trust=trust), as_json)
+        run_search(chosen, output, seconds, engine, trust=trust, as_json=as_json)
     else:
-        from compress.pipeline import compress
+        run_recipe(chosen, output, trust=trust, as_json=as_json)
 
-        finish(compress(chosen, output, trust=trust), as_json)
+
+def run_search(recipe: "Recipe", output: Path, seconds: float, engine: str, *, trust: bool, as_json: bool) -> None:
+    """Search for the best artifact within a time budget. Raises UsageError for a recipe that writes a checkpoint."""
+    if recipe.to == "checkpoint":
+        raise UsageError("a search writes an artifact, not a checkpoint. Leave out --budget or --to")
+    from compress.search.search import search
+
+    finish(search(recipe, output, budget=seconds, engine=engine, trust=trust), as_json)
+
+
+def run_recipe(recipe: "Recipe", output: Path, *, trust: bool, as_json: bool) -> None:
+    """Run a recipe as it is, to an artifact or to a checkpoint."""
+    from compress.pipeline import compress, compress_checkpoint
+
+    if recipe.to == "checkpoint":
+        finish_checkpoint(compress_checkpoint(recipe, output, trust=trust), as_json)
+    else:
+        finish(compress(recipe, output, trust=trust), as_json)
 
 
 def export(

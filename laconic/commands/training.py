@@ -2,13 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from laconic.commands.options import Builder, Json, Source, Task, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
+
+if TYPE_CHECKING:
+    from laconic.training.settings import TrainingRecipe
 
 
 def finetune(
@@ -48,27 +51,32 @@ def finetune(
         "epochs": epochs,
         "batch_size": batch,
         "memory": memory,
-        "data": files or None,
     }
-    given = {key: value for key, value in given.items() if value is not None}
-    if recipe is None and not {"source", "data"} <= given.keys():
-        raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
-    from laconic.commands.finetune_summary import show, summary
-    from laconic.finetune.finetune import finetune
-    from laconic.training.observers import ObserverSettings
-    from laconic.training.settings import TrainingRecipe
-
-    chosen = TrainingRecipe.load(recipe, **given)
+    chosen = read_training_recipe(recipe, given | {"data": files or None})
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
+    from laconic.commands.finetune_summary import show, summary
+    from laconic.finetune.finetune import finetune
+    from laconic.training.observers import ObserverSettings
+
     observers = ObserverSettings(trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard)
     tuned = finetune(chosen, output, trust=trust, auto=auto, observers=observers)
     if os.environ.get("RANK", "0") != "0":
         return  # only the first rank prints the result
     print_json(summary(tuned)) if as_json else show(tuned)
+
+
+def read_training_recipe(path: Path | None, given: dict[str, Any]) -> "TrainingRecipe":
+    """Read a training recipe; the command-line options that were given override it. Raises UsageError for nothing."""
+    from laconic.training.settings import TrainingRecipe
+
+    given = {key: value for key, value in given.items() if value is not None}
+    if path is None and not {"source", "data"} <= given.keys():
+        raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
+    return TrainingRecipe.load(path, **given)
 
 
 def plan(

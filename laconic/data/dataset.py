@@ -12,8 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from laconic import registry
-from laconic.data.formats import LABEL, Row
-from laconic.data.parse import ParsedRow, digest_content, parse_row
+from laconic.data.rows import LABEL, ParsedRow, Row, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of

@@ -7,28 +7,18 @@ import csv as csv_module
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from laconic.data.rows import LABEL, Row
 from laconic.errors import DataError, InputError
 from laconic.registry import did_you_mean
 from laconic.tasks.task import SampleKind, Task
 from laconic.tensor import Array, TensorSpec
 
-LABEL = "label"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a file: its number, from 1, and its values by column."""
-
-    number: int
-    values: Mapping[str, Any]
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

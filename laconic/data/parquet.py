@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from laconic.data.formats import LABEL, Row
+from laconic.data.rows import LABEL, Row
 from laconic.errors import DataError
 from laconic.tasks.task import PAIR, Task
 

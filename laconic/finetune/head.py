@@ -8,7 +8,7 @@ import torch
 
 from laconic import registry
 from laconic.data.dataset import read_rows
-from laconic.data.formats import LABEL
+from laconic.data.rows import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface
 from laconic.models.checkpoint import CARD, Checkpoint, load_source, prepare, read_licence, rebuild

@@ -1,4 +1,4 @@
-"""Parse rows of files into samples; errors name the row."""
+"""Rows of files, and their parsing into samples; errors name the row."""
 
 import hashlib
 import json
@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 
 from laconic import registry
-from laconic.data.formats import LABEL, Row
 from laconic.errors import DataError, InputError
 from laconic.tasks.task import PAIR, Task
+
+LABEL = "label"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a file: its number, from 1, and its values by column."""
+
+    number: int
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
