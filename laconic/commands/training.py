@@ -44,15 +44,9 @@ def finetune(
     snapshot; under torchrun the same recipe trains on several devices.
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
-    given = {
-        "source": source,
-        "task": task,
-        "builder": builder,
-        "epochs": epochs,
-        "batch_size": batch,
-        "memory": memory,
-    }
-    chosen = read_training_recipe(recipe, given | {"data": files or None})
+    given = {"source": source, "task": task, "builder": builder, "data": files or None}
+    options = {"epochs": epochs, "batch_size": batch, "memory": memory}
+    chosen = read_training_recipe(recipe, given | options)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
