@@ -10,7 +10,7 @@ from torch import nn
 
 from laconic.config import NamedSettings
 from laconic.models import builder, huggingface
-from laconic.models.embedder import read_json
+from laconic.models.embedder import read_source_json
 from laconic.planner.combinations import format_technique
 from laconic.planner.meta_model import CONFIG, MetaModel, open_meta_model
 from laconic.training.settings import Training
@@ -101,7 +101,7 @@ def from_config(name: str, folder: Path, config: Any, kind: str, task: str, batc
     """A model of transformers, from its config alone. kind: the class of transformers."""
     config.architectures = [kind]
     config.save_pretrained(folder)
-    source = huggingface.describe_source(folder, read_json(folder / CONFIG), task)
+    source = huggingface.describe_source(folder, read_source_json(folder / CONFIG), task)
     subject = open_meta_model(folder, task=task)
     eager(subject.module)
     return Model(name, subject, source, batch, length)

@@ -13,7 +13,8 @@ from export.lineage import Lineage, summarize_fidelity
 from export.sources import as_checkpoint_source
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
-from laconic.models.checkpoint import BUILD, Checkpoint
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.checkpoint_card import BUILD
 from laconic.models.footprint import measure_footprint
 from laconic.models.torch_runtime import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties

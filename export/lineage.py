@@ -18,6 +18,7 @@ from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import Context, Stage, dump_settings
+from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
 from laconic.tensor import Array, Arrays
 
@@ -93,8 +94,8 @@ class Lineage:
 @contextmanager
 def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, *, trust: bool) -> Iterator[Lineage]:
     """Open the source and the samples of a recipe, with a scratch folder beside the destination, on the same disk, that
-    is removed at the end."""
-    with open_scratch_folder(destination) as folder:
+    is removed at the end. trust: whether the source may execute code, and the recipe name code, also in the body."""
+    with trust_addresses(trust), open_scratch_folder(destination) as folder:
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust)
             samples = split_samples(recipe, source.task)

@@ -10,7 +10,7 @@ from export.capture.capture import capture, measure_parity
 from export.capture.onnx_source import import_onnx
 from laconic.artifacts.artifact import read_manifest
 from laconic.cache import Cache
-from laconic.errors import SourceError
+from laconic.errors import SourceError, UntrustedCode
 from laconic.hashing import code_version, digest_file, hash_of
 from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
@@ -93,16 +93,28 @@ def as_checkpoint_source(source: Source) -> CheckpointSource:
     return source
 
 
-def open_original(path: Path, artifact: Path, threads: int, *, trust: bool) -> Session:
+def open_original(path: Path, artifact: Path, threads: int, *, builder: str | None = None, trust: bool) -> Session:
     """Open the model that an artifact was made from, in full precision.
 
-    Raises SourceError, or ArtifactError if there is no artifact.
+    builder: the "package.module:factory" that builds the module, from the user: code that the artifact names is never
+    imported. Its arguments are those that the artifact recorded, if that is trusted. Raises SourceError, UntrustedCode,
+    or ArtifactError if there is no artifact.
     """
     manifest = read_manifest(artifact)
     made = manifest.source
     given: dict[str, Any] = {"source": str(path), "task": manifest.task}
-    if made.get("kind") == "builder":
-        given |= {"builder": made["builder"], "arguments": made["arguments"], "inputs": manifest.inputs}
+    if made.get("kind") == "builder" and not is_onnx(path) and not path.is_dir():
+        if builder is None:
+            raise SourceError(
+                f"{path} needs the function that builds its module, and code that an artifact names is not called. "
+                f"Give --builder package.module:factory; the artifact was made with {made.get('builder')!r}"
+            )
+        if made.get("arguments") and not trust:
+            raise UntrustedCode(
+                f"{builder} would be called with the arguments that {artifact} recorded: {made['arguments']!r}. "
+                f"Give --trust if the artifact is yours"
+            )
+        given |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
     return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
 
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from laconic.errors import UsageError
+from laconic.files import restore_folder
 from laconic.tensor import Arrays
 
 VARIABLE = "LACONIC_CACHE"
@@ -58,10 +59,10 @@ class Cache:
             temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=self.folder))
             try:
                 fill(temporary)
-                temporary.rename(path)
-            except BaseException:
+                with suppress(FileExistsError):  # another process has filled it at the same time
+                    temporary.rename(path)
+            finally:
                 shutil.rmtree(temporary, ignore_errors=True)
-                raise
         return path
 
     @contextmanager
@@ -96,10 +97,12 @@ is locked while its run lasts."""
 @contextmanager
 def open_scratch_folder(destination: Path) -> Iterator[Path]:
     """Make a folder beside the destination, on the same disk, that is removed when the body ends. If the process is
-    killed, the next run to the same destination removes it. Raises UsageError if the folder cannot be created."""
+    killed, the next run to the same destination removes it, and puts back a folder that was about to be replaced.
+    Raises UsageError if the folder cannot be created."""
     prefix = f".{destination.name}.{SCRATCH}"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
+        restore_folder(destination)
         for stale in destination.parent.glob(f"{escape(prefix)}*/"):
             with suppress(OSError, NotImplementedError), FileLock(stale / LOCK, timeout=0):
                 shutil.rmtree(stale, ignore_errors=True)

@@ -8,33 +8,46 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from laconic import registry
-from laconic.errors import MissingPackage, RecipeError, UsageError
+from laconic.errors import MissingPackage, RecipeError, UntrustedCode, UsageError
+from laconic.files import read_bytes
 
 PATHS = ("calibrate", "train", "evaluate")
 """The keys of `data` that name files."""
 
 
+RECIPE_BYTES = 2**18
+"""The most bytes of a recipe. PyYAML takes a kilobyte of memory for each of its values."""
+
+
 class UniqueKeyLoader(yaml.SafeLoader):
-    """A safe YAML loader that refuses duplicate keys, of which the last would silently win."""
+    """A safe YAML loader that refuses duplicate keys, of which the last would silently win, and aliases, with which a
+    few lines can stand for billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.get_mark()
+            raise yaml.composer.ComposerError(problem="aliases are not supported", problem_mark=mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(str(key.value))
+            name = str(key.value)
+            if name in seen:
+                raise yaml.constructor.ConstructorError(problem=f"{name!r} is given twice", problem_mark=key.start_mark)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the keys and values of a recipe file, its relative paths resolved against its folder. Raises RecipeError."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
+        content = yaml.load(read_bytes(path, RECIPE_BYTES).decode("utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise RecipeError(f"{path} is not valid YAML: it is nested too deeply") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
@@ -121,11 +134,12 @@ class NamedSettings(Strict):
     def configure(self, kind: str, base: type[BaseModel] = BaseModel) -> Any:
         """Resolve the name in the registry of this kind, and instantiate the class with these settings.
 
-        base: the class that it must derive from. Raises RecipeError, or MissingPackage for a package that it needs.
+        base: the class that it must derive from. Raises RecipeError, UntrustedCode for an address that nobody trusts,
+        MissingPackage for a package that it needs.
         """
         try:
             model = registry.resolve(kind, self.name)
-        except MissingPackage:
+        except (MissingPackage, UntrustedCode):
             raise
         except UsageError as error:
             raise RecipeError(str(error)) from None

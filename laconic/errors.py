@@ -5,6 +5,7 @@ LaconicError                    1  500   base class: an error that the user can 
 │   ├── RecipeError                      the recipe is unreadable or inconsistent
 │   ├── SourceError                      the source is missing, damaged or of another kind
 │   │   └── UntrustedSource              loading the source would execute code, and --trust was not given
+│   ├── UntrustedCode                    a recipe names code by its address, and --trust was not given
 │   ├── DataError                        a data file is unreadable, or a row does not fit the task
 │   ├── InputError                       a tensor does not match the signature
 │   ├── ArtifactError                    the artifact is missing or unreadable
@@ -52,6 +53,10 @@ class SourceError(UsageError):
 
 class UntrustedSource(SourceError):
     """Loading the source would execute code that it carries."""
+
+
+class UntrustedCode(UsageError):
+    """A recipe names code by its address."""
 
 
 class DataError(UsageError):

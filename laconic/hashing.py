@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from laconic.errors import CorruptArtifact
+from laconic.files import read_json
 
 
 def hash_of(*parts: Any) -> str:
@@ -66,7 +67,7 @@ def seal(content: Mapping[str, Any]) -> bytes:
 def unseal(path: Path) -> dict[str, Any]:
     """Read the content of a sealed file. Raises CorruptArtifact if it was changed after it was written."""
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         expected = content.pop("sha256")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptArtifact(

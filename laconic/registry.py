@@ -1,17 +1,19 @@
 """The registry: tables from the names used in recipes and on the command line to "package.module:object" addresses.
 
 Nothing is imported before it is resolved. To add a stage, a task, a runtime or a target, write one file and add one
-line here. In a recipe, an address "their.package:Thing" works in place of the name of a stage, a criterion, a
-technique, an optimizer or a schedule, and needs no line.
+line here. In a recipe that is trusted, an address "their.package:Thing" works in place of the name of a stage, a
+criterion, a technique, an optimizer or a schedule, and needs no line. Nothing else that is read can name code.
 """
 
 import difflib
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from laconic.errors import MissingPackage, UsageError
+from laconic.errors import MissingPackage, UntrustedCode, UsageError
 
 PACKAGES = ("laconic", "compress", "export", "serve")
 """The top-level packages that are installed together."""
@@ -145,6 +147,11 @@ TABLES = {
     "schedule": SCHEDULES,
 }
 
+ADDRESSABLE = ("stage", "criterion", "technique", "optimizer", "schedule")
+"""The kinds for which a trusted recipe may give an address in place of a name."""
+
+_addresses_are_trusted: ContextVar[bool] = ContextVar("addresses_are_trusted", default=False)
+
 RENAMED: dict[str, dict[str, str]] = {
     "technique": {
         "accumulate": "gradient-accumulation",
@@ -195,18 +202,39 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 
-def resolve(kind: str, name: str) -> Any:
-    """Import the object registered under `name`, or the one at the address "package.module:object".
+@contextmanager
+def trust_addresses(trust: bool) -> Iterator[None]:
+    """Allow addresses of code in place of registered names in the body, or forbid them, as they are by default.
 
-    Raises UsageError for an unknown name or an address that does not exist, MissingPackage for a package to install.
+    trust: what the user said of the file that holds the names (--trust).
+    """
+    token = _addresses_are_trusted.set(trust)
+    try:
+        yield
+    finally:
+        _addresses_are_trusted.reset(token)
+
+
+def resolve(kind: str, name: str) -> Any:
+    """Import the object registered under `name`, or the one at the address "package.module:object" where
+    `trust_addresses` allows it.
+
+    Raises UsageError for an unknown name or an address that does not exist, UntrustedCode for an address that is not
+    allowed, MissingPackage for a package to install.
     """
     table = TABLES[kind]
-    address = table.get(name, name)
-    if ":" not in address:
-        if name in RENAMED.get(kind, {}):
-            raise UsageError(f"{kind} {name!r} is now called {RENAMED[kind][name]!r}")
+    if name in table:
+        return import_address(table[name])
+    if name in RENAMED.get(kind, {}):
+        raise UsageError(f"{kind} {name!r} is now called {RENAMED[kind][name]!r}")
+    if ":" not in name or kind not in ADDRESSABLE:
         raise UsageError(f"unknown {kind} {name!r}. {did_you_mean(name, table)}")
-    return import_address(address)
+    if not _addresses_are_trusted.get():
+        raise UntrustedCode(
+            f"{kind} {name!r} is an address of code, which would be imported and executed. Read that code first, then "
+            f"give --trust"
+        )
+    return import_address(name)
 
 
 def import_address(address: str) -> Any:

@@ -96,7 +96,8 @@ def recipe(folder, **changes):
             "to": "checkpoint",
             "stages": stages,
             **changes,
-        }
+        },
+        trust=True,
     )
 
 

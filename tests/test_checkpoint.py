@@ -16,7 +16,8 @@ from torch import nn
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.hashing import seal, unseal
-from laconic.models.checkpoint import CARD, WEIGHTS, Checkpoint, is_onnx, load_source
+from laconic.models.checkpoint import WEIGHTS, Checkpoint, is_onnx, load_source
+from laconic.models.checkpoint_card import CARD
 from laconic.models.torch_runtime import Torch, TorchSession
 from laconic.tensor import TensorSpec
 

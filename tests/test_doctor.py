@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from laconic import registry
 from laconic.commands.doctor import check_engine, check_processor, examine, find_conflicts
 from laconic.hardware import Machine
 
@@ -85,7 +86,8 @@ def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
 def test_an_engine_that_is_broken_says_why(tmp_path, monkeypatch):
     (tmp_path / "broken_engine.py").write_text("raise RuntimeError('libfoo.so.3 is of another world')")
     monkeypatch.syspath_prepend(tmp_path)
-    found = check_engine("broken_engine:Engine")
+    monkeypatch.setitem(registry.RUNTIMES, "broken", "broken_engine:Engine")
+    found = check_engine("broken")
     assert not found.works
     assert "libfoo.so.3 is of another world" in found.found
 

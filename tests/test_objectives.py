@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy, normalize
 from laconic import registry
 from laconic.data.dataset import Dataset, read
 from laconic.errors import DataError
-from laconic.models.checkpoint import BUILD, load_source
+from laconic.models.checkpoint import load_source
+from laconic.models.checkpoint_card import BUILD
 from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec

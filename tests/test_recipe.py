@@ -133,7 +133,7 @@ def test_one_file_of_data_is_enough(tmp_path):
 )
 def test_a_mistake_is_answered_with_the_file_the_key_and_what_was_expected(text, message, tmp_path):
     with pytest.raises(RecipeError) as caught:
-        load(tmp_path, text)
+        load(tmp_path, text, trust=True)
     assert message in str(caught.value)
     assert "recipe.yaml" in str(caught.value)
 
@@ -172,7 +172,7 @@ def test_a_stage_whose_package_is_missing_says_what_to_install(tmp_path, monkeyp
     (tmp_path / "stage_of_torch.py").write_text("import torch_not_here")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingPackage, match="torch_not_here"):
-        load(tmp_path, "source: m\nstages: ['stage_of_torch:Stage']")
+        load(tmp_path, "source: m\nstages: ['stage_of_torch:Stage']", trust=True)
 
 
 @pytest.mark.parametrize(

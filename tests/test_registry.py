@@ -6,7 +6,7 @@ import pytest
 
 from laconic import registry
 from laconic.config import NamedSettings
-from laconic.errors import LaconicError, MissingPackage, RecipeError, UsageError
+from laconic.errors import LaconicError, MissingPackage, RecipeError, UntrustedCode, UsageError
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanStage, Stage, TorchStage
 from laconic.runtimes.runtime import Runtime, Session
@@ -112,8 +112,20 @@ def test_the_keys_of_quantization_that_were_renamed_are_refused():
         Recipe.parse({"source": "m", "stages": [{"quantize.static": {"smooth": False}}]}).build()
 
 
-def test_an_address_needs_no_line_in_the_registry():
-    assert registry.resolve("runtime", "laconic.runtimes.runtime:Session") is Session
+@pytest.mark.parametrize("kind", registry.ADDRESSABLE)
+def test_an_address_needs_no_line_in_the_registry_but_trust(kind):
+    with pytest.raises(UntrustedCode, match=rf"{kind} 'laconic.runtimes.runtime:Session' .* --trust"):
+        registry.resolve(kind, "laconic.runtimes.runtime:Session")
+    with registry.trust_addresses(True):
+        assert registry.resolve(kind, "laconic.runtimes.runtime:Session") is Session
+        with registry.trust_addresses(False), pytest.raises(UntrustedCode):
+            registry.resolve(kind, "laconic.runtimes.runtime:Session")
+
+
+@pytest.mark.parametrize("kind", sorted(registry.TABLES.keys() - set(registry.ADDRESSABLE)))
+def test_what_artifacts_and_requests_name_is_found_in_the_registry_alone(kind):
+    with registry.trust_addresses(True), pytest.raises(UsageError, match=f"unknown {kind} 'os:system'"):
+        registry.resolve(kind, "os:system")
 
 
 @pytest.mark.parametrize(
@@ -121,8 +133,8 @@ def test_an_address_needs_no_line_in_the_registry():
     [("no.such.place:Thing", "there is no module 'no.such.place'"), ("laconic.errors:Thing", "has no 'Thing'")],
 )
 def test_an_address_that_leads_nowhere_is_named(address, message):
-    with pytest.raises(UsageError, match=message):
-        registry.resolve("task", address)
+    with registry.trust_addresses(True), pytest.raises(UsageError, match=message):
+        registry.resolve("stage", address)
 
 
 def test_a_missing_package_comes_with_the_command_that_brings_it(tmp_path, monkeypatch):
@@ -130,8 +142,8 @@ def test_a_missing_package_comes_with_the_command_that_brings_it(tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     if importlib.util.find_spec("tensorrt"):
         pytest.skip("tensorrt is installed")
-    with pytest.raises(MissingPackage, match=r"pip install 'laconic\[tensorrt\]'"):
-        registry.resolve("runtime", "needs_tensorrt:Thing")
+    with registry.trust_addresses(True), pytest.raises(MissingPackage, match=r"pip install 'laconic\[tensorrt\]'"):
+        registry.resolve("stage", "needs_tensorrt:Thing")
 
 
 def test_every_extra_that_is_promised_exists():

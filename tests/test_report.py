@@ -170,7 +170,6 @@ def test_hostile_names_are_shown_and_not_run():
         licence=HOSTILE,
         versions={HOSTILE: HOSTILE},
         history=(Record(stage=HOSTILE, config={HOSTILE: HOSTILE}, key="k"),),
-        placement=HOSTILE,
     )
     assert "<script" not in html
     tree(html)

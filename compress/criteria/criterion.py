@@ -3,15 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor, nn
 
 from compress.statistics.gradients import collect_gradients
 from compress.statistics.layer_inputs import weight_matrix
 from compress.statistics.moments import Moments, collect_moments
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
+from laconic.errors import RecipeError
 from laconic.tasks.task import Task
 
 Need = Literal["moments", "gradient"]
@@ -70,3 +72,20 @@ def collect_statistics(
             squared_gradient=gradient.square if gradient else None,
         )
     return found
+
+
+class NamedCriterion(NamedSettings):
+    """The name of a criterion, with its settings, which are checked when the recipe is read."""
+
+    @model_validator(mode="after")
+    def _known_criterion(self) -> Self:
+        try:
+            self.make_criterion()
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def make_criterion(self) -> Criterion:
+        """Make the criterion with these settings. Raises RecipeError, UntrustedCode, MissingPackage."""
+        criterion: Criterion = self.configure("criterion", Criterion)
+        return criterion

@@ -16,7 +16,7 @@ from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
 from laconic.hashing import code_version, hash_of
 from laconic.models import huggingface
-from laconic.models.checkpoint import prepare
+from laconic.models.checkpoint_card import prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.criteria.criterion import Criterion
+from compress.criteria.criterion import NamedCriterion
 from compress.prune.channel_allocation import RankedGroup, allocate_channels
 from compress.prune.channel_groups import NORMS, ChannelGroup, find_channel_groups
 from compress.prune.channel_importance import measure_importance
@@ -27,7 +27,6 @@ from compress.statistics.least_squares import is_refittable, refit_layers
 from compress.transformer.proof import TOLERANCE, relative_difference
 from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
 from laconic.artifacts.record import Record
-from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
 from laconic.errors import PruningError, UsageError
 from laconic.hashing import code_version, hash_of
@@ -69,7 +68,7 @@ class Channels(TorchStage):
     }
 
     keep: Share = Field(default=0.75, gt=0, lt=1)
-    criterion: NamedSettings = NamedSettings(name="magnitude")
+    criterion: NamedCriterion = NamedCriterion(name="magnitude")
     round_to: int = Field(default=8, ge=1)
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     steps: int = Field(default=1, ge=1)
@@ -109,7 +108,7 @@ class ChannelPruner:
 
     def __init__(self, stage: Channels, checkpoint: "Checkpoint", context: TorchContext) -> None:
         self.stage, self.checkpoint, self.context = stage, checkpoint, context
-        self.criterion: Criterion = stage.criterion.configure("criterion", Criterion)
+        self.criterion = stage.criterion.make_criterion()
         self.dataset = context.calibrate.take(stage.samples, context.seed)
         self.batch = next(forward_batches(checkpoint.task, self.dataset, ROWS))
         self.module = copy.deepcopy(checkpoint.module)

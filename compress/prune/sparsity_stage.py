@@ -4,16 +4,14 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from compress.criteria.criterion import Criterion
+from compress.criteria.criterion import Criterion, NamedCriterion
 from compress.criteria.sparsegpt import SparseGpt
 from compress.prune.layer_selection import LayerSelection, select_layers
 from compress.prune.sparsity import measure_sparsity, needs_inputs, skip_idle_layers
 from laconic.artifacts.record import Record
-from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
-from laconic.errors import RecipeError
 from laconic.hashing import code_version, hash_of
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
@@ -35,26 +33,16 @@ class SparsityStage(TorchStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     lossy = True
 
-    criterion: NamedSettings = NamedSettings(name="sparsegpt")
+    criterion: NamedCriterion = NamedCriterion(name="sparsegpt")
     update: Literal["none", "sparsegpt"] | None = None
     layers: tuple[str, ...] = ("*",)
     keep: tuple[str, ...] = ()
     samples: int = Field(default=128, ge=1)
 
-    @field_validator("criterion")
-    @classmethod
-    def _known_criterion(cls, criterion: NamedSettings) -> NamedSettings:
-        try:
-            criterion.configure("criterion", Criterion)
-        except RecipeError as error:
-            raise ValueError(str(error)) from None
-        return criterion
-
     @property
     def importance_criterion(self) -> Criterion:
         """The criterion with its settings."""
-        found: Criterion = self.criterion.configure("criterion", Criterion)
-        return found
+        return self.criterion.make_criterion()
 
     @property
     def compensates(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.criteria.criterion import Criterion, collect_statistics
+from compress.criteria.criterion import NamedCriterion, collect_statistics
 from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.transformer.anatomy import Site, UnitKind, anatomy
@@ -20,7 +20,6 @@ from compress.transformer.shapes import read_sizes
 from compress.transformer.surgery import describe_structure, keep_units, replay_structure, update_config
 from compress.transformer.unit_allocation import allocate_units, measure_curves
 from laconic.artifacts.record import Record
-from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
@@ -42,7 +41,7 @@ class UnitPruning(TorchStage):
     units: ClassVar[UnitKind]
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.5
-    criterion: NamedSettings | None = None
+    criterion: NamedCriterion | None = None
     steps: Annotated[int, Field(ge=1)] = 1
     allocate: Literal["uniform", "sensitivity"] = "uniform"
     compensate: bool = True
@@ -130,7 +129,7 @@ class UnitPruning(TorchStage):
     def rank(self, checkpoint: Checkpoint, context: TorchContext) -> dict[str, Sequence[int]]:
         """The units of each site in ascending order of the criterion's scores of the consumer's weights."""
         assert self.criterion is not None
-        criterion: Criterion = self.criterion.configure("criterion", Criterion)
+        criterion = self.criterion.make_criterion()
         sites = anatomy(checkpoint.module).of(self.units)
         statistics = collect_statistics(
             criterion,

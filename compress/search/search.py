@@ -20,6 +20,7 @@ from laconic.hardware import cores
 from laconic.progress import Steps
 from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Recipe
+from laconic.registry import trust_addresses
 from laconic.timing.measurements import TrialRecord
 
 
@@ -73,7 +74,7 @@ def search(
             publish_artifact(folder / "artifact", destination)
 
     clock = Budget(budget, cache)
-    with open_executor(engine, cores()) as workers:
+    with open_executor(engine, cores()) as workers, trust_addresses(trust):
         runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache)
         count = len(run_search(runner, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""

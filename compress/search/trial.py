@@ -26,6 +26,7 @@ from laconic.progress import Steps
 from laconic.recipes.recipe import Goal, NamedStage, Recipe
 from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import TorchStage, dump_settings
+from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
 
 MATRIX_BYTES, VECTOR_BYTES = 1, 4
@@ -72,6 +73,12 @@ def make_base_recipe(recipe: Recipe) -> str:
 
 def run_trial(job: TrialJob) -> dict[str, Any]:
     """Run a trial; returns a TrialOutcome, JSON-ready. Where a stage fails, the outcome has its error."""
+    with trust_addresses(job.trust):
+        return run_trusted_trial(job)
+
+
+def run_trusted_trial(job: TrialJob) -> dict[str, Any]:
+    """Run a trial whose recipe may name code by its address as far as the job is trusted."""
     recipe = Recipe.model_validate_json(job.recipe)
     cache = Cache(Path(job.cache))
     context = open_context(make_base_recipe(recipe), job.trust, job.cache)

@@ -8,23 +8,24 @@ measured.json       timings and the machine; separate from the manifest, since t
 report.html         the report, for people
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import ENGINE, Verdict
+from laconic.config import explain
 from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, UnknownFormat, UnprovenArtifact, UsageError
+from laconic.files import replace_folder
 from laconic.hashing import FileDigest, check_digest, unseal
 from laconic.runtimes.runtime import Compute, Runtime, Session, make_runtime
-from laconic.tasks.task import Task
+from laconic.tasks.task import Task, open_task
 from laconic.tensor import Arrays, TensorSpec
 from laconic.timing.measurements import Measurements
 
@@ -52,8 +53,8 @@ class Manifest(BaseModel):
 
     format: Literal[1] = 1
     task: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    outputs: tuple[TensorSpec, ...] = Field(min_length=1)
     target: str
     placement: str
     compute: Compute
@@ -67,6 +68,16 @@ class Manifest(BaseModel):
     data: dict[str, str]
     licence: str | None
     files: dict[str, FileDigest]
+
+    @field_validator("task", "target", "placement")
+    @classmethod
+    def _registered(cls, name: str, field: ValidationInfo) -> str:
+        """Names that select code are those of the registry, never addresses."""
+        kind = {"placement": "runtime"}.get(str(field.field_name), str(field.field_name))
+        known = registry.TARGETS if kind == "target" else registry.TABLES[kind]
+        if name not in known:
+            raise ValueError(f"unknown {kind} {name!r}. {registry.did_you_mean(name, known)}")
+        return name
 
     @field_validator("files")
     @classmethod
@@ -117,14 +128,7 @@ class Artifact:
 
     def task(self) -> Task:
         """Make the task, with the preprocessing that the artifact holds."""
-        if self.manifest.task not in registry.TASKS:  # an address would import code that the artifact names
-            raise ArtifactError(
-                f"{self.path} is for task {self.manifest.task!r}, which this version of Laconic does not know. "
-                f"{registry.did_you_mean(self.manifest.task, registry.TASKS)}"
-            )
-        kind = registry.resolve("task", self.manifest.task)
-        task: Task = kind.from_assets(self.path, self.manifest.inputs)
-        return task
+        return open_task(self.manifest.task, self.path, self.manifest.inputs)
 
     def require_proof(self) -> None:
         """Raise UnprovenArtifact unless the artifact has a verdict and it passed."""
@@ -145,9 +149,11 @@ class Artifact:
             raise CorruptArtifact(f"{self.path / GOLDEN} cannot be read: {error}") from error
         pairs: dict[str, tuple[Arrays, Arrays]] = {}
         for key, array in sorted(tensors.items()):
-            number, side, name = key.split(".", 2)
+            number, side, name = (*key.split(".", 2), "", "")[:3]
             pairs.setdefault(number, ({}, {}))[side == "output"][name] = array
         ordered = [spec.name for spec in self.manifest.outputs]
+        if not pairs or any(outputs.keys() != set(ordered) for _, outputs in pairs.values()):
+            raise CorruptArtifact(f"{self.path / GOLDEN} does not hold the outputs {ordered}. Compress the model again")
         return [(inputs, {name: outputs[name] for name in ordered}) for inputs, outputs in pairs.values()]
 
     def runtime(self, name: str | None = None) -> Runtime:
@@ -210,7 +216,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.model_validate(content)
     except ValidationError as error:
-        raise CorruptArtifact(f"{path} has a manifest that does not match its format: {error}") from error
+        raise CorruptArtifact(explain(error, f"{path} has a manifest that does not match its format")) from None
 
 
 def read_measurements(path: Path) -> Measurements:
@@ -218,7 +224,7 @@ def read_measurements(path: Path) -> Measurements:
     try:
         return Measurements.model_validate(unseal(path / MEASURED))
     except ValidationError as error:
-        raise CorruptArtifact(f"{path / MEASURED} does not match its format: {error}") from error
+        raise CorruptArtifact(explain(error, f"{path / MEASURED} does not match its format")) from None
 
 
 def check_destination(path: Path) -> None:
@@ -231,20 +237,3 @@ def publish_artifact(folder: Path, destination: Path) -> None:
     """Move a finished artifact to its destination atomically, replacing an earlier artifact."""
     check_destination(destination)
     replace_folder(folder, destination)
-
-
-def replace_folder(folder: Path, destination: Path) -> None:
-    """Move a folder to its destination by renaming, in place of what is there."""
-    for path in (folder, *folder.iterdir()):  # a temporary folder is private to its owner; a server may be another user
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    old = destination.with_name(f".{destination.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if destination.exists():
-        destination.rename(old)
-    try:
-        folder.rename(destination)
-    except OSError:
-        if old.exists():
-            old.rename(destination)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

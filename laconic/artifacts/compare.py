@@ -119,7 +119,8 @@ def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict
             found |= {f"{name}, {setting}": value for setting, value in record.config.items()}
         else:
             found[name] = find_recipe_config(manifest.recipe, step) or "as it is by default"
-    found |= {f"goal.{name}": value for name, value in manifest.recipe.get("goal", {}).items()}
+    goal = manifest.recipe.get("goal")
+    found |= {f"goal.{name}": value for name, value in goal.items()} if isinstance(goal, Mapping) else {}
     found |= {"seed": manifest.recipe.get("seed")}
     found |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
     return found | {f"version of {name}": version for name, version in manifest.versions.items()}
@@ -127,8 +128,11 @@ def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict
 
 def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str, Any]:
     """The settings of a stage in a recipe; empty for defaults, or for a stage of an earlier run."""
-    named = [each["config"] for each in recipe.get("stages", []) if each["name"] == step[0]]
-    return dict(named[step[1]]) if step[1] < len(named) else {}
+    stages = recipe.get("stages")
+    listed = [each for each in stages if isinstance(each, Mapping)] if isinstance(stages, list) else []
+    named = [each.get("config") for each in listed if each.get("name") == step[0]]
+    config = named[step[1]] if step[1] < len(named) else None
+    return dict(config) if isinstance(config, Mapping) else {}
 
 
 def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None) -> dict[str, Any]:

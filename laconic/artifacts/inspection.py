@@ -1,6 +1,5 @@
 """Inspection and verification of an artifact: its description, the kernels that run, and its digests and outputs."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Man
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.verdict import Comparison
 from laconic.errors import ArtifactError, LaconicError
+from laconic.files import read_json
 from laconic.hashing import check_digest, digest_file
 from laconic.runtimes.runtime import find_kernel
 
@@ -59,13 +59,13 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     if (folder / MANIFEST).exists() or not path.is_file():
         return None
     try:
-        content = path.read_bytes()
-        CheckpointReport.model_validate_json(content)
+        content = read_json(path)
+        CheckpointReport.model_validate(content)
     except (OSError, ValueError) as error:
         raise ArtifactError(
             f"{path} is not a report of Laconic, with a task, stages and drift. Compress the model again"
         ) from error
-    return dict(json.loads(content))
+    return dict(content)
 
 
 def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The verdict of an artifact: its parity and drift checks, with the figures found and required."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 ENGINE = "engine"
 """The subject of the parity check of the engine against the graph run node by node."""
@@ -21,6 +23,12 @@ class Comparison(BaseModel):
     figures: dict[str, float]
     intervals: dict[str, tuple[float, float]] = {}
     required: dict[str, float] = {}
+
+    @model_validator(mode="after")
+    def _required_are_figures(self) -> Self:
+        if missing := self.required.keys() - self.figures.keys():
+            raise ValueError(f"{', '.join(sorted(missing))} is required, and not among the figures")
+        return self
 
     @property
     def failures(self) -> list[str]:

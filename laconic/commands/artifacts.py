@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.commands.options import ArtifactPath, Data, Json, RuntimeName, Threads, Trust
+from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Threads, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
 
@@ -52,6 +52,7 @@ def bench(
     batches: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,8,32",
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs per artifact and batch size.")] = 15,
     runtime: RuntimeName = None,
+    builder: Builder = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -68,7 +69,7 @@ def bench(
         if original is not None:
             from export.sources import open_original
 
-            session = stack.enter_context(open_original(original, artifacts[0], threads, trust=trust))
+            session = stack.enter_context(open_original(original, artifacts[0], threads, builder=builder, trust=trust))
         timings = bench(
             artifacts, session, threads=threads, length=length, batches=sizes, rounds=rounds, runtime=runtime
         )

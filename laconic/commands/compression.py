@@ -55,7 +55,7 @@ def compress(
     given = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
-    chosen = read_recipe(recipe, given | {"data": samples or None}, goal)
+    chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
     seconds = None if budget is None else parse_budget(budget)
     if seconds is None and engine != "local":
         raise UsageError("--engine is for a search, and none was requested. Give --budget, as 30m")
@@ -111,11 +111,11 @@ def export(
     }
     from export.pipeline import export
 
-    chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY})
+    chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY}, trust=trust)
     finish(export(chosen, output, trust=trust), as_json)
 
 
-def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) -> "Recipe":
+def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any], *, trust: bool) -> "Recipe":
     """Read a recipe from a file, or the ready or the default recipe; command-line options override it.
 
     given, goal: keys of the recipe and of its goal; those that are None are left to the recipe.
@@ -130,7 +130,7 @@ def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any]) 
 
     if path is None:
         return Recipe.parse(given, where="command line")
-    return Recipe.load(find_recipe(path), **given)
+    return Recipe.load(find_recipe(path), trust=trust, **given)
 
 
 def finish(result: "Result", as_json: bool) -> None:

@@ -11,7 +11,7 @@ Source = Annotated[
 Output = Annotated[Path, typer.Option("--output", "-o", help="Folder of the artifact to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder of an artifact.", metavar="ARTIFACT")]
-Trust = Annotated[bool, typer.Option("--trust", help="Allow code that the source carries: pickles, remote code.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Allow code that the source or the recipe brings.")]
 Task = Annotated[str | None, typer.Option(help="Task of the model; default: inferred from the source.")]
 Builder = Annotated[str | None, typer.Option(help='"package.module:factory" that builds your own module.')]
 Data = Annotated[

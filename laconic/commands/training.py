@@ -46,7 +46,7 @@ def finetune(
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
     given = {"source": source, "task": task, "builder": builder, "data": files or None}
     options = {"epochs": epochs, "batch_size": batch, "memory": memory}
-    chosen = read_training_recipe(recipe, given | options)
+    chosen = read_training_recipe(recipe, given | options, trust=trust)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
@@ -63,14 +63,14 @@ def finetune(
     print_json(summary(tuned)) if as_json else show(tuned)
 
 
-def read_training_recipe(path: Path | None, given: dict[str, Any]) -> "TrainingRecipe":
+def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
     """Read a training recipe; the command-line options that were given override it. Raises UsageError for nothing."""
     from laconic.training.settings import TrainingRecipe
 
     given = {key: value for key, value in given.items() if value is not None}
     if path is None and not {"source", "data"} <= given.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
-    return TrainingRecipe.load(path, **given)
+    return TrainingRecipe.load(path, trust=trust, **given)
 
 
 def plan(

@@ -22,6 +22,7 @@ from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint, check_free
 from laconic.planner.meta_model import MetaModel
 from laconic.progress import Steps
+from laconic.registry import trust_addresses
 from laconic.training.loop import translate_memory_errors
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
@@ -65,10 +66,11 @@ def finetune(
 
     An interrupted run is resumed from its last snapshot. Where the recipe has a memory limit and no techniques, the
     fastest combination that fits is chosen. auto: choose another one when a step runs out of memory; else OutOfMemory
-    says which to turn on. Under torchrun every rank calls it, and the first one writes.
+    says which to turn on. trust: whether the source may execute code, and the recipe name code. Under torchrun every
+    rank calls it, and the first one writes.
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with open_ranks(device, recipe.mesh) as ranks:
+    with trust_addresses(trust), open_ranks(device, recipe.mesh) as ranks:
         if ranks.world > 1 and (auto or recipe.memory is not None):
             raise RecipeError(
                 "memory and --auto choose for one device alone, and several ranks were started. Give the techniques"

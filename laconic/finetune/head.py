@@ -11,8 +11,9 @@ from laconic.data.dataset import read_rows
 from laconic.data.rows import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface
-from laconic.models.checkpoint import CARD, Checkpoint, load_source, prepare, read_licence, rebuild
-from laconic.models.embedder import MODULES, read_json, read_modules
+from laconic.models.checkpoint import Checkpoint, load_source, read_licence
+from laconic.models.checkpoint_card import CARD, prepare, rebuild
+from laconic.models.embedder import MODULES, read_modules, read_source_json
 from laconic.models.pretrained import is_head_weight, reset_head
 from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
@@ -117,16 +118,16 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
 def task_of(source: Path) -> str | None:
     """The task of a transformers folder or a saved checkpoint; None for anything else."""
     if (source / CARD).is_file():
-        return str(read_json(source / CARD).get("task"))
+        return str(read_source_json(source / CARD).get("task"))
     if (source / CONFIG).is_file() and not (source / MODULES).is_file():
-        return huggingface.infer_task(source, read_json(source / CONFIG))
+        return huggingface.infer_task(source, read_source_json(source / CONFIG))
     return None
 
 
 def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
     """The classes of the head in a folder; empty without a head for the task."""
     where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
-    config = read_json(where / CONFIG)
+    config = read_source_json(where / CONFIG)
     name = str((config.get("architectures") or [""])[0])
     other = config.get("problem_type") in ("regression", "multi_label_classification")
     if other or not name.endswith(resolve_task(task).architectures):

@@ -3,30 +3,28 @@
 On disk it is a folder: model.safetensors, model.json, and the files of its task. Never a pickle.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 from torch import nn
 
-from laconic import registry
 from laconic.artifacts.record import Record
-from laconic.errors import CorruptArtifact, SourceError, UntrustedSource, UsageError
-from laconic.hashing import hash_of, seal, unseal
+from laconic.cache import open_scratch_folder
+from laconic.errors import CorruptArtifact, SourceError, UsageError
+from laconic.files import replace_folder
+from laconic.hashing import hash_of, seal
 from laconic.models import builder as builders
 from laconic.models import huggingface
+from laconic.models.checkpoint_card import BUILD, CARD, Card, prepare, read_card, rebuild_from_card
 from laconic.models.processors import plain_task
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
-from laconic.tasks.task import Task
+from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 
-FORMAT = 1
-CARD = "model.json"
 WEIGHTS = "model.safetensors"
 
 
@@ -91,15 +89,14 @@ class Checkpoint:
             raise UsageError(
                 f"{folder} exists and is not a checkpoint: it will not be overwritten. Choose another folder"
             )
-        made = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        for name, content in self.task.assets().items():
-            (made / name).write_bytes(content)
-        tied = write_weights(self.module, made / WEIGHTS)
-        (made / CARD).write_bytes(seal(self._card(tied)))
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        with open_scratch_folder(folder) as scratch:
+            made = scratch / folder.name
+            made.mkdir()
+            for name, content in self.task.assets().items():
+                (made / name).write_bytes(content)
+            tied = write_weights(self.module, made / WEIGHTS)
+            (made / CARD).write_bytes(seal(self._card(tied).model_dump(mode="json")))
+            replace_folder(made, folder)
 
     def check_buildable(self) -> None:
         """Raise SourceError unless the module can be rebuilt from its source, which saving requires."""
@@ -109,19 +106,9 @@ class Checkpoint:
                 f"Give its weights with a --builder"
             )
 
-    def _card(self, tied: Mapping[str, str]) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "task": self.task.name,
-            "inputs": [spec.model_dump(mode="json") for spec in self.inputs],
-            "outputs": [spec.model_dump(mode="json") for spec in self.outputs],
-            "source": self.source,
-            "history": [record.model_dump(mode="json") for record in self.history],
-            "licence": self.licence,
-            "key": self.key,
-            "size": self.size,
-            "tied": dict(tied),
-        }
+    def _card(self, tied: Mapping[str, str]) -> Card:
+        names = ("inputs", "outputs", "source", "history", "licence", "key", "size")
+        return Card(task=self.task.name, tied=dict(tied), **{name: getattr(self, name) for name in names})
 
     @classmethod
     def load(cls, folder: Path, *, trust: bool = False) -> "Checkpoint":
@@ -130,64 +117,26 @@ class Checkpoint:
         Raises SourceError where a file is not as it was written, UntrustedSource where opening it calls a function
         that it names (a builder, a stage of somebody's own), or runs code that it brings, and nobody trusts it.
         """
-        try:
-            card = unseal(folder / CARD)
-        except CorruptArtifact as error:
-            raise SourceError(str(error)) from error
-        if card.get("format") != FORMAT:
-            raise SourceError(f"{folder} is a checkpoint of format {card.get('format')!r}; expected {FORMAT}")
-        try:
-            check_trust(card, folder, trust)
-            inputs = tuple(TensorSpec.model_validate(spec) for spec in card["inputs"])
-            outputs = tuple(TensorSpec.model_validate(spec) for spec in card["outputs"])
-            history = tuple(Record.model_validate(record) for record in card["history"])
-            module = rebuild(card["source"], history)
-        except (KeyError, TypeError, ValidationError) as error:
-            raise SourceError(
-                f"{folder / CARD} does not fit its format: {error!r}. Save the checkpoint again"
-            ) from error
+        card = read_card(folder, trust=trust)
+        module = rebuild_from_card(card, folder, trust=trust)
         fill(module, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
-        tie(module, card["tied"])
+        tie(module, card.tied)
         try:
-            task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
+            task = open_task(card.task, folder, card.inputs)
         except CorruptArtifact as error:
             raise SourceError(str(error)) from error
-        kept = {name: card[name] for name in ("source", "size", "licence")}
-        loaded = cls.of(module, task, outputs=outputs, history=history, **kept)
-        if loaded.key != card["key"]:
+        loaded = cls.of(
+            module,
+            task,
+            outputs=card.outputs,
+            source=card.source,
+            size=card.size,
+            history=card.history,
+            licence=card.licence,
+        )
+        if loaded.key != card.key:
             raise SourceError(f"{folder} is not the checkpoint that was saved: its files were changed. Copy it again")
         return loaded
-
-
-def check_trust(card: Mapping[str, Any], folder: Path, trust: bool) -> None:
-    """Raise UntrustedSource where a checkpoint names code that did not come with Laconic, unless it is trusted."""
-    source, stages = card["source"], [record["stage"] for record in card["history"]]
-    named = [source["builder"]] if source["kind"] == "builder" else sorted(source.get("code", ()))
-    named += [name for name in stages if name not in registry.STAGES]
-    named += [card["task"]] if card["task"] not in registry.TASKS else []
-    if named and not trust:
-        raise UntrustedSource(
-            f"opening {folder} would execute code that it names ({', '.join(named)}). Say --trust if it is yours"
-        )
-
-
-BUILD = {"huggingface": huggingface.build, "builder": builders.build}
-"""Functions that build a module without its weights, by the kind of its source."""
-
-
-def prepare(module: nn.Module) -> nn.Module:
-    """The same module in evaluation mode, float32, without gradients."""
-    return module.eval().float().requires_grad_(False)
-
-
-def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:
-    """The module without its weights: built from the source, then each structural change replayed."""
-    module = prepare(BUILD[source["kind"]](source))
-    for record in history:
-        stage = registry.resolve("stage", record.stage)
-        if hasattr(stage, "rebuild"):  # what only trains changes no structure
-            stage.rebuild(module, record)
-    return module
 
 
 def is_onnx(source: Path) -> bool:
@@ -270,7 +219,7 @@ def read_licence(folder: Path) -> str | None:
         return None
     try:
         front = yaml.safe_load(parts[1])
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date or a number that there is not
         return None
     licence = front.get("license") if isinstance(front, dict) else None
     return str(licence) if licence else None

@@ -1,6 +1,5 @@
 """Sentence embedding models: an encoder with pooling, projections and normalization as part of the module."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
+from laconic.files import read_json
 from laconic.models.weights import read_weights
 
 Pooling = Literal["mean", "cls", "max"]
@@ -102,7 +102,7 @@ def read_modules(folder: Path) -> SentenceTransformer:
     encoder, pooling, normalize = folder, None, False
     projections: list[Projection] = []
     weights: list[Path] = []
-    for entry in read_json(folder / MODULES):
+    for entry in read_source_json(folder / MODULES):
         kind, path = str(entry["type"]).rpartition(".")[2], folder / entry["path"]
         if kind == "Transformer":
             encoder = path
@@ -129,7 +129,8 @@ def read_modules(folder: Path) -> SentenceTransformer:
         raise SourceError(f"{folder / MODULES} has no Pooling; expected Transformer and Pooling")
     check_prompt(folder)
     # The name depends on the encoder, and only one is there: sentence_bert_config.json, sentence_roberta_config.json.
-    settings: dict[str, Any] = next((read_json(path) for path in sorted(encoder.glob("sentence_*_config.json"))), {})
+    found = sorted(encoder.glob("sentence_*_config.json"))
+    settings: dict[str, Any] = read_source_json(found[0]) if found else {}
     return SentenceTransformer(
         encoder=encoder,
         config=EmbedderConfig(pooling=pooling, normalize=normalize, projections=tuple(projections)),
@@ -142,7 +143,7 @@ def read_modules(folder: Path) -> SentenceTransformer:
 def check_prompt(folder: Path) -> None:
     """Raise SourceError for a model with a default prompt before every text: it is not part of the module."""
     path = folder / "config_sentence_transformers.json"
-    prompt = read_json(path).get("default_prompt_name") if path.is_file() else None
+    prompt = read_source_json(path).get("default_prompt_name") if path.is_file() else None
     if prompt:
         raise SourceError(
             f"{path} puts the prompt {prompt!r} before every text, which the tokenizer here does not. Put it into the "
@@ -152,7 +153,7 @@ def check_prompt(folder: Path) -> None:
 
 def read_pooling(path: Path) -> Pooling:
     """The one pooling mode that a pooling config names. Raises SourceError for one that is not known here."""
-    content = read_json(path)
+    content = read_source_json(path)
     modes = content.get("pooling_mode") or [
         key for key, on in content.items() if key.startswith("pooling_mode_") and on
     ]
@@ -164,7 +165,7 @@ def read_pooling(path: Path) -> Pooling:
 
 def read_projection(path: Path) -> Projection:
     """A Dense module's config. Raises SourceError for an activation that is not known here."""
-    content = read_json(path)
+    content = read_source_json(path)
     activation = str(content.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise SourceError(f"{path} has the activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
@@ -184,11 +185,11 @@ def fill_projections(embedder: TextEmbedder, weights: tuple[Path, ...]) -> None:
             raise SourceError(f"{path} does not fit its config: {error}") from error
 
 
-def read_json(path: Path) -> Any:
+def read_source_json(path: Path) -> Any:
     """The JSON in a file of the source. Raises SourceError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         raise SourceError(f"{path} is missing. Copy the model's folder again, with all of its files") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SourceError(f"{path} does not read as JSON: {error}. Copy the model's folder again") from error

@@ -23,8 +23,8 @@ from laconic.models.embedder import (
     SentenceTransformer,
     TextEmbedder,
     fill_projections,
-    read_json,
     read_modules,
+    read_source_json,
 )
 from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
@@ -110,7 +110,7 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
     encoder = bool(labels) or task is None or resolve_task(task).auto_class == ENCODER
     sentence = read_modules(folder) if (folder / MODULES).is_file() and encoder else None
     path = sentence.encoder if sentence else folder
-    config = read_json(path / "config.json")
+    config = read_source_json(path / "config.json")
     if config.get("auto_map") and not trust:
         raise UntrustedSource(
             f"{path} brings its own code ({', '.join(sorted(map(str, config['auto_map'])))}), and loading it would "

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from laconic.errors import SourceError
-from laconic.models.embedder import read_json
+from laconic.models.embedder import read_source_json
 
 ENCODER = "AutoModel"
 """The Auto class of a bare encoder, without a head."""
@@ -112,7 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
             continue
         if not name.endswith(".index.json"):
             return [folder / name]
-        shards = sorted(set(read_json(folder / name)["weight_map"].values()))
+        shards = sorted(set(read_source_json(folder / name)["weight_map"].values()))
         absent = [shard for shard in shards if not (folder / shard).is_file()]
         if absent:
             raise SourceError(f"{folder} lacks {', '.join(absent[:3])}, which {name} names. Copy the folder again")

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, normalizers
 
 from laconic import registry
 from laconic.errors import SourceError
-from laconic.models.embedder import read_json
+from laconic.models.embedder import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import DEFAULT_TASK, Task
 from laconic.tensor import TensorSpec
@@ -24,7 +24,9 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
     Raises SourceError for a folder without one.
     """
     file = folder / "tokenizer.json"
-    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    settings = (
+        read_source_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    )
     try:
         tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else convert_tokenizer(folder)
     except SourceError:
@@ -58,7 +60,7 @@ def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
 
     Raises SourceError for a folder without it: with a guessed mean and deviation the predictions are wrong.
     """
-    settings = read_json(folder / "preprocessor_config.json")
+    settings = read_source_json(folder / "preprocessor_config.json")
     size = settings.get("size") if settings.get("do_resize", True) else None
     height, width, shortest = _sides(size)
     crop_height, crop_width, _ = _sides(

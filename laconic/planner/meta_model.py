@@ -9,17 +9,16 @@ import torch
 from torch import nn
 
 from laconic import registry
-from laconic.artifacts.record import Record
 from laconic.errors import SourceError
-from laconic.hashing import unseal
 from laconic.models import builder as builders
 from laconic.models import huggingface
-from laconic.models.checkpoint import CARD, check_trust, is_onnx, rebuild
+from laconic.models.checkpoint import is_onnx
+from laconic.models.checkpoint_card import CARD, read_card, rebuild_from_card
 from laconic.models.embedder import MODULES
 from laconic.models.processors import plain_task
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import Task
+from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 from laconic.training.step.objective import Objective
 
@@ -101,12 +100,10 @@ def from_builder(
 
 def from_checkpoint(folder: Path, trust: bool) -> MetaModel:
     """A checkpoint that was saved before."""
-    card = unseal(folder / CARD)
-    check_trust(card, folder, trust)
-    inputs = tuple(TensorSpec.model_validate(spec) for spec in card["inputs"])
+    card = read_card(folder, trust=trust)
     with torch.device("meta"):
-        module = rebuild(card["source"], tuple(Record.model_validate(record) for record in card["history"]))
-    task: Task = registry.resolve("task", card["task"]).from_assets(folder, inputs)
+        module = rebuild_from_card(card, folder, trust=trust)
+    task = open_task(card.task, folder, card.inputs)
     return MetaModel(folder.name, module, task, task.max_length)
 
 

@@ -7,6 +7,7 @@ import torch
 from laconic.errors import UsageError
 from laconic.planner.memory_plan import MemoryPlan, plan_memory
 from laconic.planner.meta_model import open_meta_model
+from laconic.registry import trust_addresses
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import TrainingRecipe
 from laconic.units import parse_bytes
@@ -29,7 +30,8 @@ def plan_source(
 
     memory: of each device, as "8GiB". batch, length, task, builder: override the recipe. recipe: YAML file with the
     settings of training. device: "cpu" or "cuda", to plan for; by default what this machine has. devices: how many
-    share the model, sharded unless the recipe has a mesh.
+    share the model, sharded unless the recipe has a mesh. trust: whether the source may
+    execute code, and the recipe name code.
     Raises SourceError, RecipeError or UsageError for a wrong option.
     """
     try:
@@ -39,7 +41,8 @@ def plan_source(
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
     given = {"source": str(source), "data": {"train": "."}, "batch_size": batch, "task": task, "builder": builder}
-    training = TrainingRecipe.load(recipe, **{key: value for key, value in given.items() if value is not None})
+    given = {key: value for key, value in given.items() if value is not None}
+    training = TrainingRecipe.load(recipe, trust=trust, **given)
     if devices > 1 and training.mesh == Mesh():
         training = training.model_copy(update={"mesh": Mesh(shard=None)})
     model = open_meta_model(
@@ -54,4 +57,5 @@ def plan_source(
     apart = here.type == "cuda" if device is None else device == "cuda"
     most = model.task.planning_length
     asked = length or training.max_length or min(model.longest or most, most)
-    return plan_memory(model, training, length=asked, memory=size, device=here, apart=apart, devices=devices)
+    with trust_addresses(trust):
+        return plan_memory(model, training, length=asked, memory=size, device=here, apart=apart, devices=devices)

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic import registry
 from laconic.config import NamedSettings, Strict, explain, read_yaml
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, UntrustedCode
 from laconic.recipes.stage import Stage, TorchStage
 from laconic.recipes.stage_order import check_order, find_stages_to_heal
 from laconic.tensor import TensorSpec
@@ -78,7 +78,7 @@ class Origin(Strict):
     @field_validator("task")
     @classmethod
     def _known_task(cls, task: str | None) -> str | None:
-        if task is not None and task not in registry.TASKS and ":" not in task:
+        if task is not None and task not in registry.TASKS:
             raise ValueError(f"unknown task {task!r}. {registry.did_you_mean(task, registry.TASKS)}")
         return task
 
@@ -141,28 +141,32 @@ class Recipe(Origin):
         return self
 
     @classmethod
-    def load(cls, path: Path, **given: Any) -> "Recipe":
+    def load(cls, path: Path, *, trust: bool = False, **given: Any) -> "Recipe":
         """Read a recipe, validate it including the settings of its stages, and complete it: healing is inserted, and
         stages that a checkpoint cannot hold are removed.
 
-        given: keys from the command line, which override the file's, key by key. Relative paths in the file are
-        resolved against the file's folder. Raises RecipeError with the file, the key and what was expected;
+        trust: whether the file may name code by its address. given: keys from the command line, which override the
+        file's, key by key. Relative paths in the file are resolved against the file's folder. Raises RecipeError with
+        the file, the key and what was expected; UntrustedCode for an address in a file that nobody trusts;
         MissingPackage for a stage's packages.
         """
         content = read_yaml(path)
+        check_builder(content, path, trust=trust or given.get("builder") is not None)
         if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
             data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
             given = given | {"data": content["data"] | data}
         if isinstance(content.get("goal"), dict) and isinstance(given.get("goal"), dict):
             given = given | {"goal": content["goal"] | given["goal"]}
-        return cls.parse(content | given, where=str(path))
+        return cls.parse(content | given, where=str(path), trust=trust)
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any], *, where: str = "recipe") -> "Recipe":
-        """Make a recipe of keys and values, validated and completed as by `load`. where: its name in error messages."""
+    def parse(cls, content: Mapping[str, Any], *, where: str = "recipe", trust: bool = False) -> "Recipe":
+        """Make a recipe of keys and values, validated and completed as by `load`. where: its name in error messages.
+        trust: whether stages and their parts may be given by the address of their code."""
         try:
-            recipe = cls.model_validate(content).complete()
-            recipe.make_stages()
+            with registry.trust_addresses(trust):
+                recipe = cls.model_validate(content).complete()
+                recipe.make_stages()
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
         except RecipeError as error:
@@ -217,6 +221,15 @@ class Recipe(Origin):
         content["stages"] = [step.to_yaml_value() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def check_builder(content: Mapping[str, Any], path: Path, *, trust: bool) -> None:
+    """Raise UntrustedCode where a recipe's file names a builder, unless it is trusted."""
+    if content.get("builder") is not None and not trust:
+        raise UntrustedCode(
+            f"{path} names a builder, {content['builder']!r}, which would be imported and called. Read that code "
+            f"first, then give --trust, or give --builder yourself"
+        )
 
 
 def make_json_schema() -> dict[str, Any]:

@@ -4,14 +4,16 @@ Its model file is JSON: {"input": "x", "output": "y", "factor": 2.0}, and the ou
 "seconds" makes each run last that long; a row that contains the value "poison" makes the whole run fail.
 """
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from laconic.config import explain
 from laconic.errors import RuntimeFailure
+from laconic.files import read_json
 from laconic.runtimes.runtime import Compute, Runtime, Session
 from laconic.tensor import Array, Arrays
 
@@ -36,12 +38,15 @@ class FakeSession(Session):
         self.batches: list[int] = []
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        if self.model.input not in inputs:
+            raise RuntimeFailure(f"the fake engine takes {self.model.input!r}, not {sorted(inputs)}")
         x = inputs[self.model.input]
         self.batches.append(len(x))
         time.sleep(self.model.seconds)
         if self.model.poison is not None and (x == self.model.poison).any():
             raise RuntimeFailure(f"the fake engine was fed its poison, {self.model.poison}")
-        return {self.model.output: (x * self.model.factor).astype(x.dtype)}
+        with np.errstate(all="ignore"):
+            return {self.model.output: (x * self.model.factor).astype(x.dtype)}
 
 
 class Fake(Runtime):
@@ -58,6 +63,8 @@ class Fake(Runtime):
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> FakeSession:
         try:
-            return FakeSession(FakeModel.model_validate(json.loads(model.read_bytes())))
-        except (ValidationError, json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
+            return FakeSession(FakeModel.model_validate(read_json(model)))
+        except ValidationError as error:
+            raise RuntimeFailure(explain(error, f"{model} is not a model of the fake engine")) from None
+        except (ValueError, OSError) as error:
             raise RuntimeFailure(f"{model} is not a model of the fake engine: {error}") from error

@@ -1,6 +1,7 @@
 """Image files to float arrays: decode, resize, crop, normalize."""
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,16 @@ from pydantic import BaseModel, ConfigDict
 from laconic.errors import InputError
 from laconic.tensor import Array
 
-MAX_PIXELS = 64_000_000
-"""A larger image is refused before it is decoded: a few kilobytes of PNG can hold gigabytes of pixels."""
+MAX_PIXELS = 36_000_000
+"""A larger image is refused before it is decoded: a few kilobytes of PNG can hold gigabytes of pixels. Decoding takes 4
+bytes of memory for a pixel with alpha, and 3 more without it."""
+
+MAX_INPUT_PIXELS = 8_000_000
+"""A larger input is refused before the image is resized: 16 x 100,000 pixels become 1.4 million pixels wide where the
+shorter side is to have 224. Normalizing takes 24 bytes of memory for a pixel."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+"""The formats that are decoded. Pillow knows more: for EPS it runs Ghostscript, which executes what the file says."""
 
 
 class ImagePreprocess(BaseModel):
@@ -35,29 +44,41 @@ class ImagePreprocess(BaseModel):
 
     def apply(self, image: Image.Image) -> Array:
         """The input for an image, [channels, height, width] float32."""
-        image = image.convert("L" if self.channels == 1 else "RGB")
-        resample = Image.Resampling(self.resample)
-        if self.shortest_edge:
-            ratio = self.shortest_edge / min(image.size)
-            width, height = (max(1, round(side * ratio)) for side in image.size)
-            image = image.resize((width, height), resample)
-        elif self.resize:
-            image = image.resize((self.resize[1], self.resize[0]), resample)
+        width, height = self.resized(image.size)
+        if max(width * height, math.prod(self.crop or ())) > MAX_INPUT_PIXELS:
+            raise InputError(
+                f"the image of {image.width} x {image.height} pixels would become an input of {width} x {height}, more "
+                f"than {MAX_INPUT_PIXELS:,} pixels. Crop it, or make it smaller"
+            )
+        mode = "L" if self.channels == 1 else "RGB"
+        image = image if image.mode == mode else image.convert(mode)
+        if (width, height) != image.size:
+            image = image.resize((width, height), Image.Resampling(self.resample))
         if self.crop:
             height, width = self.crop
             left, top = (image.width - width) // 2, (image.height - height) // 2
             image = image.crop((left, top, left + width, top + height))
-        pixels: Array = np.asarray(image, np.float32).reshape(image.height, image.width, self.channels) * self.scale
-        pixels = (pixels - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        pixels: Array = np.array(image, np.float32).reshape(image.height, image.width, self.channels)
+        pixels *= self.scale
+        pixels -= np.array(self.mean, np.float32)
+        pixels /= np.array(self.std, np.float32)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
+
+    def resized(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Width and height of an image after resizing, before cropping. size: width and height as it came."""
+        if self.shortest_edge:
+            ratio = self.shortest_edge / min(size)
+            width, height = (max(1, round(side * ratio)) for side in size)
+            return width, height
+        return (self.resize[1], self.resize[0]) if self.resize else size
 
 
 def open_image(source: bytes | Path) -> Image.Image:
     """Decode an image file. Raises InputError for anything else, and for one of more than MAX_PIXELS."""
     try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
-            raise InputError(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
+            raise InputError(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
         image.load()
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         name = source.name if isinstance(source, Path) else "the upload"

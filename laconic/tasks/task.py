@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from laconic import registry
 from laconic.errors import CorruptArtifact, InputError, SourceError, UsageError
+from laconic.files import read_json
 from laconic.metrics import Scorer
 from laconic.tensor import Array, Arrays, TensorSpec, sample_inputs
 
@@ -248,13 +250,30 @@ class Task(ABC):
         return {"outputs": 1.0}
 
 
+def open_task(name: str, folder: Path, inputs: tuple[TensorSpec, ...]) -> Task:
+    """Make the task registered under `name` from the files that its `assets` wrote to a folder.
+
+    Raises UsageError for an unknown name, CorruptArtifact for files that are missing or not as a task writes them.
+    """
+    kind: type[Task] = registry.resolve("task", name)
+    try:
+        return kind.from_assets(folder, inputs)
+    except CorruptArtifact:
+        raise
+    except Exception as error:  # whatever a crafted file makes of a tokenizer or of the settings of images
+        raise CorruptArtifact(
+            f"{folder} does not hold the files of task {name!r}: {type(error).__name__}, "
+            f"{' '.join(str(error).split())}. Compress the model again"
+        ) from error
+
+
 def read_asset(folder: Path, name: str) -> Any:
     """The JSON in a file of the artifact. Raises CorruptArtifact."""
     try:
-        return json.loads((folder / name).read_text(encoding="utf-8"))
+        return read_json(folder / name)
     except FileNotFoundError:
         raise CorruptArtifact(f"{folder / name} is missing. Compress the model again") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CorruptArtifact(f"{folder / name} does not read: {error}. Compress the model again") from error
 
 

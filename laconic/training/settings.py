@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError
-from laconic.recipes.recipe import Origin
+from laconic.recipes.recipe import Origin, check_builder
+from laconic.registry import trust_addresses
 from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.optimizers import Optimizer
 from laconic.training.optimizers.schedule import Schedule
@@ -116,21 +117,25 @@ class TrainingRecipe(Training, Origin):
         return values
 
     @classmethod
-    def load(cls, path: Path | None, **given: Any) -> "TrainingRecipe":
+    def load(cls, path: Path | None, *, trust: bool = False, **given: Any) -> "TrainingRecipe":
         """Read a recipe of fine-tuning, and check it down to the settings of its techniques.
 
-        path: a YAML file; None takes `given` alone. given: options of the command line, which override the file.
-        Raises RecipeError with the file, the key and what was expected.
+        path: a YAML file; None takes `given` alone. trust: whether the file may name code by its address. given:
+        options of the command line, which override the file. Raises RecipeError with the file, the key and what was
+        expected, UntrustedCode for an address in a file that nobody trusts.
         """
         where = str(path) if path else "command line"
         content = read_yaml(path) if path else {}
+        if path is not None:
+            check_builder(content, path, trust=trust or given.get("builder") is not None)
         data = content.get("data")
         if isinstance(data, str):
             data = {"train": data}
         if isinstance(data, dict) and isinstance(given.get("data"), dict):
             given = given | {"data": data | given["data"]}
         try:
-            return cls.model_validate(content | given)
+            with trust_addresses(trust):
+                return cls.model_validate(content | given)
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
         except RecipeError as error:

@@ -1,0 +1,104 @@
+"""Files that are read within bounds: JSON of limited size and depth; and folders that replace others as a whole."""
+
+import errno
+import json
+import shutil
+import tempfile
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 8 * 2**20
+"""The most bytes of a JSON file. The densest JSON, `[[],[],...]`, takes 24 times its size once it is parsed."""
+
+MAX_DEPTH = 64
+"""The most levels of nested lists and mappings."""
+
+OLD = "old-"
+"""The word in the name of the folder that holds what is being replaced."""
+
+ATTEMPTS = 100
+"""How often a folder is put in place anew after another process was faster."""
+
+
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a file of at most so many bytes. Raises OSError, or ValueError for a larger one."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises OSError, or ValueError for anything but JSON of limited size and depth."""
+    try:
+        content = json.loads(read_bytes(path))
+    except RecursionError:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
+    check_depth(content)
+    return content
+
+
+def check_depth(content: Any) -> None:
+    """Raise ValueError for lists and mappings that are nested too deeply to be handled by recursion."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [value for values in inner for value in values if isinstance(value, (dict, list))]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def replace_folder(folder: Path, destination: Path) -> None:
+    """Move a folder to its destination on the same disk, in place of the folder that is there.
+
+    Of several processes that do so at the same instant, the last one's folder stays. Where a process is killed between
+    the two renames, `restore_folder` puts the earlier folder back.
+    """
+    for path in (folder, *folder.iterdir()):  # a temporary folder is private to its owner; a server may be another user
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    restore_folder(destination)
+    for _ in range(ATTEMPTS):
+        aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.{OLD}", dir=destination.parent))
+        try:
+            move_aside(destination, aside / destination.name)
+            folder.rename(destination)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                move_aside(aside / destination.name, destination)
+                raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    else:
+        raise FileExistsError(errno.EEXIST, "other processes keep writing to it", str(destination))
+    for stale in find_replaced(destination):
+        shutil.rmtree(stale.parent, ignore_errors=True)
+
+
+def move_aside(folder: Path, to: Path) -> None:
+    """Rename a folder, unless it is not there."""
+    try:
+        folder.rename(to)
+    except FileNotFoundError:
+        return
+
+
+def restore_folder(destination: Path) -> None:
+    """Put back the folder that a killed process was replacing, where the destination is missing."""
+    if destination.exists():
+        return
+    for replaced in find_replaced(destination):
+        try:
+            replaced.rename(destination)
+        except OSError:  # another process was faster
+            return
+        replaced.parent.rmdir()
+        return
+
+
+def find_replaced(destination: Path) -> list[Path]:
+    """The folders that were moved aside to be replaced, and were left there."""
+    return sorted(destination.parent.glob(f".{escape(destination.name)}.{OLD}*/{escape(destination.name)}"))
