@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -18,6 +19,7 @@ from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.models.checkpoint_card import CARD
+from laconic.models.image_processor import parse_preprocess, read_preprocess
 from laconic.models.torch_runtime import Torch, TorchSession
 from laconic.tensor import TensorSpec
 
@@ -180,12 +182,50 @@ def test_an_image_classifier_brings_its_preprocessing(tmp_path):
         ({"do_rescale": False, "size": {"height": 16, "width": 16}}, {"scale": 1.0}),
     ],
 )
-def test_settings_of_image_processors_are_understood(tmp_path, settings, expected):
-    from laconic.models.processors import read_preprocess
-
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    made = read_preprocess(tmp_path, channels=3).model_dump()
+def test_settings_of_image_processors_are_understood(settings, expected):
+    made = parse_preprocess(settings, channels=3).model_dump()
     assert {name: made[name] for name in expected} == expected
+
+
+IMAGE_PROCESSORS = (
+    "Beit Bit CLIP ConvNext DeiT EfficientNet Levit MobileNetV1 MobileNetV2 MobileViT Perceiver PoolFormer Pvt "
+    "Segformer Siglip ViT"
+)
+REFUSED = {"EfficientNet": "include_top", "MobileViT": "do_flip_channel_order", "Levit": "rule", "Perceiver": "rule"}
+
+
+@pytest.mark.parametrize("name", IMAGE_PROCESSORS.split())
+def test_images_are_prepared_as_by_transformers_or_the_source_is_refused(name, tmp_path):
+    """Sizes at which rounding matters among them: 298.67 pixels are 298 in transformers."""
+    own = getattr(transformers, f"{name}ImageProcessorPil")()
+    own.save_pretrained(tmp_path)
+    if name in REFUSED:
+        with pytest.raises(SourceError, match=f"{name}ImageProcessor, and Laconic does not follow .*{REFUSED[name]}"):
+            read_preprocess(tmp_path, channels=3)
+        return
+    made = read_preprocess(tmp_path, channels=3)
+    rng = np.random.default_rng(1)
+    for height, width in ((480, 640), (33, 97), (225, 224), (1000, 90)):
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        expected = own(images=image, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
+
+
+def test_transparent_images_are_blended_with_white_as_by_transformers(tmp_path):
+    own = transformers.CLIPImageProcessorPil()
+    own.save_pretrained(tmp_path)
+    made = read_preprocess(tmp_path, channels=3)
+    rng = np.random.default_rng(1)
+    for mode in ("RGBA", "LA"):
+        image = Image.fromarray(rng.integers(0, 256, (600, 300, 4), np.uint8)).convert(mode)
+        expected = own(images=image, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
+
+
+def test_an_image_processor_that_transformers_does_not_know_is_refused(tmp_path):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Unheard", "size": 20}))
+    with pytest.raises(SourceError, match="transformers does not read"):
+        read_preprocess(tmp_path, channels=3)
 
 
 def test_an_image_model_without_settings_is_refused(tmp_path):

@@ -360,7 +360,8 @@ def test_bench_shows_artifacts_beside_one_another(laconic, tmp_path):
 def test_bench_against_the_original(compress, laconic, trained, tmp_path):
     out = tmp_path / "digits.laconic"
     compress("-o", out)
-    code, shown, _ = laconic("bench", out, "--original", trained[0], "--batches", "1", "--rounds", "3", "--json")
+    given = ("--original", trained[0], "--builder", "digits:DigitsNet", "--batches", "1", "--rounds", "3", "--json")
+    code, shown, _ = laconic("bench", out, *given)
     assert code == 0
     assert [time["engine"].partition(" ")[0] for time in json.loads(shown)] == ["original", "digits"]
 

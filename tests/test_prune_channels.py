@@ -411,10 +411,10 @@ def test_settings_that_make_no_sense_are_refused(setting):
         Recipe.parse({"source": "m", "stages": [{"prune.channels": {key: value}}]})
 
 
-def test_an_unknown_criterion_is_refused_with_the_nearest(tmp_path):
-    checkpoint = opened(tmp_path)
-    with pytest.raises(RecipeError, match="'magnitude'"):
-        Channels(criterion="magnitud").apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
+@pytest.mark.parametrize("stage", ["prune.channels", "prune.ffn", "prune.heads", "prune.unstructured"])
+def test_an_unknown_criterion_is_refused_when_the_recipe_is_read(stage):
+    with pytest.raises(RecipeError, match=rf"{stage}: criterion: unknown criterion 'magnitud'. .* 'magnitude'"):
+        Recipe.parse({"source": "m", "stages": [{stage: {"criterion": "magnitud"}}]})
 
 
 class Attention(nn.Module):

@@ -260,7 +260,6 @@ def test_what_is_left_stands_in_for_what_was_cut(folders, tmp_path):
         (Layers(keep=0.1), "leaves none"),
         (Layers(drop=(0, 1)), "one of them must stay"),
         (Layers(drop=(7,)), "numbered from 0 to 1"),
-        (Ffn(criterion="magnitudes"), "magnitude"),
     ],
 )
 def test_what_makes_no_sense_is_refused(stage, words, folders, tmp_path):

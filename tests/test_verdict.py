@@ -2,6 +2,7 @@ import pytest
 from artifacts import FAILED, PASSED
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import cores, this_machine
@@ -32,8 +33,8 @@ def test_a_figure_that_is_no_number_never_passes():
 
 
 def test_a_figure_that_was_required_and_not_measured_is_an_error():
-    with pytest.raises(KeyError):
-        _ = Comparison(subject="a", against="b", samples=1, figures={}, required={"mean": 1}).passed
+    with pytest.raises(ValidationError, match="mean is required, and not among the figures"):
+        Comparison(subject="a", against="b", samples=1, figures={}, required={"mean": 1})
 
 
 def test_a_verdict_that_compared_nothing_does_not_pass():

@@ -22,7 +22,7 @@ from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import ENGINE, Verdict
 from laconic.config import explain
 from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, UnknownFormat, UnprovenArtifact, UsageError
-from laconic.files import replace_folder
+from laconic.files import find_replaced, replace_folder
 from laconic.hashing import FileDigest, check_digest, unseal
 from laconic.runtimes.runtime import Compute, Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
@@ -104,6 +104,11 @@ class Artifact:
         if a file was changed after it was written.
         """
         if not (path / MANIFEST).is_file():
+            if replaced := find_replaced(path):
+                raise ArtifactError(
+                    f"there is no {path}: a run that was killed left the earlier artifact in {replaced[0]}. Move it "
+                    f"back, or run the same command again"
+                )
             what = "a checkpoint" if (path / "model.json").is_file() else "not an artifact"
             raise ArtifactError(f"{path} is {what}: it holds no {MANIFEST}. `laconic compress` makes one")
         manifest, measured = read_manifest(path), read_measurements(path)

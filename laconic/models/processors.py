@@ -1,4 +1,4 @@
-"""Preprocessing of a checkpoint: its tokenizer, its image processor, or plain arrays; and the task made from it."""
+"""Preprocessing of a checkpoint: its tokenizer, or plain arrays; and the task made from it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, normalizers
 from laconic import registry
 from laconic.errors import SourceError
 from laconic.models.embedder import read_source_json
-from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import DEFAULT_TASK, Task
 from laconic.tensor import TensorSpec
 
@@ -53,44 +52,6 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
         raise SourceError(f"{folder} has no tokenizer.json. Copy the folder again, with its tokenizer")
     made = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return Tokenizer.from_str(made.backend_tokenizer.to_str())
-
-
-def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
-    """The preprocessing that preprocessor_config.json describes.
-
-    Raises SourceError for a folder without it: with a guessed mean and deviation the predictions are wrong.
-    """
-    settings = read_source_json(folder / "preprocessor_config.json")
-    size = settings.get("size") if settings.get("do_resize", True) else None
-    height, width, shortest = _sides(size)
-    crop_height, crop_width, _ = _sides(
-        settings.get("crop_size") if settings.get("do_center_crop") else None, square=True
-    )
-    crop = (crop_height, crop_width) if crop_height and crop_width else None
-    resize = (height, width) if height and width else None
-    if shortest and "crop_pct" in settings:  # ConvNeXT: small images are cropped, large ones squeezed
-        crop = (shortest, shortest) if shortest < 384 else None
-        resize = None if crop else (shortest, shortest)
-        shortest = int(shortest / settings["crop_pct"]) if crop else None
-    normalize = settings.get("do_normalize", True)
-    return ImagePreprocess(
-        channels=channels,
-        resize=resize,
-        shortest_edge=shortest,
-        crop=crop,
-        scale=settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0,
-        mean=tuple(settings.get("image_mean") or (0.0,)) if normalize else (0.0,),
-        std=tuple(settings.get("image_std") or (1.0,)) if normalize else (1.0,),
-        resample=settings.get("resample", 2),
-    )
-
-
-def _sides(size: Any, *, square: bool = False) -> tuple[int | None, int | None, int | None]:
-    """Height, width and shortest edge. A bare number is the shortest edge, or both sides of a square."""
-    if isinstance(size, int):
-        return (size, size, None) if square else (None, None, size)
-    size = size or {}
-    return size.get("height"), size.get("width"), size.get("shortest_edge")
 
 
 def resolve_task(name: str) -> type[Task]:

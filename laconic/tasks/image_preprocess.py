@@ -50,8 +50,7 @@ class ImagePreprocess(BaseModel):
                 f"the image of {image.width} x {image.height} pixels would become an input of {width} x {height}, more "
                 f"than {MAX_INPUT_PIXELS:,} pixels. Crop it, or make it smaller"
             )
-        mode = "L" if self.channels == 1 else "RGB"
-        image = image if image.mode == mode else image.convert(mode)
+        image = image.convert("L") if self.channels == 1 else to_rgb(image)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling(self.resample))
         if self.crop:
@@ -67,10 +66,28 @@ class ImagePreprocess(BaseModel):
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height of an image after resizing, before cropping. size: width and height as it came."""
         if self.shortest_edge:
-            ratio = self.shortest_edge / min(size)
-            width, height = (max(1, round(side * ratio)) for side in size)
+            # The longer side is cut to an integer, as transformers does; rounding moves all pixels of some sizes.
+            width, height = (int(self.shortest_edge * side / min(size)) for side in size)
             return width, height
         return (self.resize[1], self.resize[0]) if self.resize else size
+
+
+STRIP = 256
+"""Rows that are blended at once: blending needs four bytes a pixel three times."""
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB, what is transparent blended with white, as transformers does."""
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    blended = Image.new("RGB", image.size)
+    for top in range(0, image.height, STRIP):
+        strip = image.crop((0, top, image.width, min(top + STRIP, image.height))).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        blended.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return blended
 
 
 def open_image(source: bytes | Path) -> Image.Image:
