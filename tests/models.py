@@ -142,7 +142,7 @@ def save_transformer(folder: Path, model: transformers.PreTrainedModel) -> Path:
     randomize(model)
     model.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    settings = {"pad_token": "[PAD]", "model_max_length": 10**30}
+    settings = {"pad_token": "[PAD]", "model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 

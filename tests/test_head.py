@@ -52,6 +52,7 @@ def save_bare_vit(folder):
 def save_images(folder, model):
     models.randomize(model).save_pretrained(folder)
     settings = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    settings["image_processor_type"] = "ViTImageProcessor"
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 

@@ -303,7 +303,7 @@ def perceptron(tmp_path):
         "source: net.pt\nbuilder: models:Perceptron\narguments: {widths: [8, 16, 4]}\n"
         "batch_size: 3\ntechniques: [{gradient-accumulation: {rows: 2}}]\n"
     )
-    return tmp_path / "net.pt", "--recipe", path
+    return tmp_path / "net.pt", "--trust", "--recipe", path
 
 
 def test_a_plan_is_printed_for_programs_and_drawn(laconic, perceptron, tmp_path):

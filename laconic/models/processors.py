@@ -20,7 +20,7 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
     """The tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
 
     lower: whether texts are lowercased before the tokenizer's own normalization.
-    Raises SourceError for a folder without one.
+    Raises SourceError for a folder without one, and for one that transformers reads in another way.
     """
     file = folder / "tokenizer.json"
     settings = (
@@ -32,6 +32,8 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
         raise
     except Exception as error:
         raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
+    if file.is_file():
+        check_tokenizer(folder, tokenizer)
     if lower:
         steps = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])]
         tokenizer.normalizer = normalizers.Sequence(steps)
@@ -42,6 +44,43 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
         pad_id = getattr(config, "pad_token_id", None) or 0
     limit = settings.get("model_max_length")
     return tokenizer, int(pad_id), int(limit) if limit and limit < ENDLESS else None
+
+
+PROBES = (
+    "Hello, World!",
+    "  naïve café\tÅngström \u200b 3.14e-5 ",
+    "你好世界。 Привет мир",
+    "don't -- stop… (a_b) #42 @home https://x.y/z?q=1",
+    "first line\nsecond line",
+    "word " * 40,
+)
+"""Texts by which tokenizers are compared: case, accents, spaces, punctuation, other scripts, and one to truncate."""
+
+PROBE_LENGTH = 16
+"""Tokens at which the probes are truncated."""
+
+
+def check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Raise SourceError unless texts get the ids that they get from the tokenizer that transformers reads from the
+    folder, special tokens and truncation included."""
+    try:
+        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the type is of a later version, or of no transformers
+        raise SourceError(
+            f"transformers does not read the tokenizer in {folder}, so nothing shows that texts would be prepared as "
+            f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
+        ) from error
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_padding()
+    copy.enable_truncation(PROBE_LENGTH)
+    for text in PROBES:
+        expected = list(own(text, truncation=True, max_length=PROBE_LENGTH)["input_ids"])
+        if copy.encode(text).ids != expected:
+            raise SourceError(
+                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {copy.encode(text).ids}, and transformers' "
+                f"{type(own).__name__} gives it {expected}, since tokenizer_config.json says something else. Save both "
+                f"again with tokenizer.save_pretrained, as the model was trained"
+            )
 
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
