@@ -92,7 +92,10 @@ class EngineBuild:
             capture_error = measure_capture_error(self.lineage.model, graph, self.cache)
             step.note = f"{len(graph.layers)} layers, error {capture_error or 0:.1g}"
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
-        options = list_options(self.recipe.engines)
+        if self.recipe.engine_only:
+            options = [EngineOption(self.recipe.engine_only, "float32")]
+        else:
+            options = list_options(self.recipe.engines)
         start = time.perf_counter()
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
@@ -139,7 +142,8 @@ class EngineBuild:
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.steps.step("build the candidates") as step:
-            for number, (plans, option) in enumerate(pair_ladders(ladder, options)):
+            pairs = [(ladder, *options)] if self.recipe.engine_only else pair_ladders(ladder, options)
+            for number, (plans, option) in enumerate(pairs):
                 try:
                     folder = self.folder / f"candidate-{number}"
                     candidate = self.build_candidate(plans, evaluator, option, folder, step)

@@ -144,6 +144,17 @@ def test_a_recipe_restricts_the_engines_and_a_second_run_gives_the_same_bytes(tr
     assert content(second.path) == content(first.path)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_is_given_alone_is_built_without_a_race_and_gives_the_same_bytes(trained, engine, tmp_path):
+    first, second = (
+        run(trained, tmp_path / f"{name}.laconic", Cache(tmp_path / name), engine_only=engine).artifact
+        for name in ("one", "two")
+    )
+    assert (first.manifest.placement, first.manifest.compute) == (engine, "float32")
+    assert content(second.path) == content(first.path)
+    assert not list((tmp_path / "one").glob("raced-*"))
+
+
 def ignore_all_but(prefix):
     """The one decision that is the clock's is kept; everything else is done again."""
     return lambda folder, names: [name for name in names if not name.startswith(prefix)]

@@ -31,6 +31,9 @@ def compress(
     task: Task = None,
     builder: Builder = None,
     target: Annotated[str | None, typer.Option(help="Hardware target: cpu.")] = None,
+    engine_only: Annotated[
+        str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
+    ] = None,
     to: Annotated[str | None, typer.Option(help="What to write: artifact or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
     max_drop: Annotated[str | None, typer.Option(help="Largest drop of the task's metric, as 1%.")] = None,
@@ -50,15 +53,11 @@ def compress(
     the goal is met, times the engines, compares outputs with the original's on held-out samples, and writes an artifact
     with a report. An unmet goal is reported, with exit code 3.
     """
-    from laconic.units import parse_budget
-
-    given = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
+    given = {"source": source, "task": task, "builder": builder, "target": target, "engine_only": engine_only, "to": to}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
-    seconds = None if budget is None else parse_budget(budget)
-    if seconds is None and engine != "local":
-        raise UsageError("--engine is for a search, and none was requested. Give --budget, as 30m")
+    seconds = parse_search(budget, engine)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
@@ -68,6 +67,15 @@ def compress(
         run_search(chosen, output, seconds, engine, trust=trust, as_json=as_json)
     else:
         run_recipe(chosen, output, trust=trust, as_json=as_json)
+
+
+def parse_search(budget: str | None, engine: str) -> float | None:
+    """The seconds of a search; None where none was requested. Raises UsageError."""
+    from laconic.units import parse_budget
+
+    if budget is None and engine != "local":
+        raise UsageError("--engine is for a search, and none was requested. Give --budget, as 30m")
+    return None if budget is None else parse_budget(budget)
 
 
 def run_search(recipe: "Recipe", output: Path, seconds: float, engine: str, *, trust: bool, as_json: bool) -> None:

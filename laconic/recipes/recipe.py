@@ -95,7 +95,8 @@ class Recipe(Origin):
 
     stages: default: those of the target. heal: whether healing is inserted after lossy stages, or the settings of that
     healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
-    default: all engines of the target.
+    default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
+    that nothing is chosen by its speed.
     """
 
     data: Data = Data()
@@ -104,6 +105,7 @@ class Recipe(Origin):
     to: Literal["artifact", "checkpoint"] = "artifact"
     target: str = "cpu"
     runtimes: tuple[str, ...] = ()
+    engine_only: str | None = None
     goal: Goal = Goal()
     seed: int = Field(default=0, ge=0)
 
@@ -132,10 +134,13 @@ class Recipe(Origin):
 
     @model_validator(mode="after")
     def _target_has_runtimes(self) -> Self:
-        for name in self.runtimes:
+        named = [("runtimes", name) for name in self.runtimes]
+        if self.engine_only is not None:
+            named.append(("engine_only", self.engine_only))
+        for key, name in named:
             if name not in registry.TARGETS[self.target]:
                 raise ValueError(
-                    f"runtimes: {name!r} is not an engine of target {self.target!r}. "
+                    f"{key}: {name!r} is not an engine of target {self.target!r}. "
                     f"{registry.did_you_mean(name, registry.TARGETS[self.target])}"
                 )
         return self
@@ -181,7 +186,7 @@ class Recipe(Origin):
     @property
     def engines(self) -> tuple[str, ...]:
         """The engines to try, the preferred first."""
-        return self.runtimes or registry.TARGETS[self.target]
+        return (self.engine_only,) if self.engine_only else self.runtimes or registry.TARGETS[self.target]
 
     def complete(self) -> Self:
         """Return the recipe with healing inserted among its stages, and without the stages that a checkpoint cannot
