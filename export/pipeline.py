@@ -142,7 +142,7 @@ class EngineBuild:
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.steps.step("build the candidates") as step:
-            pairs = [(ladder, *options)] if self.recipe.engine_only else pair_ladders(ladder, options)
+            pairs = [(ladder, options[0])] if self.recipe.engine_only else list(pair_ladders(ladder, options))
             for number, (plans, option) in enumerate(pairs):
                 try:
                     folder = self.folder / f"candidate-{number}"
