@@ -1,0 +1,78 @@
+"""Fidelity on the test set, per kind of text: mean, 5th percentile and worst cosine with the original's vectors.
+
+    python benchmarks/judge.py [ARTIFACT ...] [--cache FOLDER] [--rows N]
+
+Judges the commands of `run.py` and ONNX Runtime's own quantization, and artifacts that are given, on the texts of
+`test_set.py`, which nothing was chosen by. Look at it once: what is chosen after a look needs a new test set (SALT).
+"""
+
+import argparse
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from inputs import model_folder, texts
+from minilm import artifacts, ways
+from run import table
+from test_set import choose_texts
+
+from laconic.artifacts.artifact import Artifact
+from laconic.data.dataset import Dataset
+from laconic.hardware import this_machine
+from laconic.progress import Steps
+from laconic.runtimes.predict import predict
+from laconic.runtimes.runtime import Session
+from laconic.tasks.task import Task
+from laconic.tensor import Array
+
+
+def main() -> None:
+    """Judge and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("artifacts", nargs="*", type=Path, help="other artifacts of the same model")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
+    parser.add_argument("--rows", type=int, default=150, help="texts of each kind")
+    parser.add_argument("--seen", type=Path, action="append", default=[], help=".jsonl of texts that were healed on")
+    arguments = parser.parse_args()
+    folder = arguments.cache
+    folder.mkdir(parents=True, exist_ok=True)
+    source = model_folder(folder)
+    data, _ = texts(folder)
+    chosen = choose_texts(arguments.rows, [data, *arguments.seen])
+    made = artifacts(source, data, folder, fast=False)
+    made |= {f"`{path.stem}`": Artifact.load(path) for path in arguments.artifacts}
+    with ExitStack() as stack:
+        sessions = {name: session for name, session, _ in ways(source, made, folder, stack)}
+        found = dict(judge(sessions, made["`export`"].task(), chosen))
+    machine = this_machine()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "onnxruntime", "openvino"))
+    print(f"\n{machine.processor} ({', '.join(machine.features)}), {versions}\n")
+    print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")
+    names = next(iter(found.values())).keys()
+    table(["", *names], [[way, *(describe(row[name]) for name in names)] for way, row in found.items()])
+
+
+def judge(
+    sessions: Mapping[str, Session], task: Task, chosen: Mapping[str, list[str]]
+) -> Iterator[tuple[str, dict[str, Array]]]:
+    """For each way the cosines with the first one's vectors, by kind and of all texts; the first way is left out."""
+    data = Dataset.of([text for kind in chosen.values() for text in kind], task)
+    kinds = np.repeat(np.arange(len(chosen)), [len(kind) for kind in chosen.values()])
+    (_, original), *others = sessions.items()
+    reference = predict(original, task, data)
+    with Steps().step("ask all ways", len(others)) as step:
+        for name, session in others:
+            cosine = task.fidelity(reference, predict(session, task, data))
+            step.advance()
+            yield name, {"all": cosine} | {kind: cosine[kinds == number] for number, kind in enumerate(chosen)}
+
+
+def describe(cosine: Array) -> str:
+    """Mean, 5th percentile and worst."""
+    return f"{cosine.mean():.4f}, {np.quantile(cosine, 0.05):.4f}, {cosine.min():.4f}"
+
+
+if __name__ == "__main__":
+    main()
