@@ -27,7 +27,8 @@ class Evidence:
     source was a graph. original: the source's outputs for the test samples; artifact: the engine's outputs for them;
     labels: of the test samples, if there are any. For a few of the samples, plain: outputs of the artifact's graph run
     node by node; alone: of the engine, one sample at a time; together: of the engine, in one batch. made_up: whether
-    the samples are synthetic examples of the task, because no samples were given.
+    the samples are synthetic examples of the task, because no samples were given. kinds: of the test samples, by the
+    rows that name one; empty where none does.
     """
 
     capture_error: float | None
@@ -38,6 +39,7 @@ class Evidence:
     alone: Arrays
     together: Arrays
     made_up: bool = False
+    kinds: tuple[str, ...] = ()
 
 
 def collect_evidence(
@@ -74,5 +76,6 @@ def collect_evidence(
         alone=alone,
         together=together,
         made_up=made_up,
+        kinds=judge.kinds,
     )
     return evidence, golden

@@ -1,5 +1,7 @@
 """Validation: compares the artifact with the original, with confidence intervals, and gives a verdict."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from export.evidence import Evidence
@@ -25,6 +27,10 @@ BATCH_WORST = 0.999
 """The least fidelity, mean and worst, of batched outputs to unbatched ones. Static INT8 gives 1 and 1; with float
 attention, where sums differ in the last bit and a value may round to the other side, 0.999995 and 0.9998; dynamic INT8
 0.99 and 0.945: such an artifact is served one sample at a time."""
+
+
+KIND_SAMPLES = 10
+"""The least samples of a kind that are compared on their own."""
 
 
 def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
@@ -53,7 +59,8 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
             required={"exactness": CAPTURE_EXACTNESS},
         )
         parity.insert(0, captured)
-    return Verdict(parity=tuple(parity), drift=(compare_with_original(evidence, task, tolerance, goal, seed),))
+    whole = compare_with_original(evidence, task, tolerance, goal, seed)
+    return Verdict(parity=tuple(parity), drift=(whole, *compare_by_kind(evidence, task, tolerance)))
 
 
 def engine_fidelity(tolerance: Tolerance) -> dict[str, float]:
@@ -95,6 +102,28 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
         intervals={name: (round_figure(low), round_figure(high)) for name, (low, high) in intervals.items()},
         required=required,
     )
+
+
+def compare_by_kind(evidence: Evidence, task: Task, tolerance: Tolerance) -> Iterator[Comparison]:
+    """Compare the artifact with the original on each kind of test sample. A mean fidelity below the one that is
+    required of all samples is pointed out; kinds of fewer than KIND_SAMPLES are not looked at alone."""
+    fidelity = task.fidelity(evidence.original, evidence.artifact)
+    kinds = np.array(evidence.kinds)
+    for kind in sorted(set(evidence.kinds)):
+        own = fidelity[kinds == kind]
+        if len(own) < KIND_SAMPLES:
+            continue
+        yield Comparison(
+            subject=f"artifact on {kind!r}" if kind else "artifact on the other samples",
+            against="original",
+            samples=len(own),
+            figures={
+                "fidelity": round_figure(own.mean()),
+                "fidelity_p5": round_figure(np.quantile(own, 0.05)),
+                "fidelity_worst": round_figure(own.min()),
+            },
+            expected={"fidelity": tolerance.mean},
+        )
 
 
 def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:

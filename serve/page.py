@@ -125,7 +125,7 @@ def format_verdict(verdict: Verdict | None) -> str:
         return "not faithful enough: " + "; ".join(verdict.failures)
     drift = [
         f"{name} {value:.4f} over {comparison.samples} samples"
-        for comparison in verdict.drift
+        for comparison in verdict.drift[:1]
         for name, value in comparison.figures.items()
     ]
-    return "the same answers: " + ", ".join(drift)
+    return "; ".join(["the same answers: " + ", ".join(drift), *verdict.out_of_domain])

@@ -441,3 +441,17 @@ def test_more_samples_choose_and_judge_where_right_answers_are_counted(tmp_path,
     recipe = Recipe.parse({"source": "m", "data": {"calibrate": str(path), "limit": limit}, "goal": goal})
     found = split_samples(recipe, task)
     assert (len(found.choose.keys), len(found.judge.keys)) == expected
+
+
+def test_the_kinds_of_samples_follow_them_through_splits(tmp_path):
+    rows = [{"text": f"text {number}", "kind": "even" if number % 2 == 0 else 7} for number in range(40)]
+    found = read(write_jsonl(tmp_path / "k.jsonl", [*rows, {"text": "none"}]), TEXT)
+    assert found.kinds[:2] == ("even", "7")
+    assert found.kinds[-1] == ""
+    kinds = dict(zip(found.samples, found.kinds, strict=True))
+    for part in (*split(found, {"a": 0.5, "b": 0.5}).values(), found.take(9)):
+        assert part.kinds == tuple(kinds[sample] for sample in part.samples)
+    plain = read(write_jsonl(tmp_path / "p.jsonl", [{"text": row["text"]} for row in rows]), TEXT)
+    assert plain.kinds == ()
+    with pytest.raises(DataError, match=r"row 1: expected a string under 'kind', got list"):
+        read(write_jsonl(tmp_path / "l.jsonl", [{"text": "a", "kind": ["b"]}]), TEXT)

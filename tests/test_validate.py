@@ -22,10 +22,10 @@ DOUBTING = shares(*[[0.95, 0.03, 0.01, 0.01]] * 10)
 """The same, where two hundredths went to the second class."""
 
 
-def verdict(tolerance, labels=None, goal=None, **answers):
+def verdict(tolerance, labels=None, goal=None, kinds=(), **answers):
     given = dict.fromkeys(("original", "artifact", "plain", "alone", "together"), SURE) | answers
     task = plain_task("image-classification", (models.IMAGE,), "model")
-    return validate(Evidence(None, labels=labels, **given), task, tolerance, goal or Goal(), seed=0)
+    return validate(Evidence(None, labels=labels, kinds=kinds, **given), task, tolerance, goal or Goal(), seed=0)
 
 
 def test_an_engine_may_take_a_fifth_of_what_is_allowed_and_a_hundredth_in_any_case():
@@ -65,3 +65,16 @@ def test_without_labels_there_is_no_drop():
     (drift,) = verdict(Tolerance(mean=0.98)).drift
     assert "metric_change" not in drift.figures
     assert "metric_change" not in drift.required
+
+
+def test_a_kind_of_sample_on_which_the_artifact_is_less_faithful_is_pointed_out():
+    near, far = [[0.97, 0.01, 0.01, 0.01]], [[0.87, 0.11, 0.01, 0.01]]
+    answers = {"original": shares(*near * 30), "artifact": shares(*near * 20, *far * 10)}
+    kinds = ("prose",) * 18 + ("",) * 2 + ("tables",) * 10
+    found = verdict(Tolerance(mean=0.95), kinds=kinds, **answers)
+    assert found.passed, "the mean over all samples meets the goal"
+    whole, prose, tables = found.drift
+    assert (whole.samples, prose.samples, tables.samples) == (30, 18, 10), "two samples are too few to be a kind"
+    assert prose.figures == {"fidelity": 1.0, "fidelity_p5": 1.0, "fidelity_worst": 1.0}
+    assert tables.figures["fidelity"] == pytest.approx(0.9, abs=1e-5)
+    assert found.out_of_domain == ["out-of-domain: artifact on 'tables': fidelity is 0.9, expected 0.95"]

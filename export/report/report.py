@@ -31,6 +31,7 @@ MARK = "<!--search-->"
 
 FIGURES = {
     "fidelity": "fidelity, mean",
+    "fidelity_p5": "fidelity, 5th percentile",
     "fidelity_worst": "fidelity, worst sample",
     "metric_original": "{metric}, original",
     "metric": "{metric}, artifact",
@@ -113,6 +114,7 @@ def render_report(
             engine=f"{manifest.placement}, {manifest.compute} where not quantized",
             passed=verdict is not None and verdict.passed,
             failures=verdict.failures if verdict else ["nothing was compared"],
+            out_of_domain=verdict.out_of_domain if verdict else [],
             made_up=not manifest.data,
             **format_headline(manifest, measured),
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},

@@ -1,5 +1,6 @@
 """Gains: the table that compares the artifact with the original in size, speed, fidelity and metric."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -34,8 +35,11 @@ def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Itera
         threads = "1 thread" if pair[1].threads == 1 else f"{pair[1].threads} threads"
         length = f", length {pair[1].length}" if pair[1].length else ""
         yield GainRow("throughput", old, new, f"batch {measured.knee}{length}, {threads}")
-    for comparison in manifest.verdict.drift if manifest.verdict else ():
+    drift = manifest.verdict.drift if manifest.verdict else ()
+    for comparison in drift[:1]:
         yield from list_fidelity(comparison, metric, "unseen" if manifest.data else "made-up")
+    for comparison in drift[1:]:
+        yield format_kind(comparison)
 
 
 def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[GainRow]:
@@ -52,6 +56,22 @@ def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[Ga
         low, high = intervals["metric_change"]
         change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f})"
         yield GainRow(metric, f"{figures['metric_original']:.4f}", f"{figures['metric']:.4f}", change)
+
+
+KIND_FIGURES = {"fidelity_p5": "5th percentile", "fidelity_worst": "worst"}
+
+
+def format_kind(comparison: Comparison) -> GainRow:
+    """The row of one kind of samples."""
+    figures = comparison.figures
+    found = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
+    mark = "; out-of-domain" if comparison.shortfalls else ""
+    return GainRow(
+        figure=f"fidelity, {comparison.subject.removeprefix('artifact ')}",
+        original="1",
+        artifact=format_fidelity(figures.get("fidelity", math.nan)),
+        change=f"{', '.join(found)} of {comparison.samples}{mark}",
+    )
 
 
 def served_size(manifest: Manifest) -> int:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measurements
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
-from laconic.artifacts.verdict import Comparison
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.errors import ArtifactError, LaconicError
 from laconic.files import read_json
 from laconic.hashing import check_digest, digest_file
@@ -39,17 +39,21 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
     the figures after each stage."""
     manifest, measured = artifact.manifest, artifact.measured
     content = manifest.model_dump(mode="json", exclude={"files", "verdict"})
-    verdict = manifest.verdict
     return content | {
         "name": artifact.name,
         "path": str(artifact.path),
         "size": artifact.size,
         "layers": dict(Counter(manifest.precision.values()).most_common()),
         "stages": [entry.plain() for entry in make_ledger(manifest.source, manifest.history, measured.seconds)],
-        "verdict": verdict
-        and {"passed": verdict.passed, "failures": verdict.failures, **verdict.model_dump(mode="json")},
+        "verdict": manifest.verdict and summarize_verdict(manifest.verdict),
         "measured": measured.model_dump(mode="json", exclude={"report"}),
     }
+
+
+def summarize_verdict(verdict: Verdict) -> dict[str, Any]:
+    """Summarize a verdict, JSON-ready: whether it passed, in which words not, and its comparisons."""
+    told = {"passed": verdict.passed, "failures": verdict.failures, "out_of_domain": verdict.out_of_domain}
+    return told | verdict.model_dump(mode="json")
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
@@ -108,7 +112,9 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
     else:
         checks.append(Check(check="golden outputs", found="not run: a file is damaged", passed=False))
     verdict = manifest.verdict
-    found = "none" if verdict is None else "; ".join(verdict.failures) or "passed when it was made"
+    found = "none"
+    if verdict is not None:
+        found = "; ".join([*(verdict.failures or ["passed when it was made"]), *verdict.out_of_domain])
     return [*checks, Check(check="verdict", found=found, passed=verdict is not None and verdict.passed)]
 
 

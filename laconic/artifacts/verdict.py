@@ -12,7 +12,8 @@ class Comparison(BaseModel):
     """One comparison of two models' outputs on the same samples.
 
     figures: each figure by name; a fidelity of 1 means identical outputs. intervals: 95 % confidence interval of a
-    figure. required: the lowest value allowed for a figure.
+    figure. required: the lowest value allowed for a figure. expected: the value below which a figure is pointed out,
+    without failing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,12 +24,22 @@ class Comparison(BaseModel):
     figures: dict[str, float]
     intervals: dict[str, tuple[float, float]] = {}
     required: dict[str, float] = {}
+    expected: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _required_are_figures(self) -> Self:
-        if missing := self.required.keys() - self.figures.keys():
+        if missing := (self.required.keys() | self.expected.keys()) - self.figures.keys():
             raise ValueError(f"{', '.join(sorted(missing))} is required, and not among the figures")
         return self
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """A sentence for each figure that is lower than expected."""
+        return [
+            f"{name} is {self.figures[name]:.6g}, expected {least:.6g}"
+            for name, least in self.expected.items()
+            if not self.figures[name] >= least
+        ]
 
     @property
     def failures(self) -> list[str]:
@@ -50,7 +61,7 @@ class Verdict(BaseModel):
 
     parity: checks of steps that must not change outputs, with tight tolerances: the captured graph against the module,
     the engine against the graph run node by node. drift: the artifact against the original model, in the task's
-    figures, on held-out test samples.
+    figures, on held-out test samples: on all of them, and on each kind of sample where the rows name kinds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +73,15 @@ class Verdict(BaseModel):
     def passed(self) -> bool:
         """Whether there was at least one comparison, and all of them passed."""
         return not self.failures
+
+    @property
+    def out_of_domain(self) -> list[str]:
+        """A sentence for each kind of sample on which the artifact is less faithful than was asked for on all."""
+        return [
+            f"out-of-domain: {comparison.subject}: {shortfall}"
+            for comparison in self.drift
+            for shortfall in comparison.shortfalls
+        ]
 
     @property
     def failures(self) -> list[str]:

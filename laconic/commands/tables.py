@@ -32,6 +32,8 @@ def print_compressed(artifact: Artifact) -> None:
         OUT.print(
             "\nNo samples were given: fidelity was measured on made-up inputs. Give --data for a real comparison."
         )
+    for sentence in manifest.verdict.out_of_domain if manifest.verdict else ():
+        OUT.print(f"\n{sentence}", soft_wrap=True)
     OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
@@ -107,8 +109,10 @@ def make_search_table(trials: Sequence[TrialRecord]) -> Table:
 
 
 def format_verdict(verdict: Verdict | None) -> str:
-    """Format a verdict: `none`, `passed`, or its failures."""
-    return "none" if verdict is None else "; ".join(verdict.failures) or "passed"
+    """Format a verdict: `none`, `passed`, or its failures; and where the artifact is out of its domain."""
+    if verdict is None:
+        return "none"
+    return "; ".join([*(verdict.failures or ["passed"]), *verdict.out_of_domain])
 
 
 def format_figures(found: Mapping[str, float]) -> str:

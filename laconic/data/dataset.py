@@ -53,7 +53,8 @@ class Dataset:
 
     keys: a digest of each row's content; a row is one sample, or the two samples of a scored pair, which are adjacent
     and share their label. lengths: the length of each sample, by `Task.length`. shapes: the shapes of each sample's
-    arrays; samples of different shapes cannot share a batch. fingerprint: digest of keys, labels and the whole file.
+    arrays; samples of different shapes cannot share a batch. fingerprint: digest of keys, labels, kinds and the whole
+    file. kinds: the kind of each sample, "" where a row names none; empty where no row does.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Dataset:
     keys: tuple[str, ...]
     lengths: tuple[int, ...]
     shapes: tuple[Any, ...]
+    kinds: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -91,14 +93,16 @@ class Dataset:
         indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
         labels = None if self.labels is None else [self.labels[index] for index in indices]
         keys = tuple(self.keys[row] for row in rows)
+        kinds = tuple(self.kinds[index] for index in indices) if self.kinds else ()
         return Dataset(
             name=name,
             samples=self.samples.pick(indices),
             labels=labels,
-            fingerprint=hash_of(keys, labels),
+            fingerprint=hash_of(keys, labels, *([kinds] if any(kinds) else [])),
             keys=keys,
             lengths=tuple(self.lengths[index] for index in indices),
             shapes=tuple(self.shapes[index] for index in indices),
+            kinds=kinds,
         )
 
     def without(self, other: "Dataset") -> "Dataset":
@@ -173,6 +177,7 @@ def make_dataset(entries: list[ParsedRow], task: Task, name: str, file: Path | N
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     keys = tuple(one.key for one in entries)
     labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
+    kinds = tuple(one.kind for one in entries for _ in one.sources)
     whole = digest_content(file).hex() if file else ""
     return Dataset(
         name=name,
@@ -182,6 +187,7 @@ def make_dataset(entries: list[ParsedRow], task: Task, name: str, file: Path | N
         keys=keys,
         lengths=tuple(length for one in entries for length in one.lengths),
         shapes=tuple(each for one in entries for each in one.shapes),
+        kinds=kinds if any(kinds) else (),
     )
 
 

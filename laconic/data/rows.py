@@ -13,7 +13,8 @@ from laconic import registry
 from laconic.errors import DataError, InputError
 from laconic.tasks.task import PAIR, Task
 
-LABEL = "label"
+LABEL, KIND = "label", "kind"
+"""The columns of a sample's label, and of its kind, as "licences": the verdict tells kinds apart."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ParsedRow:
     """A row that was parsed and checked.
 
     sources: of each sample, the image file it is decoded from, or else the sample itself. key: digest of the content,
-    32 hexadecimal digits. lengths, shapes: of each sample.
+    32 hexadecimal digits. lengths, shapes: of each sample. kind: of the sample, or "".
     """
 
     sources: tuple[Any, ...]
@@ -37,6 +38,7 @@ class ParsedRow:
     key: str
     lengths: tuple[int, ...]
     shapes: tuple[Any, ...]
+    kind: str = ""
 
 
 def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
@@ -54,6 +56,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
             for source, sample in zip(sources, parsed, strict=True)
         )
         key = hashlib.sha256(b"".join(digest_content(source) for source in kept)).hexdigest()[:32]
+        kind = parse_kind(row.values.get(KIND))
     except UnicodeEncodeError:
         raise DataError(
             f"{path.name}, row {row.number}: the text is not valid Unicode. Fix or remove the row"
@@ -66,6 +69,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
         key,
         tuple(task.length(sample) for sample in parsed),
         tuple(sample_shape(sample) for sample in parsed),
+        kind,
     )
 
 
@@ -80,6 +84,15 @@ def read_sources(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tup
     if task.field not in values:
         raise InputError(f"there is no {task.field!r}. {registry.did_you_mean(task.field, values)}")
     return (task.read_field(values[task.field], path.parent),), values.get(LABEL)
+
+
+def parse_kind(value: Any) -> str:
+    """The kind of a sample, a string or a number; "" where there is none. Raises InputError for anything else."""
+    if value is None:
+        return ""
+    if not isinstance(value, (str, int, float)):
+        raise InputError(f"expected a string under {KIND!r}, got {type(value).__name__}")
+    return str(value)
 
 
 def parse_score(value: Any) -> float | None:
