@@ -174,8 +174,8 @@ class Recipe(Origin):
                 recipe.make_stages()
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
-        except RecipeError as error:
-            raise RecipeError(f"{where}: {error}") from None
+        except (RecipeError, UntrustedCode) as error:
+            raise type(error)(f"{where}: {error}") from None
         return recipe
 
     @classmethod

@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic.config import NamedSettings, Strict, explain, read_yaml
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, UntrustedCode
 from laconic.recipes.recipe import Origin, check_builder
 from laconic.registry import trust_addresses
 from laconic.training.data.batch_loader import LoaderSettings
@@ -138,8 +138,8 @@ class TrainingRecipe(Training, Origin):
                 return cls.model_validate(content | given)
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
-        except RecipeError as error:
-            raise RecipeError(f"{where}: {error}") from None
+        except (RecipeError, UntrustedCode) as error:
+            raise type(error)(f"{where}: {error}") from None
 
     def to_yaml(self) -> str:
         """The recipe as YAML; reading it gives the same recipe."""
