@@ -109,7 +109,8 @@ def tune(laconic, home, tmp_path):
         settings = {"batch_size": 8, "steps": 6, "optimizer": {"adamw": {"lr": 0.01}}, "loader": {"workers": 0}}
         content = {"source": str(home / source), "data": str(home / data), **settings, **changes}
         recipe.write_text(json.dumps(content))
-        code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / output, "--json", *arguments)
+        given = ("--trust", "--recipe", recipe, "-o", tmp_path / output, "--json")
+        code, out, err = laconic("finetune", *given, *arguments)
         assert code == 0, err
         assert not (tmp_path / f"{output}.training").exists()
         return json.loads(out)
@@ -380,7 +381,7 @@ def test_what_is_predicted_not_to_fit_is_not_begun(laconic, home, tmp_path):
         f"source: {home / 'net.pt'}\nbuilder: digits:DigitsNet\ndata: {home / 'digits.npz'}\nmemory: 1KiB\n"
         f"techniques: [{{gradient-accumulation: {{rows: 8}}}}]\n"
     )
-    code, _, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "tuned")
+    code, _, err = laconic("finetune", "--trust", "--recipe", recipe, "-o", tmp_path / "tuned")
     assert code == 3
     assert "these techniques are predicted to take" in err.splitlines()[-1]
     assert "the least that any takes" in err.splitlines()[-1]
@@ -409,12 +410,12 @@ from laconic.finetune.advice import address_space
 from laconic.finetune.finetune import finetune
 from laconic.training.settings import TrainingRecipe
 recipe, output, room = sys.argv[1:]
-small = TrainingRecipe.load(Path(recipe), batch_size=16, memory="1GiB", data={"limit": 100})
-finetune(small, Path(output + "-small"))  # everything is imported, and the machine is measured
+small = TrainingRecipe.load(Path(recipe), trust=True, batch_size=16, memory="1GiB", data={"limit": 100})
+finetune(small, Path(output + "-small"), trust=True)  # everything is imported, and the machine is measured
 limit = address_space() + int(room)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for more in ([], ["--auto"]):
-    sys.argv = ["laconic", "finetune", "--recipe", recipe, "-o", output, "--json", *more]
+    sys.argv = ["laconic", "finetune", "--trust", "--recipe", recipe, "-o", output, "--json", *more]
     try:
         main()
     except SystemExit as stopped:

@@ -337,7 +337,7 @@ def command(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given = ["finetune", "--recipe", str(recipe), "--json", "-o"]
+    given = ["finetune", "--trust", "--recipe", str(recipe), "--json", "-o"]
 
     def run(output: str, stop: int | None = None) -> tuple[int, str, str]:
         if stop is not None:
