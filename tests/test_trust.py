@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 from artifacts import embedding_task, write_artifact
 from models import Perceptron
+from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL
 from laconic.cache import VARIABLE
 from laconic.cli import main
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hashing import digest_file, seal, unseal
 from laconic.models.checkpoint import load_source
 from laconic.models.checkpoint_card import CARD
+from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
@@ -270,3 +272,30 @@ def test_the_builder_of_an_artifact_is_never_called(tmp_path, laconic, trap):
     code, err = laconic("bench", path, "--original", weights, "--builder", "models:Perceptron")
     assert (code, "--trust" in err) == (2, True)
     assert not trap.exists()
+
+
+def write_graph(path, location):
+    """A graph that adds a weight, which is in another file."""
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": location, "offset": "0", "length": "16"}.items():
+        weight.external_data.add(key=key, value=value)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_graph_reads_no_file_outside_its_folder(engine, tmp_path):
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    folder = tmp_path / "crafted.laconic"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(secret.read_bytes())
+    write_graph(folder / MODEL, "weights.bin")
+    with make_runtime(engine).open(folder / MODEL) as session:
+        assert session.run({"x": np.zeros((1, 4), np.float32)})["y"].tolist() == [[0, 1, 2, 3]]
+    for location in ("../secret.bin", str(secret)):
+        write_graph(folder / MODEL, location)
+        with pytest.raises(RuntimeFailure, match=engine):
+            make_runtime(engine).open(folder / MODEL)
