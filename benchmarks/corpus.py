@@ -68,15 +68,20 @@ def texts_of(file: Path) -> Iterator[str]:
             yield from filter(is_prose, re.split(r"(?<=[.?!])\s+(?=[A-Z])", whole))
 
 
-def docstrings(file: Path) -> Iterator[list[str]]:
-    """The paragraphs of each docstring in a file, each on one line."""
+def parse(file: Path) -> Iterator[ast.AST]:
+    """The nodes of a Python file; none where it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError):
         return
-    for node in ast.walk(tree):
+    yield from ast.walk(tree)
+
+
+def docstrings(file: Path) -> Iterator[list[str]]:
+    """The paragraphs of each docstring in a file, each on one line."""
+    for node in parse(file):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
             yield [" ".join(paragraph.split()) for paragraph in paragraphs]

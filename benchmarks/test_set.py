@@ -13,15 +13,11 @@ import gzip
 import hashlib
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from corpus import INSTALLED, LETTERS, kept_away
+from corpus import INSTALLED, is_prose, kept_away, parse
 from inputs import text_of
-
-LEAST, MOST = 25, 600
-"""Characters of a text."""
 
 SALT = "laconic test set 1"
 """Another one chooses other texts of the same kinds, for the next test set."""
@@ -69,12 +65,6 @@ def clean(text: str) -> str:
     return " ".join(text.split())
 
 
-def is_prose(text: str) -> bool:
-    """Whether a text is neither a scrap nor a table."""
-    letters = sum(character.isalpha() or character == " " for character in text)
-    return LEAST <= len(text) <= MOST and letters >= LETTERS * len(text)
-
-
 def sentences(text: str) -> Iterator[str]:
     """The sentences of each paragraph."""
     for paragraph in re.split(r"\n\s*\n", text):
@@ -97,13 +87,7 @@ def licences() -> Iterator[str]:
 def error_messages() -> Iterator[str]:
     """What packages raise, with the names of values in place of values."""
     for path in sorted(INSTALLED.rglob("*.py")):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for node in ast.walk(tree):
+        for node in parse(path):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
                 yield message(node.exc.args[0])
 

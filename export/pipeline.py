@@ -92,15 +92,11 @@ class EngineBuild:
             capture_error = measure_capture_error(self.lineage.model, graph, self.cache)
             step.note = f"{len(graph.layers)} layers, error {capture_error or 0:.1g}"
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
-        if self.recipe.engine_only:
-            options = [EngineOption(self.recipe.engine_only, "float32")]
-        else:
-            options = list_options(self.recipe.engines)
         start = time.perf_counter()
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.plan(plan_stages, graph, evaluator)
-        built = self.build_candidates(ladder, evaluator, options)
+        built = self.build_candidates(ladder, evaluator)
         seconds = time.perf_counter() - start
         candidates = self.measure_candidates(built, graph)
         chosen = choose_fastest(candidates)
@@ -131,9 +127,14 @@ class EngineBuild:
         history = find_intact_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
-    def build_candidates(
-        self, ladder: PrecisionLadder, evaluator: PlanEvaluator, options: list[EngineOption]
-    ) -> list[EngineCandidate]:
+    def pair_with_engines(self, ladder: PrecisionLadder) -> list[tuple[PrecisionLadder, EngineOption]]:
+        """The engine options to build for, each with the part of the ladder to try on it: one where the recipe says so,
+        in the arithmetic that every machine has, so that nothing is left for a race to choose."""
+        if self.recipe.engine_only:
+            return [(ladder, EngineOption(self.recipe.engine_only, "float32"))]
+        return list(pair_ladders(ladder, list_options(self.recipe.engines)))
+
+    def build_candidates(self, ladder: PrecisionLadder, evaluator: PlanEvaluator) -> list[EngineCandidate]:
         """For each engine option, build the first plan that meets the goal, and audit its kernels.
 
         An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
@@ -142,8 +143,7 @@ class EngineBuild:
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.steps.step("build the candidates") as step:
-            pairs = [(ladder, options[0])] if self.recipe.engine_only else list(pair_ladders(ladder, options))
-            for number, (plans, option) in enumerate(pairs):
+            for number, (plans, option) in enumerate(self.pair_with_engines(ladder)):
                 try:
                     folder = self.folder / f"candidate-{number}"
                     candidate = self.build_candidate(plans, evaluator, option, folder, step)

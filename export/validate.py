@@ -30,7 +30,7 @@ attention, where sums differ in the last bit and a value may round to the other 
 
 
 KIND_SAMPLES = 10
-"""The least samples of a kind that are compared on their own."""
+"""The fewest samples of a kind that are compared on their own."""
 
 
 def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
@@ -60,7 +60,7 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
         )
         parity.insert(0, captured)
     whole = compare_with_original(evidence, task, tolerance, goal, seed)
-    return Verdict(parity=tuple(parity), drift=(whole, *compare_by_kind(evidence, task, tolerance)))
+    return Verdict(parity=tuple(parity), drift=(whole, *compare_by_kind(evidence, task)))
 
 
 def engine_fidelity(tolerance: Tolerance) -> dict[str, float]:
@@ -104,9 +104,8 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
     )
 
 
-def compare_by_kind(evidence: Evidence, task: Task, tolerance: Tolerance) -> Iterator[Comparison]:
-    """Compare the artifact with the original on each kind of test sample. A mean fidelity below the one that is
-    required of all samples is pointed out; kinds of fewer than KIND_SAMPLES are not looked at alone."""
+def compare_by_kind(evidence: Evidence, task: Task) -> Iterator[Comparison]:
+    """Compare the artifact with the original on each kind of test sample that has at least KIND_SAMPLES."""
     fidelity = task.fidelity(evidence.original, evidence.artifact)
     kinds = np.array(evidence.kinds)
     for kind in sorted(set(evidence.kinds)):
@@ -122,7 +121,6 @@ def compare_by_kind(evidence: Evidence, task: Task, tolerance: Tolerance) -> Ite
                 "fidelity_p5": round_figure(np.quantile(own, 0.05)),
                 "fidelity_worst": round_figure(own.min()),
             },
-            expected={"fidelity": tolerance.mean},
         )
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from laconic.errors import UsageError
-from laconic.files import restore_folder
+from laconic.files import TAKEN, restore_folder
 from laconic.tensor import Arrays
 
 VARIABLE = "LACONIC_CACHE"
@@ -59,8 +59,10 @@ class Cache:
             temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=self.folder))
             try:
                 fill(temporary)
-                with suppress(FileExistsError):  # another process has filled it at the same time
-                    temporary.rename(path)
+                temporary.rename(path)
+            except OSError as error:
+                if error.errno not in TAKEN:  # another process has filled it at the same time
+                    raise
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         return path

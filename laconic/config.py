@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from laconic import registry
 from laconic.errors import MissingPackage, RecipeError, UntrustedCode, UsageError
-from laconic.files import read_bytes
+from laconic.files import read_bounded
 
 PATHS = ("calibrate", "train", "evaluate")
 """The keys of `data` that name files."""
@@ -42,7 +42,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the keys and values of a recipe file, its relative paths resolved against its folder. Raises RecipeError."""
     try:
-        content = yaml.load(read_bytes(path, RECIPE_BYTES).decode("utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
+        content = yaml.load(read_bounded(path, RECIPE_BYTES).decode("utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe {path}") from None
     except RecursionError:

@@ -21,7 +21,11 @@ ATTEMPTS = 100
 """How often a folder is put in place anew after another process was faster."""
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+"""The errors of renaming a folder to one that is there and holds something; file systems differ."""
+
+
+def read_bounded(path: Path, most: int = MAX_BYTES) -> bytes:
     """Read a file of at most so many bytes. Raises OSError, or ValueError for a larger one."""
     with path.open("rb") as file:
         content = file.read(most + 1)
@@ -33,7 +37,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises OSError, or ValueError for anything but JSON of limited size and depth."""
     try:
-        content = json.loads(read_bytes(path))
+        content = json.loads(read_bounded(path))
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
     check_depth(content)
@@ -63,22 +67,22 @@ def replace_folder(folder: Path, destination: Path) -> None:
     for _ in range(ATTEMPTS):
         aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.{OLD}", dir=destination.parent))
         try:
-            move_aside(destination, aside / destination.name)
+            rename_if_present(destination, aside / destination.name)
             folder.rename(destination)
             break
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                move_aside(aside / destination.name, destination)
+            if error.errno not in TAKEN:
+                rename_if_present(aside / destination.name, destination)
                 raise
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     else:
         raise FileExistsError(errno.EEXIST, "other processes keep writing to it", str(destination))
-    for stale in find_replaced(destination):
-        shutil.rmtree(stale.parent, ignore_errors=True)
+    for stale in destination.parent.glob(f".{escape(destination.name)}.{OLD}*/"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
-def move_aside(folder: Path, to: Path) -> None:
+def rename_if_present(folder: Path, to: Path) -> None:
     """Rename a folder, unless it is not there."""
     try:
         folder.rename(to)
@@ -95,7 +99,7 @@ def restore_folder(destination: Path) -> None:
             replaced.rename(destination)
         except OSError:  # another process was faster
             return
-        replaced.parent.rmdir()
+        shutil.rmtree(replaced.parent, ignore_errors=True)
         return
 
 

@@ -1,8 +1,10 @@
 import signal
+import sys
 
 import pytest
 
 from laconic import registry
+from laconic.cli import main
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 
@@ -14,3 +16,20 @@ def own_tasks():
         patch.setitem(registry.TASKS, "padded", "served:Padded")
         patch.setitem(registry.TASKS, "brightness", "served:Brightness")
         yield
+
+
+@pytest.fixture
+def laconic(monkeypatch, capsys):
+    """Run the command in this process: exit code, standard output, standard error."""
+    monkeypatch.setenv("COLUMNS", "80")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        shown = capsys.readouterr()
+        return stopped.value.code, shown.out, shown.err
+
+    yield run
+    signal.signal(signal.SIGTERM, before)

@@ -63,3 +63,15 @@ def test_an_entry_is_computed_once_and_again_where_it_is_damaged(tmp_path):
     (tmp_path / "entry.json").write_text('{"a": [1')
     assert cache.json("entry", compute) == {"a": [1, 2]}
     assert len(asked) == 2
+
+
+def test_of_two_processes_that_fill_an_entry_at_once_both_get_a_whole_one(tmp_path):
+    cache = Cache(tmp_path)
+
+    def fill(path):
+        (path / "mine").touch()
+        Cache(tmp_path).directory("entry", lambda other: (other / "theirs").touch())
+
+    found = cache.directory("entry", fill)
+    assert [path.name for path in found.iterdir()] == ["theirs"]
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]

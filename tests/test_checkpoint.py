@@ -222,6 +222,15 @@ def test_transparent_images_are_blended_with_white_as_by_transformers(tmp_path):
         np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
 
 
+def test_grey_images_are_prepared_as_by_transformers(tmp_path):
+    own = transformers.ViTImageProcessorPil(image_mean=[0.4], image_std=[0.2])
+    own.save_pretrained(tmp_path)
+    made = read_preprocess(tmp_path, channels=1)
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 60), np.uint8))
+    expected = own(images=image, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
+
+
 def test_an_image_processor_that_transformers_does_not_know_is_refused(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Unheard", "size": 20}))
     with pytest.raises(SourceError, match="transformers does not read"):

@@ -18,7 +18,7 @@ from artifacts import FAILED, write_artifact
 
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact
 from laconic.cache import VARIABLE
-from laconic.cli import app, main
+from laconic.cli import app
 from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 
@@ -39,22 +39,11 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def laconic(cache, monkeypatch, capsys):
-    """Runs the command in this process: exit code, standard output, standard error."""
+def laconic(laconic, cache, monkeypatch):
+    """The command, with this module's cache, in the folder of the tests."""
     monkeypatch.setenv(VARIABLE, str(cache))
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(HERE)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        shown = capsys.readouterr()
-        return stopped.value.code, shown.out, shown.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    return laconic
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from compress.finetune_stage import Finetune
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE
-from laconic.cli import main
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.models.checkpoint import Checkpoint, load_source
@@ -81,23 +79,6 @@ def home(tmp_path_factory):
 
 def write(path: Path, rows: list[dict]) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
-
-
-@pytest.fixture
-def laconic(monkeypatch, capsys):
-    """Runs the command in this process: exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "80")
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        shown = capsys.readouterr()
-        return stopped.value.code, shown.out, shown.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The planner: what each combination takes, which one is chosen, and how large a batch may be."""
 
+import functools
 import itertools
 import json
 import resource
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +15,6 @@ import torch
 import transformers
 
 from laconic.cache import VARIABLE
-from laconic.cli import main
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
 from laconic.finetune.advice import copy_structure
 from laconic.models.checkpoint import load_source
@@ -279,20 +278,9 @@ def test_what_cannot_be_opened_is_refused(folder, source, given, error, said):
 
 
 @pytest.fixture
-def laconic(monkeypatch, capsys):
-    """Runs the command in this process: exit code, standard output, standard error."""
-    monkeypatch.setenv("COLUMNS", "80")
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["laconic", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        shown = capsys.readouterr()
-        return stopped.value.code, shown.out, shown.err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+def plan(laconic):
+    """Run `laconic plan`."""
+    return functools.partial(laconic, "plan")
 
 
 @pytest.fixture
@@ -306,9 +294,9 @@ def perceptron(tmp_path):
     return tmp_path / "net.pt", "--trust", "--recipe", path
 
 
-def test_a_plan_is_printed_for_programs_and_drawn(laconic, perceptron, tmp_path):
+def test_a_plan_is_printed_for_programs_and_drawn(plan, perceptron, tmp_path):
     pictures = ["--picture", tmp_path / "a.svg", "--timeline", tmp_path / "t.svg"]
-    code, out, _ = laconic(*perceptron, "--memory", "1GiB", "--json", *pictures)
+    code, out, _ = plan(*perceptron, "--memory", "1GiB", "--json", *pictures)
     found = json.loads(out)
     assert code == 0
     assert (found["model"], found["batch"], found["memory"]) == ("Perceptron", 3, 2**30)
@@ -319,20 +307,20 @@ def test_a_plan_is_printed_for_programs_and_drawn(laconic, perceptron, tmp_path)
         assert (tmp_path / picture).read_text().startswith("<?xml")
 
 
-def test_a_small_model_is_told_of_in_small_units(laconic, perceptron):
-    code, out, _ = laconic(*perceptron, "--memory", "1GiB")
+def test_a_small_model_is_told_of_in_small_units(plan, perceptron):
+    code, out, _ = plan(*perceptron, "--memory", "1GiB")
     assert code == 0
     assert "212 parameters, batch 3, length 512; KiB" in " ".join(out.split())
     assert "into 1.00 GiB" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("optimizer", "warned"), [("adamw-4bit", True), ("adamw-8bit", False)])
-def test_what_an_optimizer_was_measured_to_lose_is_said(laconic, perceptron, optimizer, warned):
+def test_what_an_optimizer_was_measured_to_lose_is_said(plan, perceptron, optimizer, warned):
     recipe = perceptron[-1]
     recipe.write_text(f"{recipe.read_text()}optimizer: {optimizer}\n")
-    _, out, _ = laconic(*perceptron, "--memory", "1GiB")
+    _, out, _ = plan(*perceptron, "--memory", "1GiB")
     assert ("was 0.10 behind AdamW" in " ".join(out.split())) == warned
-    _, out, _ = laconic(*perceptron, "--memory", "1GiB", "--json")
+    _, out, _ = plan(*perceptron, "--memory", "1GiB", "--json")
     found = json.loads(out)
     row = next(each for each in found["rows"] if each["name"] == found["chosen"])
     assert ("behind AdamW" in (row["caution"] or "")) == warned
@@ -351,8 +339,8 @@ def test_a_picture_of_another_kind_is_refused(roomy, tmp_path, draw):
         draw(roomy, tmp_path / "a.pdf")
 
 
-def test_where_nothing_fits_the_least_is_named(laconic, perceptron):
-    code, out, err = laconic(*perceptron, "--memory", "1KiB", "--batch", "2")
+def test_where_nothing_fits_the_least_is_named(plan, perceptron):
+    code, out, err = plan(*perceptron, "--memory", "1KiB", "--batch", "2")
     assert code == 3
     assert "Nothing fits into" in " ".join(out.split())
     assert err.splitlines()[-1].startswith("laconic: no combination of techniques fits")
@@ -385,8 +373,8 @@ def planned_small(folder: Path) -> MemoryPlan:
         ([], "--memory"),
     ],
 )
-def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(laconic, folder, arguments, said):
-    code, out, err = laconic(folder / "bert", *arguments)
+def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(plan, folder, arguments, said):
+    code, out, err = plan(folder / "bert", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("laconic: ")
     assert err.count("\n") == 1

@@ -1,6 +1,7 @@
 """The parts of a search: Pareto front, budget, constraints, search space, study, latency table, executor."""
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import models
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from compress.search import reference_timer, single_layer
 from compress.search.budget import Budget
+from compress.search.candidate_build import make_build_key
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.executor import open_executor
 from compress.search.latency_table import LatencyTable
@@ -377,3 +379,28 @@ def test_the_attention_that_is_timed_is_attention_in_int8(tmp_path):
 def test_an_engine_that_is_not_known_is_refused():
     with pytest.raises(UsageError, match="Did you mean 'ray'"), open_executor("rey", 1):
         pass
+
+
+@dataclass
+class Context:
+    """What the key of an artifact takes from the context of a search."""
+
+    key: str = "source and samples"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1},
+        {"goal": {"fidelity": 0.9}},
+        {"runtimes": ["onnxruntime"]},
+        {"engine_only": "onnxruntime"},
+        {"stages": [{"quantize.static": {"smoothquant": False}}]},
+    ],
+)
+def test_an_artifact_in_the_cache_is_not_taken_for_that_of_another_recipe(changes):
+    keys = [make_build_key(Recipe.default("m", **given), Context()) for given in ({}, {}, changes)]
+    assert keys[0] == keys[1] != keys[2]
+    alike = ({"runtimes": ["openvino"]}, {"engine_only": "openvino"})
+    one, only = (make_build_key(Recipe.default("m", **given), Context()) for given in alike)
+    assert one != only, "one engine is raced in each of its arithmetics, the only engine is not"

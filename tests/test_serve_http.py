@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from artifacts import FAILED, embedding_task, write_artifact
+from artifacts import FAILED, PASSED, embedding_task, write_artifact
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from served import Brightness, Running, change_artifact, request_of, running, write_sequences
@@ -255,6 +255,16 @@ def test_the_page_names_the_models_and_fetches_nothing_from_elsewhere(http: http
     assert "http://" not in page.text
     assert "https://" not in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_a_kind_of_sample_out_of_the_domain_is_on_the_page_as_text(tmp_path: Path) -> None:
+    whole = PASSED.drift[0].model_copy(update={"figures": {"fidelity": 0.99}, "required": {"fidelity": 0.95}})
+    kind = whole.model_copy(update={"subject": "artifact on '<b>'", "figures": {"fidelity": 0.5}, "required": {}})
+    path = write_artifact(tmp_path / "m.laconic", verdict=PASSED.model_copy(update={"drift": (whole, kind)}))
+    with running(path) as server, server.client() as http:
+        page = http.get("/").text
+    assert "<b>" not in page
+    assert "out-of-domain: artifact on &#x27;&lt;b&gt;&#x27;: fidelity is 0.5, required on all is 0.95" in page
 
 
 def test_a_name_cannot_write_into_the_page(tmp_path: Path) -> None:

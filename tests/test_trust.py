@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from safetensors.torch import save_file as save_torch
 
 from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL
 from laconic.cache import VARIABLE
-from laconic.cli import main
 from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hashing import digest_file, seal, unseal
 from laconic.models.checkpoint import load_source
@@ -49,20 +47,11 @@ def trap(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def laconic(tmp_path, monkeypatch, capsys):
-    """Run the command in this process: exit code, standard error. A traceback fails the test."""
+def laconic(laconic, tmp_path, monkeypatch):
+    """Run the command with an empty cache: exit code, standard error. A traceback fails the test."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.chdir(HERE)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["laconic", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return stopped.value.code, capsys.readouterr().err
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    return lambda *arguments: laconic(*arguments)[::2]
 
 
 def write_embedder(path):

@@ -77,4 +77,4 @@ def test_a_kind_of_sample_on_which_the_artifact_is_less_faithful_is_pointed_out(
     assert (whole.samples, prose.samples, tables.samples) == (30, 18, 10), "two samples are too few to be a kind"
     assert prose.figures == {"fidelity": 1.0, "fidelity_p5": 1.0, "fidelity_worst": 1.0}
     assert tables.figures["fidelity"] == pytest.approx(0.9, abs=1e-5)
-    assert found.out_of_domain == ["out-of-domain: artifact on 'tables': fidelity is 0.9, expected 0.95"]
+    assert found.out_of_domain == ["out-of-domain: artifact on 'tables': fidelity is 0.9, required on all is 0.95"]

@@ -19,7 +19,6 @@ from laconic.progress import Steps
 from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, find_missed
 from laconic.recipes.recipe import Goal, Recipe
-from laconic.recipes.stage import dump_settings
 from laconic.runtimes.predict import predict
 from laconic.tensor import Arrays
 from laconic.timing.benchmark import LENGTH, TRIAL_BATCHES
@@ -65,10 +64,7 @@ def derive_goal(goal: Goal, before: Quality, infidelity: float) -> Goal:
 
 def build_recipe(recipe: Recipe, context: SearchContext, trust: bool, steps: Steps, cache: Cache) -> BuiltArtifact:
     """The artifact of a recipe with its measurements, from the cache where it is there."""
-    stages = [(step.name, dump_settings(step.make_stage())) for step in recipe.stages]
-    goal = recipe.goal.model_dump(mode="json")
-    machine = this_machine().model_dump()
-    key = hash_of("built", context.key, stages, goal, recipe.seed, recipe.engines, machine, code_version())
+    key = make_build_key(recipe, context)
 
     def fill(folder: Path) -> None:
         compress(recipe, folder / FOLDER, trust=trust, steps=steps, cache=cache)
@@ -78,6 +74,12 @@ def build_recipe(recipe: Recipe, context: SearchContext, trust: bool, steps: Ste
 
     folder = cache.directory(f"built-{key}", fill) / FOLDER
     return BUILT.validate_python(cache.json(f"figures-{key}", measure))
+
+
+def make_build_key(recipe: Recipe, context: SearchContext) -> str:
+    """A digest of everything that an artifact depends on; the source and the samples are those of the context."""
+    settings = recipe.model_dump(mode="json", exclude={"source", "data"})
+    return hash_of("built", context.key, settings, this_machine().model_dump(), code_version())
 
 
 def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache: Cache) -> BuiltArtifact:

@@ -154,7 +154,8 @@ class Artifact:
             raise CorruptArtifact(f"{self.path / GOLDEN} cannot be read: {error}") from error
         pairs: dict[str, tuple[Arrays, Arrays]] = {}
         for key, array in sorted(tensors.items()):
-            number, side, name = (*key.split(".", 2), "", "")[:3]
+            number, _, rest = key.partition(".")
+            side, _, name = rest.partition(".")
             pairs.setdefault(number, ({}, {}))[side == "output"][name] = array
         ordered = [spec.name for spec in self.manifest.outputs]
         if not pairs or any(outputs.keys() != set(ordered) for _, outputs in pairs.values()):

@@ -65,12 +65,11 @@ def format_kind(comparison: Comparison) -> GainRow:
     """The row of one kind of samples."""
     figures = comparison.figures
     found = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
-    mark = "; out-of-domain" if comparison.shortfalls else ""
     return GainRow(
         figure=f"fidelity, {comparison.subject.removeprefix('artifact ')}",
         original="1",
         artifact=format_fidelity(figures.get("fidelity", math.nan)),
-        change=f"{', '.join(found)} of {comparison.samples}{mark}",
+        change=f"{', '.join(found)} of {comparison.samples}",
     )
 
 

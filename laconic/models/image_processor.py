@@ -83,7 +83,7 @@ def check_preprocess(folder: Path, made: ImagePreprocess) -> None:
         difference = measure_pixel_error(own, made, image)
         if difference > PIXEL_ERROR:
             fields = sorted(key for key, value in own.to_dict().items() if key not in UNDERSTOOD and value)
-            which = ", ".join(fields) or "own rule of resizing"
+            which = ", ".join(fields) or "rule, which no field states"
             raise SourceError(
                 f"{folder / SETTINGS} is for {type(own).__name__.removesuffix('Pil')}, and Laconic does not follow its "
                 f"{which}: for an image of {image.width} x {image.height} pixels, {describe_difference(difference)}. "

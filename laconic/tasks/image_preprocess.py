@@ -1,7 +1,6 @@
 """Image files to float arrays: decode, resize, crop, normalize."""
 
 import io
-import math
 from pathlib import Path
 
 import numpy as np
@@ -45,11 +44,12 @@ class ImagePreprocess(BaseModel):
     def apply(self, image: Image.Image) -> Array:
         """The input for an image, [channels, height, width] float32."""
         width, height = self.resized(image.size)
-        if max(width * height, math.prod(self.crop or ())) > MAX_INPUT_PIXELS:
-            raise InputError(
-                f"the image of {image.width} x {image.height} pixels would become an input of {width} x {height}, more "
-                f"than {MAX_INPUT_PIXELS:,} pixels. Crop it, or make it smaller"
-            )
+        for wide, high in ((width, height), (self.crop or (0, 0))[::-1]):
+            if wide * high > MAX_INPUT_PIXELS:
+                raise InputError(
+                    f"the image of {image.width} x {image.height} pixels would become an input of {wide} x {high}, "
+                    f"more than {MAX_INPUT_PIXELS:,} pixels. Crop it, or make it smaller"
+                )
         image = image.convert("L") if self.channels == 1 else to_rgb(image)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling(self.resample))
