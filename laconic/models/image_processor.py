@@ -68,7 +68,7 @@ PIXEL_ERROR = 1e-5
 def check_preprocess(folder: Path, made: ImagePreprocess) -> None:
     """Raise SourceError unless images are prepared as by the image processor that transformers reads from the folder.
 
-    Compared on probe images of several sizes and modes; modes that the processor refuses are left out.
+    Compared on probe images of several sizes; and of several modes, where the processor converts them itself.
     """
     try:
         own = transformers.AutoImageProcessor.from_pretrained(
@@ -79,7 +79,7 @@ def check_preprocess(folder: Path, made: ImagePreprocess) -> None:
             f"transformers does not read {folder / SETTINGS}, so nothing shows that images would be "
             f"prepared as the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
         ) from error
-    for image in make_probe_images(made.channels):
+    for image in make_probe_images(made.channels, converts=bool(getattr(own, "do_convert_rgb", False))):
         difference = measure_pixel_error(own, made, image)
         if difference > PIXEL_ERROR:
             fields = sorted(key for key, value in own.to_dict().items() if key not in UNDERSTOOD and value)
@@ -94,32 +94,28 @@ def check_preprocess(folder: Path, made: ImagePreprocess) -> None:
 def describe_difference(difference: float) -> str:
     """A difference of pixels, in words."""
     finite = math.isfinite(difference)
-    return f"normalized values differ by up to {difference:.3g}" if finite else "their number differs"
+    return f"normalized values differ by up to {difference:.3g}" if finite else "the input has another shape"
 
 
-def make_probe_images(channels: int) -> Iterator[Image.Image]:
-    """Images with edges and with noise, for a model of so many channels."""
+def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]:
+    """Images with edges and with noise, for a model of so many channels. converts: also of other modes."""
     rng = np.random.default_rng(0)
-    mode = "L" if channels == 1 else "RGB"
     for height, width in PROBES:
         tiles = Image.fromarray(rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8))
-        yield tiles.resize((width, height), Image.Resampling.NEAREST).convert(mode)
-    for other in ("L", "P", "RGBA", "LA", "1"):
-        yield Image.fromarray(rng.integers(0, 256, (40, 60, 4), np.uint8)).convert(other)
+        yield tiles.resize((width, height), Image.Resampling.NEAREST).convert("L" if channels == 1 else "RGB")
+    for mode in ("L", "P", "RGBA", "LA", "1") if converts else ():
+        yield Image.fromarray(rng.integers(0, 256, (40, 60, 4), np.uint8)).convert(mode)
 
 
 def measure_pixel_error(own: Any, made: ImagePreprocess, image: Image.Image) -> float:
-    """The largest difference of a pixel between a processor of transformers and ours; 0 for an image that it refuses,
-    infinite for inputs of different shapes. A refusal of an image in the model's own mode counts as a difference."""
-    expected = "L" if made.channels == 1 else "RGB"
+    """The largest difference of a pixel between a processor of transformers and ours; infinite for inputs of different
+    shapes, and for an image that the processor refuses."""
     try:
         found = np.asarray(own(images=image, return_tensors="np")["pixel_values"][0])
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # not the channels it expects
-        return float("inf") if image.mode == expected else 0.0
+        return float("inf")
     pixels = made.apply(image)
-    if found.shape != pixels.shape:
-        return float("inf") if image.mode == expected else 0.0
-    return float(np.abs(found - pixels).max())
+    return float(np.abs(found - pixels).max()) if found.shape == pixels.shape else float("inf")
 
 
 def _sides(size: Any, *, square: bool = False) -> tuple[int | None, int | None, int | None]:
