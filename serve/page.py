@@ -123,9 +123,8 @@ def format_verdict(verdict: Verdict | None) -> str:
         return "none: nobody has compared its answers with the original's"
     if not verdict.passed:
         return "not faithful enough: " + "; ".join(verdict.failures)
-    drift = [
-        f"{name} {value:.4f} over {comparison.samples} samples"
-        for comparison in verdict.drift[:1]
-        for name, value in comparison.figures.items()
-    ]
-    return "; ".join(["the same answers: " + ", ".join(drift), *verdict.out_of_domain])
+    told = []
+    for whole in verdict.drift[:1]:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in whole.figures.items())
+        told.append(f"passed over {whole.samples} samples: {figures}")
+    return "; ".join([*(told or ["passed"]), *verdict.out_of_domain])
