@@ -46,12 +46,22 @@ def main() -> None:
     with ExitStack() as stack:
         sessions = {name: session for name, session, _ in ways(source, made, folder, stack)}
         found = dict(judge(sessions, made["`export`"].task(), chosen))
+    print_machine()
+    print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")
+    table(*judgement_rows(found))
+
+
+def print_machine() -> None:
+    """The processor, and the versions of what computes."""
     machine = this_machine()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "onnxruntime", "openvino"))
     print(f"\n{machine.processor} ({', '.join(machine.features)}), {versions}\n")
-    print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")
-    names = next(iter(found.values())).keys()
-    table(["", *names], [[way, *(describe(row[name]) for name in names)] for way, row in found.items()])
+
+
+def judgement_rows(found: Mapping[str, dict[str, Array]]) -> tuple[list[str], list[list[str]]]:
+    """A row for each way, with a column for all texts and one for each kind."""
+    names = list(next(iter(found.values())))
+    return ["", *names], [[way, *(describe(row[name]) for name in names)] for way, row in found.items()]
 
 
 def judge(
