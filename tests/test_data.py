@@ -443,6 +443,12 @@ def test_more_samples_choose_and_judge_where_right_answers_are_counted(tmp_path,
     assert (len(found.choose.keys), len(found.judge.keys)) == expected
 
 
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_the_kind_of_a_sample_is_read_from_every_format_with_columns(suffix, tmp_path):
+    rows = [{"text": "one", "kind": "licence"}, {"text": "two", "kind": "manual"}]
+    assert read(WRITERS[suffix](tmp_path / f"k{suffix}", rows), TEXT).kinds == ("licence", "manual")
+
+
 def test_the_kinds_of_samples_follow_them_through_splits(tmp_path):
     rows = [{"text": f"text {number}", "kind": "even" if number % 2 == 0 else 7} for number in range(40)]
     found = read(write_jsonl(tmp_path / "k.jsonl", [*rows, {"text": "none"}]), TEXT)

@@ -7,6 +7,8 @@ import sys
 import textwrap
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,12 +85,14 @@ def test_a_recipe_that_explodes_is_refused_in_one_sentence(text, message, tmp_pa
 MEASURE = """
 import resource, sys
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import open_scratch_folder
 from laconic.config import read_yaml
 from laconic.data.formats import load_arrays
+from laconic.data.parquet import rows
 from laconic.errors import LaconicError
 from laconic.files import read_json
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
@@ -99,7 +103,12 @@ def read_image(path):
 def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-readers = {".json": read_json, ".yaml": read_yaml, ".npz": load_arrays, ".png": read_image}
+def read_rows(path):
+    return list(rows(path, SimpleNamespace(field="text")))
+
+readers = {
+    ".json": read_json, ".yaml": read_yaml, ".npz": load_arrays, ".png": read_image, ".parquet": read_rows
+}
 before, path = most(), Path(sys.argv[1])
 try:
     readers[path.suffix](path)
@@ -129,6 +138,16 @@ def write_zeros(path):
     np.savez_compressed(path, x=np.zeros((2**29,), np.uint8))
 
 
+def write_repeated_value(path):
+    values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**20, np.int32)), ["x" * 2**16])
+    pq.write_table(pa.table({"text": values}), path)
+
+
+def write_compressed_values(path):
+    values = [f"{number}" + "x" * 2**20 for number in range(300)]
+    pq.write_table(pa.table({"text": values}), path, compression="zstd", use_dictionary=False)
+
+
 def write_huge_image(path):
     Image.new("1", (30_000, 30_000)).save(path)
 
@@ -147,6 +166,8 @@ def write_narrow_image(path):
         (write_flat_json, ".json", "read"),
         (write_dense_yaml, ".yaml", "read"),
         (write_zeros, ".npz", "times its size"),
+        (write_repeated_value, ".parquet", "times its size"),
+        (write_compressed_values, ".parquet", "times its size"),
         (write_huge_image, ".png", "900000000 pixels"),
         (write_largest_image, ".png", "read"),
         (write_narrow_image, ".png", "would become an input of 224 x 1400000"),

@@ -20,8 +20,8 @@ from laconic.tensor import Array, TensorSpec
 from laconic.units import format_bytes
 
 MAX_EXPANSION, MIN_EXPANDED = 50, 2**28
-"""How many times its size an .npz file may expand to, once that is more bytes than MIN_EXPANDED. Images of digits as
-float32 expand 7 times, with a wide empty margin 20 times."""
+"""How many times its size an .npz or Parquet file may expand to, once that is more bytes than MIN_EXPANDED. Images of
+digits as float32 expand 7 times, with a wide empty margin 20 times."""
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
@@ -118,7 +118,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
             file = np.load(raw, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise DataError(f"{path.name} is a single array: write it with numpy.savez, under the input's name")
-            check_expansion(path, file.zip)
+            check_expansion(path, sum(entry.file_size for entry in file.zip.infolist()))
             return {name: file[name] for name in file.files}
     except (
         ValueError,
@@ -133,13 +133,12 @@ def load_arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"{path.name} does not read as .npz: {error}") from None
 
 
-def check_expansion(path: Path, archive: zipfile.ZipFile) -> None:
-    """Raise DataError for an archive that expands to many times its size: a few megabytes can hold terabytes."""
-    expanded, size = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
-    if expanded > MIN_EXPANDED and expanded > MAX_EXPANSION * size:
+def check_expansion(path: Path, expanded: int) -> None:
+    """Raise DataError for a file that expands to many times its size: a few megabytes can hold terabytes."""
+    if expanded > MIN_EXPANDED and expanded > MAX_EXPANSION * (size := path.stat().st_size):
         raise DataError(
-            f"{path.name} expands from {format_bytes(size)} to {format_bytes(expanded)}, more than {MAX_EXPANSION} "
-            f"times its size. If the samples are meant to be so, write them with numpy.savez, uncompressed"
+            f"{path.name} expands from {format_bytes(size)} to {format_bytes(expanded)} or more; expected at most "
+            f"{MAX_EXPANSION} times its size. If the samples are meant to be so, write them without compression"
         )
 
 
