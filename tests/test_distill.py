@@ -165,6 +165,31 @@ def test_padding_counts_for_nothing(originals):
     assert float(LossTerms(mask, per_position=True).sum_errors(errors)) == 1 + 3 + 5
 
 
+def test_the_tail_adds_the_mean_error_of_the_worst_quarter_for_each_term():
+    errors = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    assert float(LossTerms(tail_weight=0.5).sum_errors(errors)) == 36 + 0.5 * 8 * 7.5
+    positions = errors.reshape(2, 4)
+    assert float(LossTerms(tail_weight=1.0).sum_errors(positions)) == 2.5 + 6.5 + 2 * 6.5
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    found = LossTerms(mask, per_position=True, tail_weight=1.0).sum_errors(positions)
+    assert float(found) == 1 + 2 + 3 + 4 + 5 + 6 + 8 * 5.5
+
+
+def test_an_objective_with_a_tail_compares_the_rows_of_a_batch(originals):
+    original = originals["mini"]
+    student = harmed(original)
+    plain, tail = (
+        DistillationObjective(original.task, original.module, [HiddenStateLoss()], tail_weight=weight)
+        for weight in (0.0, 1.0)
+    )
+    for each in (plain, tail):
+        each.prepare(student.module, match_layers(student, original))
+    assert plain.splittable
+    assert not tail.splittable
+    batch = plain.collate(original.task.examples(8, seed=2), None)
+    assert float(tail.loss(student.module, batch)) > 2 * float(plain.loss(student.module, batch))
+
+
 def test_no_gradient_reaches_the_teacher(originals):
     original = copy.deepcopy(originals["mini"].module).requires_grad_(True)
     before = copy.deepcopy(original.state_dict())

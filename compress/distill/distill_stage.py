@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class DistillStage(Training, TorchStage):
     """Train on the training samples to give the original's outputs, without labels (knowledge distillation).
 
-    label_weight: the share of the task's own loss on labels, which the samples must have then.
+    label_weight: the share of the task's own loss on labels, which the samples must have then. tail_weight: the
+    weight of the worst quarter of each batch, which is added to the mean over the batch.
     """
 
     trains = True
@@ -48,6 +49,7 @@ class DistillStage(Training, TorchStage):
     optimizer: NamedSettings = NamedSettings(name="adamw", config={"lr": 5e-4, "weight_decay": 0.01})
     schedule: NamedSettings = NamedSettings(name="cosine")
     label_weight: float = Field(default=0.0, ge=0, lt=1)
+    tail_weight: float = Field(default=0.0, ge=0)
 
     @abstractmethod
     def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
@@ -90,6 +92,7 @@ class DistillStage(Training, TorchStage):
             self.losses(context.task, len(pairs)),
             task_objective=self.task_objective(context),
             task_weight=self.label_weight,
+            tail_weight=self.tail_weight,
         )
         made.prepare(student.module, pairs)
         return made

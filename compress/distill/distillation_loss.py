@@ -1,5 +1,6 @@
 """The interface of distillation losses, which compare a student with its teacher; and the loss of plain outputs."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +12,39 @@ from compress.distill.forward_pass import ForwardPass
 from compress.distill.layer_mapping import LayerPair
 from laconic.errors import UsageError
 
+TAIL = 0.25
+"""The share of a batch's terms, those with the largest errors, that `tail_weight` is for."""
+
 
 @dataclass(frozen=True, eq=False)
 class LossTerms:
     """What a batch's loss is summed over. mask: [rows, positions] bool, True where a position counts; None: all do.
-    per_position: each position is a term; otherwise each row, with the mean over its positions."""
+    per_position: each position is a term; otherwise each row, with the mean over its positions. tail_weight: of the
+    mean error of the TAIL worst terms, which is added to the mean error of all (the conditional value at risk, as
+    in Levy et al., 2020, arXiv:2010.05893)."""
 
     mask: Tensor | None = None
     per_position: bool = False
+    tail_weight: float = 0.0
 
     def sum_errors(self, errors: Tensor) -> Tensor:
         """The sum over all terms, [] float32. errors: [rows], or [rows, positions]."""
+        each = self.list_errors(errors)
+        if not self.tail_weight:
+            return each.sum()
+        worst = each.topk(math.ceil(TAIL * len(each))).values
+        return each.sum() + self.tail_weight * len(each) * worst.mean()
+
+    def list_errors(self, errors: Tensor) -> Tensor:
+        """The error of each term, [terms]; 0 where a term does not count. errors: [rows], or [rows, positions]."""
         if errors.ndim == 1:
-            return errors.sum()
+            return errors
         mask = self.mask if self.mask is not None and self.mask.shape == errors.shape else None
-        if mask is None:
-            return errors.sum() if self.per_position else errors.mean(dim=1).sum()
-        errors = errors.masked_fill(~mask, 0.0)
-        return errors.sum() if self.per_position else (errors.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum()
+        if mask is not None:
+            errors = errors.masked_fill(~mask, 0.0)
+        if self.per_position:
+            return errors.flatten()
+        return errors.mean(dim=1) if mask is None else errors.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 class DistillationLoss(ABC):

@@ -27,8 +27,8 @@ class DistillationObjective(Objective):
 
     teacher: in evaluation mode, without gradients; it is run beside the student, at the student's precision.
     task_objective: the task's own objective, which makes the batches of language models and computes the loss on
-    labels. task_weight: the share of that loss. Dropout is off while a student is distilled, since it would add noise
-    to the values that are compared.
+    labels. task_weight: the share of that loss. tail_weight: of the worst terms, as in `LossTerms`. Dropout is off
+    while a student is distilled, since it would add noise to the values that are compared.
     """
 
     def __init__(
@@ -39,12 +39,14 @@ class DistillationObjective(Objective):
         *,
         task_objective: Objective | None = None,
         task_weight: float = 0.0,
+        tail_weight: float = 0.0,
     ) -> None:
         super().__init__(task)
         self.teacher = teacher
         self.losses = tuple(losses)
         self.task_objective, self.task_weight = task_objective, task_weight
-        compares = any(loss.compares_rows for loss in self.losses)
+        self.tail_weight = tail_weight
+        compares = tail_weight > 0 or any(loss.compares_rows for loss in self.losses)
         task_compares = task_weight and task_objective is not None and not task_objective.splittable
         self.splittable = not compares and not task_compares
 
@@ -98,7 +100,8 @@ class DistillationObjective(Objective):
             wanted = record_forward(self.teacher, batch, self.names("teacher"))
         runs = bool(self.task_weight) or any(loss.runs_student for loss in self.losses)
         found = record_forward(module, batch, self.names("student")) if runs else ForwardPass(module)
-        parts = [each.weight * each.loss(found, wanted, make_terms(batch)) for each in self.losses]
+        terms = make_terms(batch, self.tail_weight)
+        parts = [each.weight * each.loss(found, wanted, terms) for each in self.losses]
         total = torch.stack(parts).sum()
         if self.task_objective is None or not self.task_weight:
             return total
@@ -141,12 +144,12 @@ def is_per_token(batch: Batch) -> bool:
     return TARGETS in batch and "input_ids" in batch and batch[TARGETS].shape == batch["input_ids"].shape
 
 
-def make_terms(batch: Batch) -> LossTerms:
+def make_terms(batch: Batch, tail_weight: float) -> LossTerms:
     """The terms that the batch's loss is summed over."""
     if is_per_token(batch):
-        return LossTerms(batch[TARGETS] != IGNORED, per_position=True)
+        return LossTerms(batch[TARGETS] != IGNORED, True, tail_weight)
     mask = batch.get("attention_mask")
-    return LossTerms(None if mask is None else mask.bool())
+    return LossTerms(None if mask is None else mask.bool(), False, tail_weight)
 
 
 def disable_dropout(module: nn.Module) -> None:
