@@ -27,7 +27,6 @@ STEPS = (
     "run the original model",
     "calibrate",
     "round the weights",
-    "measure each layer's sensitivity",
     "build the candidates",
     "time the candidates",
     "validate",
@@ -119,7 +118,7 @@ def test_the_steps_are_known(reads_digits):
 
 def test_the_report_shows_its_layers_and_its_figures(reads_digits):
     page = (reads_digits.path / REPORT).read_text(encoding="utf-8")
-    for text in ("stem.<wbr/>0", "head", "digits.npz", "Passed.", "Conv", "measure each layer&#39;s sensitivity"):
+    for text in ("stem.<wbr/>0", "head", "digits.npz", "Passed.", "Conv", "build the candidates"):
         assert text in page
     assert str(reads_digits.path.parent) not in page
 
@@ -207,6 +206,14 @@ def test_a_fidelity_that_int8_cannot_reach_gives_bits_back(trained, cache, tmp_p
     assert result.missed == ()
     assert "int8" not in set(result.artifact.manifest.precision.values())
     assert result.artifact.size > reads_digits.size
+
+
+def test_sensitivity_is_measured_and_reported_where_it_is_asked_for(trained, cache, tmp_path, reads_digits):
+    assert "sensitivity" not in (reads_digits.path / REPORT).read_text(encoding="utf-8")
+    stages = [{"quantize.static": {"measure_sensitivity": True}}]
+    artifact = run(trained, tmp_path / "a.laconic", cache, stages=stages, runtimes=["onnxruntime"]).artifact
+    assert "Sensitivity is the fidelity lost" in (artifact.path / REPORT).read_text(encoding="utf-8")
+    assert "measure each layer's sensitivity" in artifact.measured.stages
 
 
 def test_an_earlier_artifact_is_replaced_whole(trained, cache, tmp_path, reads_digits):

@@ -1,15 +1,18 @@
 """SmoothQuant: division and multiplication cancel, and it is used where it pays; the order of the precision ladder."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.quantize.channel_statistics import SAMPLED_ROWS, ChannelStatistics
-from compress.quantize.sensitivity import make_rungs
+from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import find_smoothing, make_smoothing, quantization_error, smoothed_range
+from laconic.progress import Steps
 from laconic.quantization.graph import Layer
-from laconic.quantization.plan import Plan, Smoothing
+from laconic.quantization.plan import Plan, Precision, Smoothing
 
 
 def channels_of(rows):
@@ -82,15 +85,26 @@ def layer(name, kind, shape):
     return Layer(node=name, module=name, kind=kind, input="x", weight="w", output="y", shape=shape, axis=1)
 
 
-@pytest.fixture
-def graph():
-    layers = (layer("table", "Gather", (100, 4)), layer("small", "MatMul", (4, 4)), layer("large", "MatMul", (4, 40)))
-    lowest = Plan({"table": "int8-weight", "small": "int8", "large": "int8"})
-    return layers, lowest
+LAYERS = (layer("table", "Gather", (100, 4)), layer("small", "MatMul", (4, 4)), layer("large", "MatMul", (4, 40)))
+LOWEST: dict[str, Precision] = {"table": "int8-weight", "small": "int8", "large": "int8"}
 
 
-def test_layers_are_raised_in_order_of_sensitivity_per_multiplication(graph):
-    first, second, third = make_rungs(*graph, {"table": 1.0, "small": 0.2, "large": 1.0})
+def make(sensitivity, lowest=LOWEST, *, measure=False):
+    """A ladder of the layers whose sensitivities are given, and the layers that were measured."""
+    measured = []
+
+    def trial(plan):
+        (node,) = (node for node, precision in plan.precision.items() if precision != "float32")
+        measured.append(node)
+        return np.array([1 - sensitivity[node]])
+
+    context = SimpleNamespace(steps=Steps(quiet=True), trial=trial)
+    return make_ladder(SimpleNamespace(layers=LAYERS), Plan(lowest), context, measure=measure), measured
+
+
+def test_layers_are_raised_in_order_of_sensitivity_per_weight():
+    ladder, _ = make({"table": 1.0, "small": 0.2, "large": 1.0})
+    first, second, third = ladder.rungs
     assert [plan.precision["small"] for plan in first] == ["int8", "int8-weight", "int8-weight"]
     assert [plan.precision["large"] for plan in first] == ["int8", "int8", "int8-weight"]
     assert {plan.precision["table"] for plan in first} == {"int8-weight"}
@@ -99,8 +113,27 @@ def test_layers_are_raised_in_order_of_sensitivity_per_multiplication(graph):
     assert set(third[0].precision.values()) == {"float32"}
 
 
-def test_layers_that_stay_in_float_are_never_touched(graph):
-    layers, lowest = graph
-    lowest = Plan({**lowest.precision, "large": "float32"})
-    for rung in make_rungs(layers, lowest, {"table": 1.0, "small": 0.2}):
+def test_sensitivity_is_measured_once_and_only_for_a_plan_between_the_first_and_the_last():
+    ladder, measured = make({"table": 0.3, "small": 0.2, "large": 1.0})
+    for rung in ladder.rungs:
+        assert rung[0] is not None
+        assert rung[-1] is not None
+    assert measured == []
+    assert ladder.sensitivity == {}
+    assert ladder.rungs[0][1].precision == {**LOWEST, "small": "int8-weight"}
+    assert ladder.rungs[1][1].precision["small"] == "float16-weight"
+    assert measured == ["table", "small", "large"]
+    assert ladder.sensitivity == pytest.approx({"table": 0.3, "small": 0.2, "large": 1.0})
+
+
+def test_sensitivity_can_be_asked_for():
+    ladder, measured = make({"table": 0.3, "small": 0.2, "large": 1.0}, measure=True)
+    assert measured == ["table", "small", "large"] == list(ladder.sensitivity)
+
+
+def test_layers_that_stay_in_float_are_never_touched():
+    ladder, measured = make({"table": 1.0, "small": 0.2}, {**LOWEST, "large": "float32"})
+    for rung in ladder.rungs:
         assert {plan.precision["large"] for plan in rung} == {"float32"}
+    assert [len(rung) for rung in ladder.rungs] == [2, 2, 1]
+    assert measured == [], "one layer to raise: its plans are the first and the last"

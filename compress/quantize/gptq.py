@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from compress.quantize.calibration import draw_calibration_samples
 from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
-from compress.quantize.sensitivity import make_rungs, measure_sensitivity
+from compress.quantize.sensitivity import make_ladder
 from compress.quantize.weight_only import weight_precision
 from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph
@@ -19,8 +19,9 @@ class Gptq(PlanStage):
     bits: 4 (group-wise scales; convolutions and embeddings keep 8 bits) or 8 (per-channel scales). group_size: inputs
     that share a scale, at 4 bits. act_order: round the inputs with the largest activations first. bias_correction: add
     the mean error of each layer to its bias. samples: number of calibration samples. keep: layers, by name or pattern,
-    that stay in float. mixed_precision: measure the sensitivity of each layer once, and keep the most sensitive ones in
-    higher precision until the goal is met.
+    that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
+    the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
+    for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -38,6 +39,7 @@ class Gptq(PlanStage):
     samples: int = 256
     keep: tuple[str, ...] = ()
     mixed_precision: bool = True
+    measure_sensitivity: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
         kept = match_layers(graph.layers, self.keep)
@@ -46,5 +48,4 @@ class Gptq(PlanStage):
         plan = round_plan(graph, plan, config, draw_calibration_samples(context, self.samples), context)
         if not self.mixed_precision:
             return PrecisionLadder.of(plan)
-        sensitivity = measure_sensitivity(graph, plan, context)
-        return PrecisionLadder(make_rungs(graph.layers, plan, sensitivity), sensitivity)
+        return make_ladder(graph, plan, context, measure=self.measure_sensitivity)

@@ -1,10 +1,12 @@
 """Sensitivity analysis: how much quantizing each layer costs, and the precision ladder that follows from it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import overload
 
-from laconic.quantization.graph import Graph, Layer
-from laconic.quantization.plan import Plan, Precision
+from laconic.quantization.graph import Graph
+from laconic.quantization.plan import Plan, Precision, PrecisionLadder
 from laconic.recipes.stage import PlanContext
 
 
@@ -27,29 +29,78 @@ def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dic
     return sensitivity
 
 
-def make_rungs(layers: Sequence[Layer], lowest: Plan, sensitivity: Mapping[str, float]) -> tuple[tuple[Plan, ...], ...]:
+@dataclass
+class LayerOrder:
+    """The layers that leave INT8, the most sensitive per weight first. They are measured when a plan between the first
+    and the last of a rung is asked for, which most models never need: it takes 36 of the 160 seconds of MiniLM.
+
+    lowest: each layer's lowest precision. sensitivity: by node; empty until it is measured.
+    """
+
+    graph: Graph
+    lowest: Plan
+    context: PlanContext
+    sensitivity: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """The layers in order, by node; those of embeddings, which cost no time, are left out."""
+        self.sensitivity |= measure_sensitivity(self.graph, self.lowest, self.context)
+        parameters = {layer.node: layer.parameters for layer in self.graph.layers}
+        return sorted(self.members, key=lambda node: -self.sensitivity[node] / parameters[node])
+
+    @cached_property
+    def members(self) -> list[str]:
+        """The same layers in the order of the graph."""
+        layers = (layer for layer in self.graph.layers if layer.kind != "Gather")
+        return [layer.node for layer in layers if self.lowest.precision[layer.node] != "float32"]
+
+    @property
+    def tables(self) -> list[str]:
+        """The embeddings, by node."""
+        layers = (layer for layer in self.graph.layers if layer.kind == "Gather")
+        return [layer.node for layer in layers if self.lowest.precision[layer.node] != "float32"]
+
+
+class Rung(Sequence[Plan]):
+    """Plans that raise the layers to a precision one after the other, the most sensitive first."""
+
+    def __init__(self, lowest: Plan, order: LayerOrder, precision: Precision) -> None:
+        self._lowest, self._order, self._precision = lowest, order, precision
+
+    def __len__(self) -> int:
+        return len(self._order.members) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Plan]: ...
+    def __getitem__(self, index: int | slice) -> Plan | Sequence[Plan]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        count = range(len(self))[index]
+        # The first and the last plan are the same in every order.
+        raised = self._order.members if count in (0, len(self) - 1) else self._order.nodes
+        changed: Mapping[str, Precision] = dict.fromkeys(raised[:count], self._precision)
+        return replace(self._lowest, precision={**self._lowest.precision, **changed})
+
+
+def make_ladder(graph: Graph, lowest: Plan, context: PlanContext, *, measure: bool = False) -> PrecisionLadder:
     """The three rungs of the precision ladder.
 
     On the first, layers leave INT8 arithmetic one after the other, the most sensitive per weight first, while
     all weights stay in INT8. On the second, their weights go to 16 bits as they leave; those of the embeddings, which
-    cost no time, have 16 bits from the start. The third is the float graph.
+    cost no time, have 16 bits from the start. The third is the float graph. measure: measure the sensitivity even if no
+    plan needs it.
     """
-    parameters = {layer.node: layer.parameters for layer in layers}
-    tables = [layer.node for layer in layers if layer.kind == "Gather" and layer.node in sensitivity]
-    others = (node for node in sensitivity if node not in tables)
-    order = sorted(others, key=lambda node: -sensitivity[node] / parameters[node])
-    wide: dict[str, Precision] = dict.fromkeys(tables, "float16-weight")
-    floats: dict[str, Precision] = {layer.node: "float32" for layer in layers}
-    return (
-        make_rung(lowest, order, "int8-weight"),
-        make_rung(replace(lowest, precision={**lowest.precision, **wide}), order, "float16-weight"),
+    order = LayerOrder(graph, lowest, context)
+    wide: dict[str, Precision] = dict.fromkeys(order.tables, "float16-weight")
+    floats: dict[str, Precision] = {layer.node: "float32" for layer in graph.layers}
+    rungs = (
+        Rung(lowest, order, "int8-weight"),
+        Rung(replace(lowest, precision={**lowest.precision, **wide}), order, "float16-weight"),
         (replace(lowest, precision=floats),),
     )
-
-
-def make_rung(lowest: Plan, order: Sequence[str], precision: Precision) -> tuple[Plan, ...]:
-    """A rung of plans that raise the layers to `precision` one after the other, in this order."""
-    plans = [lowest]
-    for node in order:
-        plans.append(replace(lowest, precision={**plans[-1].precision, node: precision}))
-    return tuple(plans)
+    if measure:
+        _ = order.nodes
+    return PrecisionLadder(rungs, order.sensitivity)

@@ -12,7 +12,7 @@ from compress.quantize.learned_ranges import read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plan
 from compress.quantize.ranges import RANGE_METHODS
 from compress.quantize.rounding import Rounding
-from compress.quantize.sensitivity import make_rungs, measure_sensitivity
+from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
 from laconic.data.dataset import Dataset
 from laconic.hashing import code_version, hash_of
@@ -30,8 +30,9 @@ class Static(PlanStage):
     method: calibration method; all but minmax clip outliers. samples: number of calibration samples. smoothquant: apply
     SmoothQuant to the tensors where it pays; these have min-max ranges, whatever the method. rounding: rounding method
     of the weights. bias_correction: add the mean error of each layer to its bias. keep: layers, by name or pattern,
-    that stay in float. mixed_precision: measure the sensitivity of each layer once, and keep the most sensitive ones in
-    higher precision until the goal is met.
+    that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
+    the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
+    for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"smooth": "smoothquant", "mixed": "mixed_precision"}
@@ -43,6 +44,7 @@ class Static(PlanStage):
     bias_correction: bool = True
     keep: tuple[str, ...] = ()
     mixed_precision: bool = True
+    measure_sensitivity: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
         kept = match_layers(graph.layers, self.keep)
@@ -61,8 +63,7 @@ class Static(PlanStage):
             plan = round_plan(graph, plan, config, datasets, context)
         if not self.mixed_precision:
             return PrecisionLadder.of(plan)
-        sensitivity = measure_sensitivity(graph, plan, context)
-        return PrecisionLadder(make_rungs(graph.layers, plan, sensitivity), sensitivity)
+        return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
 
     def calibrate(
         self, graph: Graph, quantized: Sequence[Layer], datasets: Sequence[Dataset], context: PlanContext

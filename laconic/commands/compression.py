@@ -49,9 +49,9 @@ def compress(
 ) -> None:
     """Compress a checkpoint, and validate its outputs against the original's.
 
-    Measures the sensitivity of each layer to quantization, keeps the most sensitive layers in higher precision until
-    the goal is met, times the engines, compares outputs with the original's on held-out samples, and writes an artifact
-    with a report. An unmet goal is reported, with exit code 3.
+    Quantizes to INT8, keeps the most sensitive layers in higher precision until the goal is met, times the engines,
+    compares outputs with the original's on held-out samples, and writes an artifact with a report. An unmet goal is
+    reported, with exit code 3.
     """
     given = {"source": source, "task": task, "builder": builder, "target": target, "engine_only": engine_only, "to": to}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}

@@ -1,6 +1,6 @@
 """The result of quantization: the precision of each layer and its parameters, independent of the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,10 +89,11 @@ class PrecisionLadder:
 
     rungs: groups of plans, from the smallest to the largest model; within a rung from the fastest plan to the one with
     the highest fidelity. The first rung whose last plan meets the goal is taken, and of it the first plan that does.
-    sensitivity: by layer, the infidelity (1 - fidelity, mean over samples) when this layer alone is quantized.
+    sensitivity: by layer, the infidelity (1 - fidelity, mean over samples) when this layer alone is quantized; empty as
+    long as no plan needed it.
     """
 
-    rungs: tuple[tuple[Plan, ...], ...]
+    rungs: tuple[Sequence[Plan], ...]
     sensitivity: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
