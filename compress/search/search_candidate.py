@@ -135,7 +135,7 @@ def describe_infidelity(constraints: Constraints, found: Quality) -> str:
     limit, drop = constraints.max_drop, found.cautious_drop
     if limit is not None and drop is not None and drop > limit:
         assert found.drop is not None
-        return f"drop {found.drop:.2%}, {drop:.2%} with its doubt, the goal is {limit:.2%}"
+        return f"drop {found.drop:.2%}, {drop:.2%} with the margin for its uncertainty, the goal is {limit:.2%}"
     assert constraints.tolerance is not None
     asked = constraints.tolerance.describe()
     return f"fidelity {found.fidelity:.4f}, worst {found.worst:.4f}, asked for {asked}"

@@ -28,7 +28,7 @@ def whole_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: T
 
 
 class NextToken(Objective):
-    """Cross-entropy of each next token; a term per token that is to be foretold.
+    """Cross-entropy of each next token; a term per token that is to be predicted.
 
     A text's last token is never read, since nothing follows it: n tokens are n - 1 inputs and n - 1 targets. Where a
     sample has a label, the token that follows the text, it is one more target. Without padding a batch has no
