@@ -125,7 +125,7 @@ def mean_speedup(timings: Sequence[Timing]) -> float:
 def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLine:
     """Format a candidate as a row of the report. chosen: whether it became the artifact."""
     counts = Counter(candidate.plan.precision.values())
-    files = candidate.model.parent.glob(f"{candidate.model.name}*")
+    files = candidate.model.parent.glob(f"{candidate.model.stem}.*")
     return CandidateLine(
         engine=candidate.name,
         size=format_bytes(sum(file.stat().st_size for file in files)),

@@ -216,6 +216,13 @@ def test_sensitivity_is_measured_and_reported_where_it_is_asked_for(trained, cac
     assert "measure each layer's sensitivity" in artifact.measured.stages
 
 
+def test_weights_too_large_for_one_file_are_part_of_the_artifact(trained, cache, tmp_path, monkeypatch, reads_digits):
+    monkeypatch.setattr("export.place.MAX_FILE_BYTES", 1000)
+    artifact = run(trained, tmp_path / "large.laconic", cache, runtimes=["onnxruntime"]).artifact
+    assert "model.data" in artifact.manifest.files
+    assert [check for check in verify(artifact.path) if not check.passed] == []
+
+
 def test_an_earlier_artifact_is_replaced_whole(trained, cache, tmp_path, reads_digits):
     path = tmp_path / "digits.laconic"
     shutil.copytree(reads_digits.path, path)

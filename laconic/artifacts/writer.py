@@ -34,8 +34,8 @@ class ArtifactParts:
 def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
     """Write the files of an artifact to `folder`; the manifest last, with the digest of each."""
     folder.mkdir(parents=True)
-    for file in sorted(parts.model.parent.glob(f"{parts.model.name}*")):
-        shutil.copyfile(file, folder / file.name.replace(parts.model.name, MODEL))
+    for file in sorted(parts.model.parent.glob(f"{parts.model.stem}.*")):
+        shutil.copyfile(file, folder / file.name)
     (folder / GOLDEN).write_bytes(save(flatten_golden(parts.golden)))
     for name, content in parts.task.assets().items():
         (folder / name).write_bytes(content)
