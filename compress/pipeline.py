@@ -13,8 +13,9 @@ from export.pipeline import Result, write_artifact
 from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
 from export.validate import compare_with_original
-from laconic.artifacts.artifact import REPORT, check_destination
+from laconic.artifacts.artifact import check_destination
 from laconic.artifacts.ledger import JSON, make_ledger
+from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
 from laconic.files import replace_folder

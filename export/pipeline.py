@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from export.alternatives import place_alternatives
 from export.audit import audit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
 from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, mean_speedup, pair_ladders
@@ -19,10 +20,11 @@ from export.report.report import render_report
 from export.sources import capture_graph, measure_capture_error
 from export.validate import is_batch_independent, validate
 from laconic import __version__
-from laconic.artifacts.artifact import MODEL, Artifact, check_destination, publish_artifact
+from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
+from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
-from laconic.artifacts.writer import ArtifactParts, write_artifact_folder
+from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import this_machine
@@ -102,14 +104,19 @@ class EngineBuild:
         chosen = choose_fastest(candidates)
         for name, stage in plan_stages:
             self.record_stage(name, stage, chosen, seconds)
+        judge = partial(self.validate, evaluator=evaluator, capture_error=capture_error)
         with self.steps.step("validate") as step:
-            verdict, golden = self.validate(chosen, evaluator, capture_error)
+            verdict, golden = judge(chosen)
             step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
+        alternatives: list[PlacedModel] = []
+        if self.recipe.portable:
+            folder = self.folder / "alternatives"
+            alternatives += place_alternatives(candidates, chosen, graph, judge, folder, self.steps)
         measured = self.measure(chosen)
-        manifest = self.make_manifest(chosen, graph, verdict)
+        manifest = self.make_manifest(chosen, graph, verdict, alternatives)
         lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
         report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines)
-        return ArtifactParts(manifest, chosen.model, self.task, golden, measured, report)
+        return ArtifactParts(manifest, chosen.model, self.task, golden, measured, report, alternatives)
 
     def compute_references(self) -> dict[str, Arrays]:
         """Compute the original's outputs for the validation and test samples, by the samples' fingerprint."""
@@ -263,10 +270,14 @@ class EngineBuild:
             seconds=self.lineage.seconds,
         )
 
-    def make_manifest(self, chosen: EngineCandidate, graph: Graph, verdict: Verdict) -> dict[str, Any]:
-        """Make the manifest, JSON-ready, without the digests of the files."""
-        runtime = make_runtime(chosen.option.runtime)
-        versions = {"laconic": __version__, "python": platform.python_version(), runtime.package: runtime.version()}
+    def make_manifest(
+        self, chosen: EngineCandidate, graph: Graph, verdict: Verdict, alternatives: Sequence[PlacedModel]
+    ) -> dict[str, Any]:
+        """Make the manifest, JSON-ready, without the digests of the files and the alternatives themselves."""
+        others = [each.placement.verdict for each in alternatives]
+        engines = map(make_runtime, (chosen.option.runtime, *(each.placement.runtime for each in alternatives)))
+        versions = {"laconic": __version__, "python": platform.python_version()}
+        versions |= {engine.package: engine.version() for engine in engines}
         return {
             "task": self.task.name,
             "inputs": [spec.model_dump(mode="json") for spec in graph.inputs],
@@ -279,7 +290,7 @@ class EngineBuild:
             "history": [record.model_dump(mode="json") for record in self.lineage.history],
             "recipe": self.recipe.model_dump(mode="json", exclude={"source", "data"}),
             "verdict": verdict.model_dump(mode="json"),
-            "batching": is_batch_independent(verdict),
+            "batching": all(is_batch_independent(each) for each in (verdict, *others) if each),
             "versions": versions,
             "data": self.samples.fingerprints,
             "licence": self.lineage.source.licence,

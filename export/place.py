@@ -13,13 +13,14 @@ from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
 from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, quantize_int4
 
-DATA = "model.data"
+DATA = ".data"
 MAX_FILE_BYTES = 1_800_000_000
 """Larger weights go to an external file; protobuf is limited to 2 GiB."""
 
 
 def place(graph: Graph, plan: Plan, rules: PlacementRules, path: Path) -> None:
-    """Quantize `graph` by `plan` for the engine of `rules`, and write it to `path`; large weights to `model.data`.
+    """Quantize `graph` by `plan` for the engine of `rules`, and write it to `path`; large weights to a file beside it
+    with the suffix `.data`.
 
     Raises CaptureError for a tensor to quantize that has no range, UnsupportedPrecision for a weight in a precision
     that the engine does not read.
@@ -42,7 +43,8 @@ def place(graph: Graph, plan: Plan, rules: PlacementRules, path: Path) -> None:
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     model = rewrite.finish()
-    onnx.save(model, path, save_as_external_data=model.ByteSize() > MAX_FILE_BYTES, location=DATA)
+    large = model.ByteSize() > MAX_FILE_BYTES
+    onnx.save(model, path, save_as_external_data=large, location=path.with_suffix(DATA).name)
 
 
 def write_weight(

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from export.capture.capture import capture, measure_parity
 from export.capture.onnx_source import import_onnx
-from laconic.artifacts.artifact import read_manifest
+from laconic.artifacts.manifest import read_manifest
 from laconic.cache import Cache
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hashing import code_version, digest_file, hash_of

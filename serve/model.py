@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact import Artifact, Choice
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.runtime import Session
 from laconic.tensor import Arrays, check_inputs
@@ -20,13 +20,19 @@ VERSION = "1"
 
 
 class Model:
-    """Runs inference on tensors (`infer`) and on samples (`predict`). Owns its sessions."""
+    """Runs inference on tensors (`infer`) and on samples (`predict`). Owns its sessions.
 
-    def __init__(self, artifact: Artifact, sessions: Sequence[Session], *, runtime: str, queue: int) -> None:
+    note: why this engine was opened, where there was a choice.
+    """
+
+    def __init__(
+        self, artifact: Artifact, sessions: Sequence[Session], *, runtime: str, queue: int, note: str = ""
+    ) -> None:
         manifest = artifact.manifest
         self.name = artifact.name
         self.artifact = artifact
         self.runtime = runtime
+        self.note = note
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self.task = artifact.task()
@@ -46,12 +52,13 @@ class Model:
 
         Raises UnprovenArtifact, unless the settings allow it, and the engine's errors.
         """
-        if not settings.unproven:
-            artifact.require_proof()
         executors, threads = settings.parallelism()
-        runtime = artifact.runtime(settings.runtime).name
-        sessions = artifact.open_many(executors, runtime, threads=threads)
-        return cls(artifact, sessions, runtime=runtime, queue=settings.queue)
+        choice = artifact.choose(settings.runtime, threads=threads)
+        if not settings.unproven:
+            artifact.require_proof(choice.placement)
+        sessions = artifact.open_placement(choice.engine, choice.placement, executors, threads=threads)
+        note = describe_race(choice) if choice.speeds else ""
+        return cls(artifact, sessions, runtime=choice.engine.name, queue=settings.queue, note=note)
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
         """The outputs for one request's inputs. timeout: the most seconds in the queue.
@@ -115,6 +122,13 @@ class Model:
                 expiry.cancel()
             for future in futures:
                 future.cancel()
+
+
+def describe_race(choice: Choice) -> str:
+    """Which placement is opened, and how fast the others are on this machine."""
+    own = choice.speeds[choice.engine.name]
+    others = [f"{own / speed:.2f} x the speed of {name}" for name, speed in choice.speeds.items() if 0 < speed != own]
+    return f"{choice.engine.name}, {choice.placement.compute}: " + (", ".join(others) or "the others do not run here")
 
 
 def read_cap(artifact: Artifact) -> Cap:

@@ -146,7 +146,8 @@ def format_welcome(app: App, host: str, port: int) -> str:
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     models = list(app.repository)
     names = ", ".join(model.name for model in models)
-    return f"Serving {names} at {url}\n  Try: {format_example(models[0], url)}"
+    notes = "".join(f"  {model.name} runs in {model.note}\n" for model in models if model.note)
+    return f"Serving {names} at {url}\n{notes}  Try: {format_example(models[0], url)}"
 
 
 def format_example(model: Model, url: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
+from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import this_machine
 from laconic.hashing import digest_file, seal

@@ -13,7 +13,7 @@ import numpy as np
 from artifacts import write_artifact
 from safetensors.numpy import save_file
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED
+from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED
 from laconic.hashing import digest_file, seal, unseal
 from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession

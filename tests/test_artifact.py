@@ -8,16 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from laconic.artifacts.artifact import (
-    GOLDEN,
-    MANIFEST,
-    MEASURED,
-    MODEL,
-    REPORT,
-    Artifact,
-    check_destination,
-    publish_artifact,
-)
+from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
+from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT
 from laconic.errors import (
     ArtifactError,
     CorruptArtifact,
@@ -45,12 +37,12 @@ def reseal(folder, **changes):
 
 def test_a_whole_artifact_loads_and_answers(folder):
     artifact = Artifact.load(folder)
-    artifact.require_proof()
+    artifact.require_proof(artifact.manifest.placements[0])
     with artifact.open() as session:
         assert session.run({"x": np.ones((2, 3), np.float32)})["y"].tolist() == [[2] * 3] * 2
     assert artifact.name == "twice"
     assert artifact.size == sum((folder / name).stat().st_size for name in (MODEL, GOLDEN, *ASSETS))
-    assert artifact.runtime().name == "fake"
+    assert artifact.choose().engine.name == "fake"
 
 
 @pytest.mark.parametrize("name", USED)
@@ -91,10 +83,10 @@ def test_what_is_no_artifact_is_refused_with_the_way_to_make_one(name, folder):
         Artifact.load(folder.parent / name)
 
 
-@pytest.mark.parametrize("number", [0, 2, "1", None])
+@pytest.mark.parametrize("number", [0, 3, "1", None])
 def test_another_format_is_refused_by_name(number, folder):
     reseal(folder, format=number, what_only_a_newer_version_knows=1)
-    with pytest.raises(UnknownFormat, match=f"format {number!r}; this version of Laconic reads 1"):
+    with pytest.raises(UnknownFormat, match=f"format {number!r}; this version of Laconic reads 1 and 2"):
         Artifact.load(folder)
 
 
@@ -118,7 +110,7 @@ def test_a_manifest_cannot_reach_out_of_its_folder(folder, tmp_path):
 def test_an_artifact_without_proof_is_refused_when_proof_is_asked_for(verdict, message, tmp_path):
     artifact = Artifact.load(write_artifact(tmp_path / "a", verdict=verdict))
     with pytest.raises(UnprovenArtifact, match=message):
-        artifact.require_proof()
+        artifact.require_proof(artifact.manifest.placements[0])
 
 
 def test_a_verdict_with_nan_in_it_has_failed():
@@ -151,7 +143,7 @@ def test_without_any_engine_the_way_to_one_is_named(folder, monkeypatch):
 
     monkeypatch.setattr("laconic.artifacts.artifact.make_runtime", absent)
     with pytest.raises(MissingPackage, match=r"pip install 'laconic\[cpu\]'"):
-        Artifact.load(folder).runtime()
+        Artifact.load(folder).choose()
 
 
 json_values = st.recursive(

@@ -16,7 +16,8 @@ import torch
 import typer
 from artifacts import FAILED, write_artifact
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, Artifact
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL
 from laconic.cache import VARIABLE
 from laconic.cli import app
 from laconic.hashing import seal, unseal

@@ -7,8 +7,8 @@ import pytest
 from artifacts import FAILED, write_artifact
 from test_report import measured
 
-from laconic.artifacts.artifact import MANIFEST, MEASURED
 from laconic.artifacts.compare import compare, make_rows
+from laconic.artifacts.manifest import MANIFEST, MEASURED
 from laconic.artifacts.record import Record
 from laconic.errors import ArtifactError, DataError, UsageError
 from laconic.hashing import seal, unseal

@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from laconic import registry
-from laconic.artifacts.artifact import Manifest
+from laconic.artifacts.manifest import Manifest
 from laconic.cli import app
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage

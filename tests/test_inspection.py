@@ -7,9 +7,10 @@ import sys
 import pytest
 from artifacts import FAILED, X, write_artifact
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Artifact, Manifest
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.bench import bench
 from laconic.artifacts.inspection import count_kernels, summarize, verify
+from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
 from laconic.commands.artifacts import parse_batches
 from laconic.errors import ArtifactError, UsageError
 from laconic.hashing import digest_file, seal, unseal

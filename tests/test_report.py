@@ -13,8 +13,9 @@ from export.build import EngineOption
 from export.candidates import EngineCandidate, format_candidate
 from export.report.changes import summarize_search
 from export.report.report import MARK, add_search, render_report
-from laconic.artifacts.artifact import REPORT, Artifact, Manifest
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import verify
+from laconic.artifacts.manifest import REPORT, Manifest
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.hardware import Machine

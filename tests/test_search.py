@@ -19,7 +19,8 @@ from compress.search.executor import open_executor
 from compress.search.search import search
 from compress.search.search_space import apply_settings
 from compress.search.trial import TrialJob, run_trial
-from laconic.artifacts.artifact import MEASURED, REPORT, Artifact
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import MEASURED, REPORT
 from laconic.cache import Cache
 from laconic.errors import DataError, UsageError
 from laconic.progress import Steps

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from served import change_artifact, running
 from tritonclient import http as triton
 
-from laconic.artifacts.artifact import MANIFEST, MODEL
+from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.hashing import digest_file, unseal
 from laconic.tensor import TensorSpec
 

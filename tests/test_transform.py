@@ -17,9 +17,10 @@ import laconic
 from compress.pipeline import compress, compress_checkpoint
 from compress.transform import find_broken
 from laconic import registry
-from laconic.artifacts.artifact import REPORT, Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import read_report
 from laconic.artifacts.ledger import JSON, make_ledger
+from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, RecipeError, SourceError, UsageError

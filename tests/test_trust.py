@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL
+from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL
 from laconic.cache import VARIABLE
 from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hashing import digest_file, seal, unseal

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from export.passes.normalize import normalize
 from laconic import __version__
-from laconic.artifacts.artifact import MODEL
+from laconic.artifacts.manifest import MODEL
 from laconic.hashing import digest_file, hash_of
 from laconic.quantization.graph import Graph
 from laconic.tensor import TensorSpec

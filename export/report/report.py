@@ -13,9 +13,10 @@ from markupsafe import Markup
 from export.report.changes import Changes, summarize_search
 from export.report.charts import plot_latency, plot_throughput
 from laconic import registry
-from laconic.artifacts.artifact import MEASURED, REPORT, Artifact, Manifest
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import find_timings, list_gains, served_size
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
+from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
 from laconic.artifacts.verdict import Comparison
 from laconic.config import PATHS
 from laconic.hashing import digest_file, seal
@@ -111,7 +112,7 @@ def render_report(
             title=source,
             manifest=manifest,
             measured=measured,
-            engine=f"{manifest.placement}, {manifest.compute} where not quantized",
+            engine=", or ".join(f"{each.runtime} ({each.compute} where not quantized)" for each in manifest.placements),
             passed=verdict is not None and verdict.passed,
             failures=verdict.failures if verdict else ["nothing was compared"],
             out_of_domain=verdict.out_of_domain if verdict else [],

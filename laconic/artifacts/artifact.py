@@ -3,89 +3,43 @@
 manifest.json       describes the artifact; sealed with its own digest, and lists the digest of every file that is used
 model.onnx          the graph, with Q/DQ nodes placed for one engine
 golden.safetensors  golden outputs: a few inputs with the outputs they must give, checked at every load
+model.ENGINE.onnx, golden.ENGINE.safetensors   the same for another engine, in a portable artifact
 tokenizer.json, labels.json, preprocess.json   preprocessing and labels, as the task needs them
 measured.json       timings and the machine; separate from the manifest, since they differ from run to run
 report.html         the report, for people
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from laconic import registry
-from laconic.artifacts.record import Record
-from laconic.artifacts.verdict import ENGINE, Verdict
-from laconic.config import explain
-from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, UnknownFormat, UnprovenArtifact, UsageError
+from laconic.artifacts.manifest import MANIFEST, MODEL, Manifest, read_manifest, read_measurements
+from laconic.artifacts.placement import Placement, choose_fastest, time_placements
+from laconic.cache import Cache
+from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, RuntimeFailure, UnprovenArtifact, UsageError
 from laconic.files import find_replaced, replace_folder
-from laconic.hashing import FileDigest, check_digest, unseal
-from laconic.runtimes.runtime import Compute, Runtime, Session, make_runtime
+from laconic.hardware import this_machine
+from laconic.hashing import check_digest, hash_of
+from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
-from laconic.tensor import Arrays, TensorSpec
+from laconic.tensor import Arrays
 from laconic.timing.measurements import Measurements
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-MODEL = "model.onnx"
-GOLDEN = "golden.safetensors"
-MEASURED = "measured.json"
-REPORT = "report.html"
-GOLDEN_FLOOR = 0.98
-"""The fidelity that golden outputs must reach at load. The same engine on another processor (BF16 or not, another INT8
-kernel) changed MiniLM's outputs by up to 0.003; a processor whose INT8 sums overflow changes them by more than 0.05."""
 
+@dataclass(frozen=True)
+class Choice:
+    """What an artifact is opened with. speeds: of each placement by engine, relative to the preferred one, where they
+    were timed on this machine."""
 
-class Manifest(BaseModel):
-    """The description of an artifact. The same inputs give the same manifest, byte by byte.
-
-    target: the hardware target of the compression. placement: the engine that Q/DQ nodes are placed for. compute: the
-    arithmetic of the layers that are not quantized. batching: whether outputs are independent of the other samples in a
-    batch; if not, the model is served one sample at a time. precision: the precision of weights and activations, by
-    layer. data: the fingerprint of each data file, by role. licence: the licence that the source states.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Literal[1] = 1
-    task: str
-    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
-    outputs: tuple[TensorSpec, ...] = Field(min_length=1)
-    target: str
-    placement: str
-    compute: Compute
-    precision: dict[str, str]
-    source: dict[str, Any]
-    history: tuple[Record, ...]
-    recipe: dict[str, Any]
-    verdict: Verdict | None
-    batching: bool = True
-    versions: dict[str, str]
-    data: dict[str, str]
-    licence: str | None
-    files: dict[str, FileDigest]
-
-    @field_validator("task", "target", "placement")
-    @classmethod
-    def _registered(cls, name: str, field: ValidationInfo) -> str:
-        """Names that select code are those of the registry, never addresses."""
-        kind = {"placement": "runtime"}.get(str(field.field_name), str(field.field_name))
-        known = registry.TARGETS if kind == "target" else registry.TABLES[kind]
-        if name not in known:
-            raise ValueError(f"unknown {kind} {name!r}. {registry.did_you_mean(name, known)}")
-        return name
-
-    @field_validator("files")
-    @classmethod
-    def _plain_names(cls, files: dict[str, FileDigest]) -> dict[str, FileDigest]:
-        for name in files:
-            if Path(name).name != name:
-                raise ValueError(f"{name!r} is not a file in the artifact's own folder")
-        return files
+    engine: Runtime
+    placement: Placement
+    speeds: dict[str, float]
 
 
 class Artifact:
@@ -123,7 +77,7 @@ class Artifact:
 
     @property
     def model(self) -> Path:
-        """The path of the ONNX graph."""
+        """The path of the preferred placement's graph."""
         return self.path / MODEL
 
     @property
@@ -135,9 +89,9 @@ class Artifact:
         """Make the task, with the preprocessing that the artifact holds."""
         return open_task(self.manifest.task, self.path, self.manifest.inputs)
 
-    def require_proof(self) -> None:
-        """Raise UnprovenArtifact unless the artifact has a verdict and it passed."""
-        verdict = self.manifest.verdict
+    def require_proof(self, placement: Placement) -> None:
+        """Raise UnprovenArtifact unless a placement has a verdict and it passed."""
+        verdict = placement.verdict
         if verdict is None:
             raise UnprovenArtifact(f"{self.path} has no verdict. Run `laconic compress` to its end, or give --unproven")
         if not verdict.passed:
@@ -146,12 +100,13 @@ class Artifact:
                 f"Compress with another goal, or give --unproven"
             )
 
-    def golden(self) -> list[tuple[Arrays, Arrays]]:
-        """Read the golden pairs: inputs, and the outputs that they must give."""
+    def golden(self, placement: Placement) -> list[tuple[Arrays, Arrays]]:
+        """Read a placement's golden pairs: inputs, and the outputs that they must give."""
+        path = self.path / placement.golden
         try:
-            tensors = load_file(self.path / GOLDEN)
+            tensors = load_file(path)
         except (SafetensorError, OSError) as error:
-            raise CorruptArtifact(f"{self.path / GOLDEN} cannot be read: {error}") from error
+            raise CorruptArtifact(f"{path} cannot be read: {error}") from error
         pairs: dict[str, tuple[Arrays, Arrays]] = {}
         for key, array in sorted(tensors.items()):
             number, _, rest = key.partition(".")
@@ -159,20 +114,29 @@ class Artifact:
             pairs.setdefault(number, ({}, {}))[side == "output"][name] = array
         ordered = [spec.name for spec in self.manifest.outputs]
         if not pairs or any(outputs.keys() != set(ordered) for _, outputs in pairs.values()):
-            raise CorruptArtifact(f"{self.path / GOLDEN} does not hold the outputs {ordered}. Compress the model again")
+            raise CorruptArtifact(f"{path} does not hold the outputs {ordered}. Compress the model again")
         return [(inputs, {name: outputs[name] for name in ordered}) for inputs, outputs in pairs.values()]
 
-    def runtime(self, name: str | None = None) -> Runtime:
-        """Choose the engine to open the artifact with: the named one, or else the one that its graph is placed for, or
-        else the first of its target's engines that is installed."""
-        if name is not None:
-            return make_runtime(name)
+    def choose(self, runtime: str | None = None, *, threads: int = 1) -> Choice:
+        """Choose the engine to open the artifact with, and the placement that it gets.
+
+        runtime: an engine, which gets the graph that is placed for it, or else the preferred one. By default the
+        placement that is fastest on this machine, of those whose engine is installed; if none is, the preferred one, in
+        the first of the target's engines that is installed. Placements are timed once; the cache keeps the result.
+        """
+        placements = self.manifest.placements
+        if runtime is not None:
+            own = next((each for each in placements if each.runtime == runtime), placements[0])
+            return Choice(make_runtime(runtime), own, {})
+        installed = {each.runtime: each for each in placements if is_installed(each.runtime)}
+        if len(installed) > 1:
+            speeds = self._race(installed, threads)
+            name = choose_fastest(speeds)
+            return Choice(make_runtime(name), installed[name], speeds)
         engines = registry.TARGETS.get(self.manifest.target, ())
-        for candidate in dict.fromkeys((self.manifest.placement, *engines)):
-            try:
-                return make_runtime(candidate)
-            except MissingPackage:
-                continue
+        for name in (*installed, *engines):
+            if is_installed(name):
+                return Choice(make_runtime(name), installed.get(name, placements[0]), {})
         raise MissingPackage("no engine is installed. Try: pip install 'laconic[cpu]'")
 
     def open(self, runtime: str | None = None, *, threads: int = 1) -> Session:
@@ -184,53 +148,61 @@ class Artifact:
 
     def open_many(self, count: int, runtime: str | None = None, *, threads: int = 1) -> Sequence[Session]:
         """Open `count` sessions that run concurrently, each with `threads` threads; golden outputs are checked."""
-        engine = self.runtime(runtime)
-        sessions = engine.open_many(self.model, count, threads=threads, compute=self.manifest.compute)
-        worst = min(self.measure_golden_fidelity(session) for session in sessions)
-        if not worst >= self.golden_floor:
+        choice = self.choose(runtime, threads=threads)
+        return self.open_placement(choice.engine, choice.placement, count, threads=threads)
+
+    def open_placement(
+        self, engine: Runtime, placement: Placement, count: int = 1, *, threads: int = 1
+    ) -> Sequence[Session]:
+        """Open sessions of one placement in an engine; golden outputs are checked."""
+        sessions = engine.open_many(self.path / placement.model, count, threads=threads, compute=placement.compute)
+        worst = min(self.measure_golden_fidelity(session, placement) for session in sessions)
+        if not worst >= placement.golden_floor:
             for session in sessions:
                 session.close()
             raise UnprovenArtifact(
                 f"{self.path} does not give its golden outputs in {engine.name} on this machine: fidelity {worst:.4f}, "
-                f"expected at least {self.golden_floor:.4g}. Try another --runtime, or compress it on this machine"
+                f"expected at least {placement.golden_floor:.4g}. Try another --runtime, or compress it on this machine"
             )
         return sessions
 
-    @property
-    def golden_floor(self) -> float:
-        """The fidelity that golden outputs must reach: GOLDEN_FLOOR, or less where the engine and the graph run node by
-        node differed more when the artifact was made: then twice that difference is allowed."""
-        for comparison in self.manifest.verdict.parity if self.manifest.verdict else ():
-            if comparison.subject == ENGINE:
-                return min(GOLDEN_FLOOR, 1 - 2 * (1 - comparison.figures["fidelity_worst"]))
-        return GOLDEN_FLOOR
+    def measure_golden_fidelity(self, session: Session, placement: Placement) -> float:
+        """Measure the fidelity of a placement's worst golden output in a session."""
+        task, pairs = self.task(), self.golden(placement)
+        return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in pairs)
 
-    def measure_golden_fidelity(self, session: Session) -> float:
-        """Measure the fidelity of the worst golden output in a session."""
-        task = self.task()
-        return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in self.golden())
-
-
-def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of the artifact in a folder. Raises UnknownFormat or CorruptArtifact."""
-    content = unseal(path / MANIFEST)
-    if content.get("format") != FORMAT:
-        raise UnknownFormat(
-            f"{path} is an artifact of format {content.get('format')!r}; this version of Laconic reads {FORMAT}. "
-            f"Upgrade Laconic, or compress the model again"
+    def _race(self, installed: dict[str, Placement], threads: int) -> dict[str, float]:
+        """The speed of each placement on this machine, relative to the first; from the cache if it was measured."""
+        key = hash_of(
+            "placements",
+            {name: self.manifest.files[each.model].sha256 for name, each in installed.items()},
+            {name: make_runtime(name).version() for name in installed},
+            this_machine().model_dump(),
+            threads,
         )
-    try:
-        return Manifest.model_validate(content)
-    except ValidationError as error:
-        raise CorruptArtifact(explain(error, f"{path} has a manifest that does not match its format")) from None
+
+        def measure() -> dict[str, float]:
+            with ExitStack() as stack:
+                sessions: dict[str, Session] = {}
+                for name, each in installed.items():
+                    # One that this machine cannot run is out of the race; it fails with its reason if none can.
+                    with suppress(UnprovenArtifact, RuntimeFailure):
+                        (opened,) = self.open_placement(make_runtime(name), each, threads=threads)
+                        sessions[name] = stack.enter_context(opened)
+                speeds = time_placements(sessions, self.task(), threads) if len(sessions) > 1 else {}
+                return dict.fromkeys(installed, 0.0) | dict.fromkeys(sessions, 1.0) | speeds
+
+        speeds: dict[str, float] = Cache().json(f"placements-{key}", measure)
+        return {name: speeds[name] for name in installed}
 
 
-def read_measurements(path: Path) -> Measurements:
-    """Read the measurements in the artifact in a folder. Raises CorruptArtifact."""
+def is_installed(runtime: str) -> bool:
+    """Whether the package of an engine can be imported."""
     try:
-        return Measurements.model_validate(unseal(path / MEASURED))
-    except ValidationError as error:
-        raise CorruptArtifact(explain(error, f"{path / MEASURED} does not match its format")) from None
+        make_runtime(runtime)
+    except MissingPackage:
+        return False
+    return True
 
 
 def check_destination(path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact import Artifact, Choice
 from laconic.errors import UsageError
 from laconic.progress import Steps
 from laconic.runtimes.runtime import Session
@@ -36,8 +36,9 @@ def bench(
         if original is not None:
             sessions[ORIGINAL] = original
         for artifact in artifacts:
-            session = stack.enter_context(artifact.open(runtime, threads=threads))
-            sessions[make_display_name(artifact, runtime, sessions)] = session
+            choice = artifact.choose(runtime, threads=threads)
+            (session,) = artifact.open_placement(choice.engine, choice.placement, threads=threads)
+            sessions[make_display_name(artifact, choice, sessions)] = stack.enter_context(session)
         with Steps().step("bench", len(batches)) as step:
             return benchmark_sessions(
                 sessions,
@@ -62,8 +63,8 @@ def check_same_inputs(first: Artifact, other: Artifact) -> None:
         )
 
 
-def make_display_name(artifact: Artifact, runtime: str | None, taken: dict[str, Session]) -> str:
+def make_display_name(artifact: Artifact, choice: Choice, taken: dict[str, Session]) -> str:
     """Name an artifact in the timings: with its engine, and with its path if the name is taken."""
-    engine = f"{artifact.runtime(runtime).name}, {artifact.manifest.compute}"
+    engine = f"{choice.engine.name}, {choice.placement.compute}"
     name = f"{artifact.name} ({engine})"
     return name if name not in taken else f"{artifact.path} ({engine})"

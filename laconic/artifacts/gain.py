@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from laconic.artifacts.artifact import Manifest
+from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.verdict import Comparison
 from laconic.timing.measurements import ORIGINAL, Measurements, Timing
 from laconic.units import format_bytes, format_fidelity, format_seconds

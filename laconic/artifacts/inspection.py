@@ -7,13 +7,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from laconic.artifacts.artifact import MANIFEST, MEASURED, REPORT, Artifact, Manifest, read_manifest, read_measurements
+from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
+from laconic.artifacts.manifest import MANIFEST, MEASURED, REPORT, Manifest, read_manifest, read_measurements
+from laconic.artifacts.placement import Placement
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.errors import ArtifactError, LaconicError
 from laconic.files import read_json
 from laconic.hashing import check_digest, digest_file
-from laconic.runtimes.runtime import find_kernel
+from laconic.runtimes.runtime import Runtime, find_kernel, make_runtime
 
 
 class Check(BaseModel):
@@ -80,13 +82,14 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
     why.
     """
     try:
-        engine = artifact.runtime(runtime)
-        with engine.open(artifact.model, compute=artifact.manifest.compute) as session:
+        choice = artifact.choose(runtime)
+        engine, placement = choice.engine, choice.placement
+        with engine.open(artifact.path / placement.model, compute=placement.compute) as session:
             running = session.kernels()
     except LaconicError as error:
         return {"engine": None, "layers": {}, "error": str(error)}
     counts: dict[str, Counter[str]] = {}
-    for node, planned in artifact.manifest.precision.items():
+    for node, planned in placement.precision.items():
         kernel = find_kernel(node, running)
         counts.setdefault(planned, Counter())[kernel.precision if kernel else "not told"] += 1
     layers = {planned: dict(found.most_common()) for planned, found in counts.items()}
@@ -138,18 +141,29 @@ def check_files(path: Path, manifest: Manifest) -> Iterator[Check]:
 
 
 def check_golden_outputs(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
-    """Check the golden outputs in an engine on this machine, and compare the engine's version with the recorded one."""
-    engine = artifact.runtime(runtime)
+    """Check the golden outputs in an engine on this machine, and compare the engine's version with the recorded one. By
+    default those of every placement whose engine is installed."""
+    placements = artifact.manifest.placements
+    if runtime is None and (installed := [each for each in placements if is_installed(each.runtime)]):
+        for placement in installed:
+            yield from check_placement(artifact, make_runtime(placement.runtime), placement)
+        return
+    choice = artifact.choose(runtime)
+    yield from check_placement(artifact, choice.engine, choice.placement)
+
+
+def check_placement(artifact: Artifact, engine: Runtime, placement: Placement) -> Iterator[Check]:
+    """Check the golden outputs of one placement in an engine, and the engine's version."""
     version, before = engine.version(), artifact.manifest.versions.get(engine.name)
     try:
-        with engine.open(artifact.model, compute=artifact.manifest.compute) as session:
-            worst = artifact.measure_golden_fidelity(session)
-        found = f"fidelity {worst:.6f} in {engine.name}, required {artifact.golden_floor:.4g}"
-        yield Check(check="golden outputs", found=found, passed=worst >= artifact.golden_floor)
+        with engine.open(artifact.path / placement.model, compute=placement.compute) as session:
+            worst = artifact.measure_golden_fidelity(session, placement)
+        found = f"fidelity {worst:.6f} in {engine.name}, required {placement.golden_floor:.4g}"
+        yield Check(check="golden outputs", found=found, passed=worst >= placement.golden_floor)
     except LaconicError as error:
         yield Check(check="golden outputs", found=str(error), passed=False)
     if before is None:
-        found = f"{engine.name} {version}; the artifact was made for {artifact.manifest.placement}"
+        found = f"{engine.name} {version}; the artifact was made for {placement.runtime}"
     else:
         found = f"{engine.name} {version}" + (", as recorded" if version == before else f"; recorded: {before}")
     yield Check(check="engine", found=found, passed=True)

@@ -1,14 +1,15 @@
 """Writing the folder of an artifact from its parts."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save
 
-from laconic.artifacts.artifact import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
+from laconic.artifacts.manifest import FORMAT, GOLDEN, MANIFEST, MEASURED, PORTABLE, REPORT, Manifest
+from laconic.artifacts.placement import Placement
 from laconic.hashing import digest_file, seal
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
@@ -16,11 +17,20 @@ from laconic.timing.measurements import Measurements
 
 
 @dataclass(frozen=True)
+class PlacedModel:
+    """A placement, its graph, and its golden pairs of inputs and outputs."""
+
+    placement: Placement
+    model: Path
+    golden: list[tuple[Arrays, Arrays]]
+
+
+@dataclass(frozen=True)
 class ArtifactParts:
     """Everything that an artifact is made of.
 
     manifest: its fields, without the digests of the files. golden: inputs and outputs of a few batches. report: renders
-    the HTML report from the finished manifest and the measurements.
+    the HTML report from the finished manifest and the measurements. alternatives: for other engines.
     """
 
     manifest: dict[str, Any]
@@ -29,18 +39,24 @@ class ArtifactParts:
     golden: list[tuple[Arrays, Arrays]]
     measured: Measurements
     report: Callable[[Manifest, Measurements], str]
+    alternatives: Sequence[PlacedModel] = ()
 
 
 def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
     """Write the files of an artifact to `folder`; the manifest last, with the digest of each."""
     folder.mkdir(parents=True)
-    for file in sorted(parts.model.parent.glob(f"{parts.model.stem}.*")):
-        shutil.copyfile(file, folder / file.name)
+    for model in (parts.model, *(each.model for each in parts.alternatives)):
+        for file in sorted(model.parent.glob(f"{model.stem}.*")):
+            shutil.copyfile(file, folder / file.name)
     (folder / GOLDEN).write_bytes(save(flatten_golden(parts.golden)))
+    for each in parts.alternatives:
+        (folder / each.placement.golden).write_bytes(save(flatten_golden(each.golden)))
     for name, content in parts.task.assets().items():
         (folder / name).write_bytes(content)
     files = {path.name: digest_file(path).model_dump() for path in sorted(folder.iterdir())}
-    manifest = Manifest.model_validate(parts.manifest | {"files": files})
+    alternatives = [each.placement.model_dump(mode="json") for each in parts.alternatives]
+    version = {"format": PORTABLE, "alternatives": alternatives} if alternatives else {"format": FORMAT}
+    manifest = Manifest.model_validate(parts.manifest | version | {"files": files})
     (folder / REPORT).write_text(parts.report(manifest, parts.measured), encoding="utf-8")
     measured = parts.measured.model_copy(update={"report": digest_file(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))

@@ -34,6 +34,10 @@ def compress(
     engine_only: Annotated[
         str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
     ] = None,
+    portable: Annotated[
+        bool | None,
+        typer.Option("--portable", help="Place the model for every engine, to be fast on other processors."),
+    ] = None,
     to: Annotated[str | None, typer.Option(help="What to write: artifact or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
     max_drop: Annotated[str | None, typer.Option(help="Largest drop of the task's metric, as 1%.")] = None,
@@ -53,7 +57,8 @@ def compress(
     compares outputs with the original's on held-out samples, and writes an artifact with a report. An unmet goal is
     reported, with exit code 3.
     """
-    given = {"source": source, "task": task, "builder": builder, "target": target, "engine_only": engine_only, "to": to}
+    given: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
+    given |= {"engine_only": engine_only, "portable": portable}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)

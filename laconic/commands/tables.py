@@ -8,11 +8,12 @@ from typing import Any
 from rich.table import Table
 
 from laconic import registry
-from laconic.artifacts.artifact import REPORT, Artifact
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.compare import make_rows
 from laconic.artifacts.gain import format_speedup, list_gains
 from laconic.artifacts.inspection import Check
 from laconic.artifacts.ledger import StageEntry, format_config, format_entry, make_ledger
+from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.doctor import Finding
 from laconic.console import OUT, make_table
@@ -68,7 +69,8 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
         for spec in specs:
             bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
-    table.add_row("engine", f"{manifest.placement}, {manifest.compute} where not quantized")
+    for number, each in enumerate(manifest.placements):
+        table.add_row("or" if number else "engine", f"{each.runtime}, {each.compute} where not quantized")
     table.add_row("size", f"{format_bytes(artifact.size)}, the source {format_bytes(measured.original_size)}")
     for line in format_kernels(kernels):
         table.add_row("layers", line)

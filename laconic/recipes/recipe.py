@@ -96,7 +96,8 @@ class Recipe(Origin):
     stages: default: those of the target. heal: whether healing is inserted after lossy stages, or the settings of that
     healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
     default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
-    that nothing is chosen by its speed.
+    that nothing is chosen by its speed. portable: whether the artifact is placed for the other engines as well, and the
+    fastest one is found on each machine where it is opened.
     """
 
     data: Data = Data()
@@ -106,6 +107,7 @@ class Recipe(Origin):
     target: str = "cpu"
     runtimes: tuple[str, ...] = ()
     engine_only: str | None = None
+    portable: bool = False
     goal: Goal = Goal()
     seed: int = Field(default=0, ge=0)
 
@@ -137,6 +139,8 @@ class Recipe(Origin):
         named = [("runtimes", name) for name in self.runtimes]
         if self.engine_only is not None:
             named.append(("engine_only", self.engine_only))
+            if self.portable:
+                raise ValueError("portable places the model for several engines, engine_only for one. Leave one out")
         for key, name in named:
             if name not in registry.TARGETS[self.target]:
                 raise ValueError(

@@ -1,0 +1,83 @@
+"""A placement: an artifact's graph as one engine runs it best, with outputs and a verdict of its own."""
+
+import time
+from collections.abc import Mapping
+from statistics import geometric_mean
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from laconic import registry
+from laconic.artifacts.verdict import ENGINE, Verdict
+from laconic.progress import Steps
+from laconic.runtimes.runtime import Compute, Session
+from laconic.tasks.task import Task
+from laconic.timing.benchmark import TRIAL_BATCHES, benchmark_sessions
+
+GOLDEN_FLOOR = 0.98
+"""The fidelity that golden outputs must reach at load. The same engine on another processor (BF16 or not, another INT8
+kernel) changed MiniLM's outputs by up to 0.003; a processor whose INT8 sums overflow changes them by more than 0.05."""
+
+MARGIN = 1.05
+"""How much faster another placement must be than the preferred one to be opened in its stead."""
+
+
+class Placement(BaseModel):
+    """The graph for one engine.
+
+    runtime: the engine that Q/DQ nodes are placed for. compute: the arithmetic of the layers that are not quantized.
+    precision: of weights and activations, by layer. model, golden: names of files of the artifact. verdict: of this
+    graph in this engine; None if it was not validated.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runtime: str
+    compute: Compute
+    precision: dict[str, str]
+    model: str
+    golden: str
+    verdict: Verdict | None
+
+    @field_validator("runtime")
+    @classmethod
+    def _registered(cls, name: str) -> str:
+        if name not in registry.TABLES["runtime"]:
+            raise ValueError(f"unknown runtime {name!r}. {registry.did_you_mean(name, registry.TABLES['runtime'])}")
+        return name
+
+    @property
+    def golden_floor(self) -> float:
+        """The fidelity that golden outputs must reach: GOLDEN_FLOOR, or less where the engine and the graph run node by
+        node differed more when the artifact was made: then twice that difference is allowed."""
+        for comparison in self.verdict.parity if self.verdict else ():
+            if comparison.subject == ENGINE:
+                return min(GOLDEN_FLOOR, 1 - 2 * (1 - comparison.figures["fidelity_worst"]))
+        return GOLDEN_FLOOR
+
+
+def time_placements(sessions: Mapping[str, Session], task: Task, threads: int) -> dict[str, float]:
+    """The speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
+
+    By processor time, so that other programs on the machine do not influence the choice.
+    """
+    with Steps(quiet=True).step("race", len(TRIAL_BATCHES)) as step:
+        timings = benchmark_sessions(
+            sessions,
+            task,
+            baseline=next(iter(sessions)),
+            batches=TRIAL_BATCHES,
+            threads=threads,
+            step=step,
+            clock=time.process_time,
+        )
+    return {name: geometric_mean(each.speedup for each in timings if each.engine == name) for name in sessions}
+
+
+def choose_fastest(speeds: Mapping[str, float]) -> str:
+    """The name of the fastest placement; another than the first must be faster by MARGIN."""
+    first, *others = speeds
+    best = first
+    for name in others:
+        if speeds[name] > speeds[best] * (MARGIN if best == first else 1.0):
+            best = name
+    return best
