@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --d
 
 # In a process of their own: after all of them, one that serves has been seen to crash in native code.
 TRAINING := $(wildcard $(addsuffix .py,$(addprefix tests/test_,\
-	batch_normalisation chunked_cross_entropy feed finetune fleet head host_weights layerwise ledger legality loop \
+	batch_normalisation chunked_cross_entropy finetune fleet head host_weights layerwise ledger loop \
 	lora monitor objectives optimizer_in_backward optimizers parallel plan prediction revolve schedule \
 	sequence_packing settings snapshot step techniques timeline trace work)))
 

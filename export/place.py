@@ -28,11 +28,12 @@ def place(graph: Graph, plan: Plan, rules: PlacementRules, path: Path) -> None:
     rewrite = GraphRewriter(onnx.load(graph.path))
     whole = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
     smooth = {layer.node: plan.smoothing[layer.input] for layer in whole if layer.input in plan.smoothing}
-    for tensor, smoothing in plan.smoothing.items():
+    # In the order of the graph: that of the plan depends on whether it was calibrated now or comes from the cache.
+    for tensor in dict.fromkeys(layer.input for layer in whole if layer.input in plan.smoothing):
+        smoothing = plan.smoothing[tensor]
         readers = [layer.node for layer in whole if layer.input == tensor]
-        if readers:
-            source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
-            rewrite.quantize_activation(source, smoothing.limits, readers)
+        source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
+        rewrite.quantize_activation(source, smoothing.limits, readers)
     pairs = sorted(pair for pair in quantized_inputs(rewrite, graph, plan, rules) if pair[1] not in smooth)
     for tensor in dict.fromkeys(tensor for tensor, _ in pairs):
         rewrite.quantize_activation(tensor, range_of(plan, tensor), [node for name, node in pairs if name == tensor])

@@ -1,5 +1,6 @@
 """A plan written into a graph: for each engine, architecture and precision the answers stay, and INT8 is what runs."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,7 +18,7 @@ from laconic import registry
 from laconic.errors import CaptureError, UnsupportedPrecision
 from laconic.metrics import cosine
 from laconic.models.checkpoint import load_source
-from laconic.quantization.plan import Plan
+from laconic.quantization.plan import Plan, Smoothing
 from laconic.quantization.qparams import quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Kernel, make_runtime
@@ -130,6 +131,24 @@ def test_the_same_plan_gives_the_same_bytes(zoo, tmp_path):
             tmp_path / name,
         )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_order_in_which_a_plan_names_its_tensors_changes_no_byte(zoo, tmp_path, engine):
+    """Tensors of a plan that comes from the cache are in another order than those of one that was just calibrated."""
+    _, graph, ranges = zoo("bert")
+    plan = plan_of(graph, ranges, "int8")
+    widths = {layer.input: layer.shape[0] for layer in graph.layers if layer.kind == "MatMul"}
+    smoothing = {name: Smoothing(np.full(width, 2.0, np.float32), ranges[name]) for name, width in widths.items()}
+    for number, order in enumerate((list, reversed)):
+        changed = replace(
+            plan,
+            precision=dict(order(plan.precision.items())),
+            ranges=dict(order(plan.ranges.items())),
+            smoothing=dict(order(smoothing.items())),
+        )
+        place(graph, changed, registry.resolve("placement", engine)["float32"], tmp_path / f"{number}.onnx")
+    assert (tmp_path / "0.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((5, 7), 1), ((8, 3, 3, 3), 0), ((6, 4), 0)])
