@@ -2,7 +2,7 @@
 
     python benchmarks/front.py [--rounds N] [--cache FOLDER] [--batches N,...] [--optimum FILE] [--row NAME=ARTIFACT]
 
-The recipes heal on the docstrings of installed packages (`corpus.py`), and a second time on twelve kinds of text
+The recipes heal on the docstrings of installed packages (`corpus.py`), one also on twelve kinds of text
 (`wide_corpus.py`). All are compared on the development texts of `inputs.py`, by which the recipes were chosen, and on
 the texts of `test_set.py`, which chose nothing: look at those once. Making the models takes three hours on two quiet
 cores; what is made is kept. NNCF has a row where it is installed; of Optimum, which needs other versions of what
@@ -37,9 +37,10 @@ from laconic.recipes.recipe import Recipe
 from laconic.runtimes.runtime import make_runtime
 from laconic.timing.benchmark import benchmark_sessions
 
-RECIPES = ("text-embedding", "text-embedding-small")
 CORPORA = {"docstrings": "corpus.jsonl", "12 kinds": "wide.jsonl"}
 """What is healed on, and the file of its texts."""
+RECIPES = (("text-embedding", "docstrings"), ("text-embedding", "12 kinds"), ("text-embedding-small", "docstrings"))
+"""The ready recipes that are compared, and what each heals on."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,10 @@ def write_corpora(folder: Path, data: Path) -> dict[str, Path]:
 def artifacts(inputs: Inputs, folder: Path) -> dict[str, Artifact]:
     """Made by the commands that people use, and kept."""
     commands = {name: (f"minilm-{number}", words) for number, (name, words) in enumerate(WAYS.items())}
-    for name, corpus_file in inputs.corpora.items():
-        for recipe in RECIPES:
-            words = ["compress", "--recipe", recipe, "--train", str(corpus_file)]
-            commands[f"`--recipe {recipe}`, healed on {name}"] = (f"{recipe}-{corpus_file.stem}", words)
+    for recipe, name in RECIPES:
+        train = inputs.corpora[name]
+        words = ["compress", "--recipe", recipe, "--train", str(train)]
+        commands[f"`--recipe {recipe}`, healed on {name}"] = (f"{recipe}-{train.stem}", words)
     made = {}
     for name, (file, words) in commands.items():
         path = folder / f"{file}.laconic"
