@@ -94,6 +94,13 @@ def test_a_placement_that_is_hardly_faster_does_not_replace_the_preferred_one(ra
     assert portable.choose().placement.runtime == first
 
 
+def test_without_a_cache_to_write_to_the_race_is_run_each_time(raced, monkeypatch):
+    portable, _, races = raced
+    monkeypatch.setenv(VARIABLE, "/proc/no-folder")
+    assert portable.choose().speeds == portable.choose().speeds
+    assert len(races) >= 2
+
+
 def test_a_placement_that_computes_something_else_here_is_out_of_the_race(raced, monkeypatch):
     portable, speeds, races = raced
     first, second = speeds
