@@ -89,17 +89,13 @@ class Compiled(nn.Module):
         super().__init__()
         torch._inductor.config.freezing = True
         self.module = module
-        self.fixed = torch.compile(module, dynamic=False)
-        self.free = torch.compile(copy.deepcopy(module), dynamic=True)
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Those of the module, once."""
-        return self.module.parameters(recurse)
+        # In a tuple, so that the parameters are not counted three times.
+        self.compiled = (torch.compile(module, dynamic=False), torch.compile(copy.deepcopy(module), dynamic=True))
 
     def forward(self, *inputs: Tensor) -> Any:
         """The outputs of the module."""
-        timed = tuple(inputs[0].shape) in TIMED
-        return (self.fixed if timed else self.free)(*inputs)
+        fixed, free = self.compiled
+        return (fixed if tuple(inputs[0].shape) in TIMED else free)(*inputs)
 
 
 def optimum(path: Path, like: Path, folder: Path, stack: ExitStack) -> Way:
