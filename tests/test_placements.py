@@ -8,7 +8,7 @@ from served import running
 from compress.pipeline import compress
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import verify
-from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.manifest import MANIFEST, REPORT
 from laconic.cache import VARIABLE, Cache
 from laconic.errors import CorruptArtifact, MissingPackage, RecipeError, UnprovenArtifact
 from laconic.hashing import seal, unseal
@@ -56,6 +56,10 @@ def test_each_placement_has_a_graph_golden_outputs_and_a_verdict_of_its_own(port
         assert placement.verdict.passed
         with portable.open(placement.runtime) as session:
             assert portable.measure_golden_fidelity(session, placement) > 0.99
+    (other,) = portable.manifest.alternatives
+    subjects = [each.subject for _, each in portable.manifest.comparisons()]
+    assert subjects.count("artifact") == subjects.count(f"artifact for {other.runtime}") == 1
+    assert f"artifact for {other.runtime}" in (portable.path / REPORT).read_text(encoding="utf-8")
     found = verify(portable.path)
     assert [check.check for check in found].count("golden outputs") == 2
     assert [check for check in found if not check.passed] == []

@@ -124,8 +124,7 @@ def render_report(
             changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
                 (kind, comparison, list(format_comparison(comparison, metric)))
-                for kind in ("parity", "drift")
-                for comparison in (getattr(verdict, kind) if verdict else ())
+                for kind, comparison in manifest.comparisons()
             ],
             shares=compute_precision_shares(manifest, graph),
             candidates=candidates,

@@ -1,5 +1,6 @@
 """The manifest of an artifact: its description, sealed with its own digest, and the digests of its files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pydantic import (
 from laconic import registry
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.record import Record
-from laconic.artifacts.verdict import Verdict
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.config import explain
 from laconic.errors import CorruptArtifact, UnknownFormat
 from laconic.hashing import FileDigest, unseal
@@ -113,6 +114,15 @@ class Manifest(BaseModel):
             verdict=self.verdict,
         )
         return (first, *self.alternatives)
+
+    def comparisons(self) -> Iterator[tuple[str, Comparison]]:
+        """The comparisons of all verdicts, each with its kind, parity or drift; those of an alternative name its
+        engine."""
+        for number, placement in enumerate(self.placements):
+            for kind in ("parity", "drift"):
+                for each in getattr(placement.verdict, kind, ()):
+                    subject = f"{each.subject} for {placement.runtime}" if number else each.subject
+                    yield kind, each.model_copy(update={"subject": subject})
 
 
 def read_manifest(path: Path) -> Manifest:

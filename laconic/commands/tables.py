@@ -83,10 +83,10 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
         table.add_row("history", f"{record.stage}: {config}" if config else record.stage)
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("licence", manifest.licence or "not stated by the source")
-    for kind in ("parity", "drift"):
-        for each in getattr(manifest.verdict, kind, ()):
-            state = "" if each.passed else " (failed)"
-            table.add_row(kind, f"{each.subject} against {each.against}{state}: {format_figures(each.figures)}")
+    for kind, comparison in manifest.comparisons():
+        state = "" if comparison.passed else " (failed)"
+        figures = format_figures(comparison.figures)
+        table.add_row(kind, f"{comparison.subject} against {comparison.against}{state}: {figures}")
     table.add_row("verdict", format_verdict(manifest.verdict))
     OUT.print(table)
     entries = make_ledger(manifest.source, manifest.history, measured.seconds)
