@@ -131,12 +131,22 @@ def write_classifier(path):
     return path
 
 
-def crafted(path, name):
-    """Craft a file of an artifact in every way; yields what was changed."""
+def write_portable(path):
+    """An artifact with a second placement."""
+    write_artifact(path)
+    manifest = unseal(path / MANIFEST)
+    other = {"runtime": "fake", "compute": "float32", "precision": {"layer": "int8"}, "model": MODEL, "golden": GOLDEN}
+    alternatives = [other | {"verdict": manifest["verdict"]}]
+    (path / MANIFEST).write_bytes(seal(manifest | {"format": 2, "alternatives": alternatives}))
+    return path
+
+
+def crafted(path, name, root=None):
+    """Craft a file of an artifact in every way; yields what was changed. root: the key whose values are changed."""
     files = {each.name: each.read_bytes() for each in path.iterdir()}
     content = unseal(path / name) if name in (MANIFEST, MEASURED) else json.loads(files[name])
     for at in places(content):
-        for value in HOSTILE:
+        for value in HOSTILE if root in (None, at[0]) else ():
             rewrite(path, name, replaced(content, at, value))
             yield at, value
             for each, before in files.items():
@@ -144,17 +154,18 @@ def crafted(path, name):
 
 
 @pytest.mark.parametrize(
-    ("write", "name"),
+    ("write", "name", "root"),
     [
-        *((write_embedder, name) for name in (MANIFEST, MEASURED, MODEL, "tokenizer.json", "preprocess.json")),
-        *((write_classifier, name) for name in ("preprocess.json", "labels.json")),
+        *((write_embedder, name, None) for name in (MANIFEST, MEASURED, MODEL, "tokenizer.json", "preprocess.json")),
+        *((write_classifier, name, None) for name in ("preprocess.json", "labels.json")),
+        (write_portable, MANIFEST, "alternatives"),
     ],
 )
-def test_no_value_in_an_artifact_runs_code_or_gives_a_traceback(write, name, tmp_path, laconic, trap):
+def test_no_value_in_an_artifact_runs_code_or_gives_a_traceback(write, name, root, tmp_path, laconic, trap):
     path = write(tmp_path / "crafted.laconic")
     verbs = itertools.cycle((("inspect", path), ("verify", path), ("compare", path, path)))
     count = 0
-    for what in crafted(path, name):
+    for what in crafted(path, name, root):
         # Each address goes through every command, other values through one after another: 2,000 cases take long.
         for verb in itertools.islice(verbs, 3 if what[1] == ADDRESS else 1):
             code, err = laconic(*verb)
