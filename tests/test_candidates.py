@@ -90,6 +90,12 @@ def test_a_less_preferred_engine_must_be_faster_by_more_than_noise():
     assert choose_fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
 
 
+def test_a_more_faithful_candidate_needs_a_smaller_advantage():
+    faithful = replace(CANDIDATE, option=EngineOption("openvino", "bfloat16"), fidelity=np.array([0.995]))
+    assert choose_fastest([CANDIDATE, replace(faithful, speedup=3.1)]).option.compute == "bfloat16"
+    assert choose_fastest([CANDIDATE, replace(faithful, speedup=3.05)]) is CANDIDATE
+
+
 def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_original():
     plain = replace(CANDIDATE, plan=Plan({"layer": "float32"}), speedup=5.0)
     assert choose_fastest([CANDIDATE, plain]) is CANDIDATE
