@@ -127,7 +127,11 @@ class Model:
 def describe_race(choice: Choice) -> str:
     """Which placement is opened, and how fast the others are on this machine."""
     own = choice.speeds[choice.engine.name]
-    others = [f"{own / speed:.2f} x the speed of {name}" for name, speed in choice.speeds.items() if 0 < speed != own]
+    others = [
+        f"{own / speed:.2f} x the speed of {name}"
+        for name, speed in choice.speeds.items()
+        if name != choice.engine.name and speed > 0
+    ]
     return f"{choice.engine.name}, {choice.placement.compute}: " + (", ".join(others) or "the others do not run here")
 
 

@@ -14,6 +14,7 @@ from laconic.errors import CorruptArtifact, MissingPackage, RecipeError, Unprove
 from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
+from serve.model import describe_race
 from serve.server import format_welcome
 
 ENGINES = {"openvino", "onnxruntime"}
@@ -142,6 +143,12 @@ def test_the_server_says_which_engine_it_took(raced):
         assert client.get(f"/v2/models/{portable.name}").json()["platform"] == f"onnx_{second}"
         welcome = format_welcome(server.app, "127.0.0.1", server.port)
     assert f"{portable.name} runs in {second}, {compute}: 2.00 x the speed of" in welcome
+
+
+def test_placements_of_equal_speed_are_both_named(raced):
+    portable, speeds, _ = raced
+    _, second = speeds
+    assert describe_race(portable.choose()).endswith(f": 1.00 x the speed of {second}")
 
 
 def test_format_1_has_no_alternatives_and_format_2_has_some(portable, tmp_path):

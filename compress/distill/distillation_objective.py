@@ -147,9 +147,9 @@ def is_per_token(batch: Batch) -> bool:
 def make_terms(batch: Batch, tail_weight: float) -> LossTerms:
     """The terms that the batch's loss is summed over."""
     if is_per_token(batch):
-        return LossTerms(batch[TARGETS] != IGNORED, True, tail_weight)
+        return LossTerms(batch[TARGETS] != IGNORED, per_position=True, tail_weight=tail_weight)
     mask = batch.get("attention_mask")
-    return LossTerms(None if mask is None else mask.bool(), False, tail_weight)
+    return LossTerms(None if mask is None else mask.bool(), tail_weight=tail_weight)
 
 
 def disable_dropout(module: nn.Module) -> None:

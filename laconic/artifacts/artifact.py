@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from laconic import registry
 from laconic.artifacts.manifest import MANIFEST, MODEL, Manifest, read_manifest, read_measurements
-from laconic.artifacts.placement import Placement, choose_fastest, time_placements
+from laconic.artifacts.placement import Placement, find_fastest_placement, time_placements
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, RuntimeFailure, UnprovenArtifact, UsageError
 from laconic.files import find_replaced, replace_folder
@@ -131,7 +131,7 @@ class Artifact:
         installed = {each.runtime: each for each in placements if is_installed(each.runtime)}
         if len(installed) > 1:
             speeds = self._race(installed, threads)
-            name = choose_fastest(speeds)
+            name = find_fastest_placement(speeds)
             return Choice(make_runtime(name), installed[name], speeds)
         engines = registry.TARGETS.get(self.manifest.target, ())
         for name in (*installed, *engines):

@@ -73,7 +73,7 @@ def time_placements(sessions: Mapping[str, Session], task: Task, threads: int) -
     return {name: geometric_mean(each.speedup for each in timings if each.engine == name) for name in sessions}
 
 
-def choose_fastest(speeds: Mapping[str, float]) -> str:
+def find_fastest_placement(speeds: Mapping[str, float]) -> str:
     """The name of the fastest placement; another than the first must be faster by MARGIN."""
     first, *others = speeds
     best = first
