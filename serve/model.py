@@ -33,6 +33,9 @@ class Model:
         self.artifact = artifact
         self.runtime = runtime
         self.note = note
+        # Of the placement that was opened: an engine without one of its own runs the preferred graph.
+        own = {each.runtime: each.verdict for each in reversed(manifest.placements)}
+        self.verdict = own.get(runtime, manifest.verdict)
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self.task = artifact.task()

@@ -85,7 +85,6 @@ def render(repository: Repository) -> str:
 
 def render_model(model: Model) -> str:
     """Render one model's section of the page."""
-    manifest = model.artifact.manifest
     return MODEL.substitute(
         name=escape(model.name),
         task=escape(model.task.name),
@@ -94,7 +93,7 @@ def render_model(model: Model) -> str:
         engine=escape(model.runtime),
         cap=model.batcher.cap.rows,
         size=format_bytes(model.artifact.size),
-        verdict=escape(format_verdict(manifest.verdict)),
+        verdict=escape(format_verdict(model.verdict)),
         action=escape(f"v1/models/{model.name}/predict"),
         field=render_field(model),
     )

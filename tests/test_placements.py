@@ -141,6 +141,9 @@ def test_the_server_says_which_engine_it_took(raced):
     compute = next(each.compute for each in portable.manifest.placements if each.runtime == second)
     with running(portable.path) as server, server.client() as client:
         assert client.get(f"/v2/models/{portable.name}").json()["platform"] == f"onnx_{second}"
+        other = next(each for each in portable.manifest.placements if each.runtime == second)
+        assert server.app.repository.get(portable.name).verdict == other.verdict
+        assert f"{other.verdict.drift[0].figures['fidelity']:.4f}" in client.get("/").text
         welcome = format_welcome(server.app, "127.0.0.1", server.port)
     assert f"{portable.name} runs in {second}, {compute}: 2.00 x the speed of" in welcome
 
