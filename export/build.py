@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from export.place import place
+from export.reference import REFERENCE, open_reference
+from export.rules import PlacementRules, adapt_plan
 from laconic import registry
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -24,24 +26,64 @@ from laconic.tensor import Array, Arrays
 
 @dataclass(frozen=True)
 class EngineOption:
-    """An engine, and the arithmetic of the layers that are not quantized."""
+    """An engine, and the arithmetic of the layers that are not quantized.
+
+    reference: whether the engine is not on this machine, so that its graphs are run node by node on the CPU instead.
+    overflow: tensors that exceed FP16; the nodes around them stay in FP32.
+    """
 
     runtime: str
     compute: Compute
+    reference: bool = False
+    overflow: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
         """The name shown to users: `openvino, bfloat16`."""
         return f"{self.runtime}, {self.compute}"
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the engine runs on a GPU."""
+        return self.runtime not in registry.TARGETS["cpu"]
+
+    @property
+    def package(self) -> str:
+        """The Python package that runs the graphs."""
+        return REFERENCE.package if self.reference else make_runtime(self.runtime).package
+
+    @property
+    def version(self) -> str:
+        """The version of that package."""
+        return REFERENCE.version() if self.reference else make_runtime(self.runtime).version()
+
+    def adapt(self, graph: Graph, plan: Plan) -> Plan:
+        """The plan with the precisions that this engine has kernels for. Raises UnsupportedPrecision for FP8 where it
+        has none."""
+        return adapt_plan(graph, plan, self._rules, self.compute, self._exceeding)
+
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`."""
-        rules = registry.resolve("placement", self.runtime)[self.compute]
-        place(graph, plan, rules, path)
+        place(graph, self.adapt(graph, plan), self._rules, path, self.compute, self._exceeding)
 
     def open(self, path: Path, threads: int) -> Session:
         """Load a graph that `build` wrote for this engine."""
+        if self.reference:
+            return self.open_reference(path, threads)
         return make_runtime(self.runtime).open(path, threads=threads, compute=self.compute)
+
+    def open_reference(self, path: Path, threads: int) -> Session:
+        """Load a graph that `build` wrote for this engine, to be run node by node on the CPU."""
+        return open_reference(path, threads) if self.on_gpu else REFERENCE.open(path, threads=threads, optimize=False)
+
+    @property
+    def _exceeding(self) -> frozenset[str]:
+        return self.overflow if self.compute == "float16" else frozenset()
+
+    @property
+    def _rules(self) -> PlacementRules:
+        rules: PlacementRules = registry.resolve("placement", self.runtime)[self.compute]
+        return rules
 
 
 SENSITIVITY_OPTION = EngineOption("onnxruntime", "float32")
@@ -49,9 +91,12 @@ SENSITIVITY_OPTION = EngineOption("onnxruntime", "float32")
 engine, and this one loads a graph fastest."""
 
 
-def list_options(engines: tuple[str, ...]) -> list[EngineOption]:
-    """List every engine and arithmetic that runs on this machine, the preferred first. Raises MissingPackage if no
-    engine is installed."""
+def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
+    """List every engine and arithmetic that runs on this machine, the preferred first.
+
+    If none does and the target is a GPU, list the first engine's arithmetics, by reference execution. Raises
+    MissingPackage if no engine of a CPU is installed.
+    """
     found: list[EngineOption] = []
     absent: list[str] = []
     for name in engines:
@@ -59,6 +104,10 @@ def list_options(engines: tuple[str, ...]) -> list[EngineOption]:
             found += [EngineOption(name, compute) for compute in make_runtime(name).computes()]
         except MissingPackage as error:
             absent.append(str(error))
+    if not found and target != "cpu":
+        return [
+            EngineOption(engines[0], compute, reference=True) for compute in registry.resolve("placement", engines[0])
+        ]
     if not found:
         raise MissingPackage(" ".join(absent))
     return found
@@ -86,8 +135,9 @@ class PlanEvaluator:
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
             hash_arrays({name: each.factors for name, each in plan.smoothing.items()}),
             sorted((*layer, each.group_size, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),
+            sorted(option.overflow),
             option.name,
-            make_runtime(option.runtime).version(),
+            option.version,
             this_machine().features,
             dataset.fingerprint,
             hash_arrays(self.reference[dataset.fingerprint]),

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 
 from export.build import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
-from laconic.quantization.plan import BITS, INTEGER, Plan, PrecisionLadder
+from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
 from laconic.tasks.task import Tolerance
 from laconic.tensor import Array
 from laconic.timing.measurements import Timing
@@ -46,6 +46,11 @@ class EngineCandidate:
         within a run."""
         if self.is_plain:
             return f"{self.option.name}, not quantized"
+        precisions = set(self.plan.precision.values())
+        if precisions <= HALF:
+            return self.option.name
+        if "float8" in precisions:
+            return f"{self.option.name}, FP8"
         return self.option.name if self.is_integer else f"{self.option.name}, weight-only"
 
     @property

@@ -7,7 +7,6 @@ from typing import Any
 from export.build import EngineOption
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
-from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import predict
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
@@ -28,7 +27,8 @@ class Evidence:
     labels: of the test samples, if there are any. For a few of the samples, plain: outputs of the artifact's graph run
     node by node; alone: of the engine, one sample at a time; together: of the engine, in one batch. made_up: whether
     the samples are synthetic examples of the task, because no samples were given. kinds: of the test samples, by the
-    rows that name one; empty where none does.
+    rows that name one; empty where none does. reference: whether the engine is not on this machine, so that all of the
+    artifact's outputs are those of its graph run node by node.
     """
 
     capture_error: float | None
@@ -40,6 +40,7 @@ class Evidence:
     together: Arrays
     made_up: bool = False
     kinds: tuple[str, ...] = ()
+    reference: bool = False
 
 
 def collect_evidence(
@@ -65,7 +66,7 @@ def collect_evidence(
         together = predict(session, task, few, rows=len(few))
         batches = [task.encode(few.samples[:rows]) for rows in GOLDEN_BATCHES]
         golden = [(inputs, session.run(inputs)) for inputs in batches]
-    with OnnxRuntime().open(model, threads=cores(), optimize=False) as session:
+    with option.open_reference(model, cores()) as session:
         plain = predict(session, task, few, rows=1)
     evidence = Evidence(
         capture_error=capture_error,
@@ -77,5 +78,6 @@ def collect_evidence(
         together=together,
         made_up=made_up,
         kinds=judge.kinds,
+        reference=option.reference,
     )
     return evidence, golden

@@ -4,7 +4,6 @@ import platform
 import resource
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,22 @@ from typing import Any
 from export.alternatives import place_alternatives
 from export.audit import audit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
-from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, mean_speedup, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
+from export.magnitudes import find_overflow
+from export.race import time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, measure_capture_error
 from export.validate import is_batch_independent, validate
-from laconic import __version__
+from laconic import __version__, registry
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
+from laconic.data.dataset import batches as iterate_batches
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
@@ -38,8 +40,7 @@ from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_in
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import Task
 from laconic.tensor import Array, Arrays
-from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
-from laconic.timing.measurements import ORIGINAL, Measurements, find_knee
+from laconic.timing.measurements import DEFAULT_KNEE, Measurements, find_knee
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,14 @@ class EngineBuild:
             capture_error = measure_capture_error(self.lineage.model, graph, self.cache)
             step.note = f"{len(graph.layers)} layers, error {capture_error or 0:.1g}"
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
+        options = self.list_options(graph)
         start = time.perf_counter()
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
-        ladder = self.plan(plan_stages, graph, evaluator)
-        built = self.build_candidates(ladder, evaluator)
+        ladder = self.plan(plan_stages, graph, evaluator, options[0])
+        built = self.build_candidates(ladder, evaluator, options)
         seconds = time.perf_counter() - start
-        candidates = self.measure_candidates(built, graph)
+        candidates = self.race(built, graph)
         chosen = choose_fastest(candidates)
         for name, stage in plan_stages:
             self.record_stage(name, stage, chosen, seconds)
@@ -124,24 +126,47 @@ class EngineBuild:
         with self.steps.step("run the original model", sum(map(len, sets))) as step:
             return {dataset.fingerprint: self.lineage.reference(dataset, step) for dataset in sets}
 
-    def plan(self, stages: Sequence[tuple[str, PlanStage]], graph: Graph, evaluator: PlanEvaluator) -> PrecisionLadder:
-        """Return the plans that the quantization stage proposes; without one, the float graph."""
+    def list_options(self, graph: Graph) -> list[EngineOption]:
+        """List the engine options to build for, the preferred first: where the recipe names the engine, one in the
+        first of its arithmetics, so that nothing is left for a race to choose. Those in FP16 know what exceeds it."""
+        options = list_options(self.recipe.engines, self.recipe.target)
+        if self.recipe.engine_only:
+            first = registry.resolve("placement", self.recipe.engine_only)
+            options = [replace(options[0], compute=next(iter(first)))]
+        if options[0].reference:
+            self.steps.warn(
+                f"{options[0].runtime} is not on this machine: its graphs are run node by node on the CPU, and not "
+                f"timed. Run `laconic tune` on the artifact where it is"
+            )
+        if not any(option.compute == "float16" for option in options):
+            return options
+        with self.steps.step("find what exceeds FP16") as step:
+            batches = (batch for _, batch in iterate_batches(self.samples.probe, self.task, 1))
+            overflow = find_overflow(graph, batches, self.folder)
+            step.note = f"{len(overflow)} tensors" + (f": {', '.join(sorted(overflow)[:3])}" if overflow else "")
+        return [replace(option, overflow=overflow) for option in options]
+
+    def plan(
+        self,
+        stages: Sequence[tuple[str, PlanStage]],
+        graph: Graph,
+        evaluator: PlanEvaluator,
+        option: EngineOption,
+    ) -> PrecisionLadder:
+        """Return the plans that the quantization stage proposes; without one, the float graph. option: the preferred
+        one, which sensitivity is measured with where no engine of the CPU can run the plans."""
         if not stages:
             return PrecisionLadder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         ((name, stage),) = stages
-        trial = partial(evaluator.fidelity, option=SENSITIVITY_OPTION, dataset=self.samples.probe)
+        judge = SENSITIVITY_OPTION if self.recipe.target == "cpu" else option
+        trial = partial(evaluator.fidelity, option=judge, dataset=self.samples.probe)
         context = self.lineage.context(name, stage)
         history = find_intact_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
-    def pair_with_engines(self, ladder: PrecisionLadder) -> list[tuple[PrecisionLadder, EngineOption]]:
-        """The engine options to build for, each with the part of the ladder to try on it: one where the recipe says so,
-        in the arithmetic that every machine has, so that nothing is left for a race to choose."""
-        if self.recipe.engine_only:
-            return [(ladder, EngineOption(self.recipe.engine_only, "float32"))]
-        return list(pair_ladders(ladder, list_options(self.recipe.engines)))
-
-    def build_candidates(self, ladder: PrecisionLadder, evaluator: PlanEvaluator) -> list[EngineCandidate]:
+    def build_candidates(
+        self, ladder: PrecisionLadder, evaluator: PlanEvaluator, options: Sequence[EngineOption]
+    ) -> list[EngineCandidate]:
         """For each engine option, build the first plan that meets the goal, and audit its kernels.
 
         An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
@@ -150,7 +175,10 @@ class EngineBuild:
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.steps.step("build the candidates") as step:
-            for number, (plans, option) in enumerate(self.pair_with_engines(ladder)):
+            pairs = [(ladder, options[0])] if self.recipe.engine_only else list(pair_ladders(ladder, options))
+            for number, (plans, option) in enumerate(pairs):
+                if option.reference and any(each.met for each in built.values()):
+                    break  # nothing is timed, so the first that meets the goal is the one
                 try:
                     folder = self.folder / f"candidate-{number}"
                     candidate = self.build_candidate(plans, evaluator, option, folder, step)
@@ -177,50 +205,35 @@ class EngineBuild:
         folder.mkdir()
         model = folder / MODEL
         option.build(evaluator.graph, plan, model)
-        with option.open(model, 1) as session:
-            session.run(self.task.encode(self.samples.choose.samples[:1]))
-            shares = audit(evaluator.graph, plan, session.kernels(), option.name)
+        plan = option.adapt(evaluator.graph, plan)
+        shares: dict[str, float] = {}
+        if not option.reference:
+            with option.open(model, 1) as session:
+                session.run(self.task.encode(self.samples.choose.samples[:1]))
+                shares = audit(evaluator.graph, plan, session.kernels(), option.name)
         limit = self.recipe.goal.max_size
         met = met and (limit is None or folder_size(folder) <= limit)
         return EngineCandidate(option, plan, model, fidelity, met, shares)
 
-    def measure_candidates(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
-        """Return the candidates with their speed-ups, timed if there is more than one.
+    def race(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
+        """Return the candidates with their speed-ups, timed if there is more than one and their engines are here.
 
         Timings are cached, so that the same run chooses the same candidate on the same machine.
         """
-        if len(candidates) == 1:
+        if len(candidates) == 1 or any(each.option.reference for each in candidates):
             return candidates
         key = hash_of(
             "raced",
             self.lineage.source.key,
             graph.key,
-            [(each.name, make_runtime(each.option.runtime).version()) for each in candidates],
+            [(each.name, each.option.version) for each in candidates],
             [sorted(each.plan.precision.items()) for each in candidates],
             this_machine().model_dump(),
             code_version(),
         )
-        speedups = self.cache.json(f"raced-{key}", partial(self.time_candidates, candidates))
+        time_all = partial(time_candidates, candidates, self.lineage.source, self.steps)
+        speedups = self.cache.json(f"raced-{key}", time_all)
         return [replace(each, speedup=speedups[each.name]) for each in candidates]
-
-    def time_candidates(self, candidates: list[EngineCandidate]) -> dict[str, float]:
-        """Measure the mean speed-up of each candidate over the original, by name."""
-        with self.steps.step("time the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
-            sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
-            sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1)), **sessions}
-            # Processor time, so that other programs on the machine do not influence the choice.
-            times = benchmark_sessions(
-                sessions,
-                self.task,
-                baseline=ORIGINAL,
-                batches=TRIAL_BATCHES,
-                threads=1,
-                step=step,
-                clock=time.process_time,
-            )
-            speedups = {name: mean_speedup([each for each in times if each.engine == name]) for name in sessions}
-            step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
-            return speedups
 
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
         """Append the quantization stage to the history, with its size, fidelity and duration."""
@@ -251,18 +264,15 @@ class EngineBuild:
         return verdict, golden
 
     def measure(self, chosen: EngineCandidate) -> Measurements:
-        """Time the chosen candidate and the original, interleaved: latency, throughput, and the knee."""
-        with self.steps.step("measure latency and throughput", len(BATCHES)) as step, ExitStack() as stack:
-            sessions = {ORIGINAL: stack.enter_context(self.lineage.source.open(1))}
-            sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
-            times = benchmark_sessions(sessions, self.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
-            own = [time for time in times if time.engine == chosen.option.name]
-            step.note = f"{max(time.speedup for time in own):.2f} x at best"
+        """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
+        engine is not on this machine."""
+        times = [] if chosen.option.reference else time_chosen(chosen, self.lineage.source, self.steps)
+        own = [time for time in times if time.engine == chosen.option.name]
         return Measurements(
             machine=this_machine(),
             timings=tuple(times),
             # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
-            knee=find_knee({time.batch: time.quartiles[0] for time in own}),
+            knee=find_knee({time.batch: time.quartiles[0] for time in own}) if own else DEFAULT_KNEE,
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.lineage.source.size,
@@ -275,8 +285,9 @@ class EngineBuild:
     ) -> dict[str, Any]:
         """Make the manifest, JSON-ready, without the digests of the files and the alternatives themselves."""
         others = [each.placement.verdict for each in alternatives]
-        engines = map(make_runtime, (chosen.option.runtime, *(each.placement.runtime for each in alternatives)))
+        engines = [make_runtime(each.placement.runtime) for each in alternatives]
         versions = {"laconic": __version__, "python": platform.python_version()}
+        versions |= {chosen.option.package: chosen.option.version}
         versions |= {engine.package: engine.version() for engine in engines}
         return {
             "task": self.task.name,

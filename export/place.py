@@ -1,31 +1,39 @@
 """Q/DQ placement: write a quantization plan into a graph by the rules of an engine."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import onnx
 
+from export.capture.graph_file import save_model
+from export.passes.half import convert_to_half
 from export.passes.int4_weights import write_int4_weight
 from export.passes.rewrite import GraphRewriter
 from export.rules import PlacementRules
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
-from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, quantize_int4
-
-DATA = ".data"
-MAX_FILE_BYTES = 1_800_000_000
-"""Larger weights go to an external file; protobuf is limited to 2 GiB."""
+from laconic.quantization.qparams import ActivationType, quantize_int4
+from laconic.runtimes.runtime import Compute
 
 
-def place(graph: Graph, plan: Plan, rules: PlacementRules, path: Path) -> None:
+def place(
+    graph: Graph,
+    plan: Plan,
+    rules: PlacementRules,
+    path: Path,
+    compute: Compute = "float32",
+    overflow: Collection[str] = (),
+) -> None:
     """Quantize `graph` by `plan` for the engine of `rules`, and write it to `path`; large weights to a file beside it
     with the suffix `.data`.
 
-    Raises CaptureError for a tensor to quantize that has no range, UnsupportedPrecision for a weight in a precision
-    that the engine does not read.
+    compute: the arithmetic of the layers that are not quantized. overflow: tensors that exceed FP16. Raises
+    CaptureError for a tensor to quantize that has no range, UnsupportedPrecision for a weight in a precision that the
+    engine does not read.
     """
     rewrite = GraphRewriter(onnx.load(graph.path))
+    dtype: ActivationType = "int8" if rules.signed else "uint8"
     whole = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
     smooth = {layer.node: plan.smoothing[layer.input] for layer in whole if layer.input in plan.smoothing}
     # In the order of the graph: that of the plan depends on whether it was calibrated now or comes from the cache.
@@ -33,19 +41,25 @@ def place(graph: Graph, plan: Plan, rules: PlacementRules, path: Path) -> None:
         smoothing = plan.smoothing[tensor]
         readers = [layer.node for layer in whole if layer.input == tensor]
         source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
-        rewrite.quantize_activation(source, smoothing.limits, readers)
+        rewrite.quantize_activation(source, smoothing.limits, readers, dtype)
     pairs = sorted(pair for pair in quantized_inputs(rewrite, graph, plan, rules) if pair[1] not in smooth)
     for tensor in dict.fromkeys(tensor for tensor, _ in pairs):
-        rewrite.quantize_activation(tensor, range_of(plan, tensor), [node for name, node in pairs if name == tensor])
+        nodes = [node for name, node in pairs if name == tensor]
+        rewrite.quantize_activation(tensor, range_of(plan, tensor), nodes, dtype)
     if rules.attention and any(layer.kind == "MatMul" for layer in whole):
         for tensor, node, probability in attention_inputs(rewrite):
             limits = Range(0.0, 1.0) if probability else range_of(plan, tensor)
-            rewrite.quantize_activation(tensor, limits, [node], symmetric=not probability)
+            rewrite.quantize_activation(tensor, limits, [node], "uint8" if probability else "int8")
+    float8 = [layer for layer in graph.layers if plan.precision[layer.node] == "float8"]
+    for tensor in dict.fromkeys(layer.input for layer in float8):
+        nodes = [layer.node for layer in float8 if layer.input == tensor]
+        rewrite.quantize_activation(tensor, range_of(plan, tensor), nodes, "float8")
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     model = rewrite.finish()
-    large = model.ByteSize() > MAX_FILE_BYTES
-    onnx.save(model, path, save_as_external_data=large, location=path.with_suffix(DATA).name)
+    if rules.explicit and compute != "float32":
+        convert_to_half(model, compute, overflow=overflow, float32=rules.float32)
+    save_model(model, path)
 
 
 def write_weight(
@@ -57,8 +71,8 @@ def write_weight(
     if precision == "int4-weight":
         found = rounded
         if found is None:
-            integers, scales = quantize_int4(rewrite.array(layer.weight), DEFAULT_GROUP_SIZE)
-            found = QuantizedWeight(integers, scales, group_size=DEFAULT_GROUP_SIZE)
+            integers, scales = quantize_int4(rewrite.array(layer.weight), rules.int4_group_size)
+            found = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
         write_int4_weight(rewrite, layer, found, rules.int4)
     else:
         factors = None if smoothing is None else smoothing.factors

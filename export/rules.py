@@ -1,21 +1,37 @@
-"""Placement rules: what an engine needs to run a graph in INT8, as data, per engine and compute precision."""
+"""Placement rules: what an engine needs to run a graph in low precision, as data, per engine and compute precision."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from laconic.errors import UnsupportedPrecision
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import HALF, Plan, Precision
+from laconic.quantization.qparams import DEFAULT_GROUP_SIZE
+from laconic.runtimes.runtime import Compute
+
+HALF_ERROR_PRONE = frozenset({"Pow", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Sqrt"})
+"""Operators that sum or multiply many values, and lose most in half precision."""
 
 
 @dataclass(frozen=True)
 class PlacementRules:
     """Where Q/DQ pairs are placed, and how weights are written.
 
-    Quantized activations are unsigned and asymmetric. inputs: operators with weights whose input is quantized, so that
-    they run in INT8. outputs: operators with weights whose output is quantized too, as the engine's INT8 kernel has no
-    float output. between: operators without weights that run in INT8 where all their inputs are outputs of such
-    operators. fused: operators that the engine fuses into their producer, so that the output is quantized after them.
-    attention: whether the matrix products of attention run in INT8, signed and symmetric. normalization: whether a
-    smoothed activation is best computed by a second LayerNormalization. weight: how a weight in 8 bits is dequantized
-    for float arithmetic: by DequantizeLinear, or by casts that the engine computes once when it loads. int4: the same
-    for 4 bits: an operator that reads blocks, or casts; None where the engine reads no such weight.
+    inputs: operators with weights whose input is quantized, so that they run in INT8 or FP8. outputs: operators with
+    weights whose output is quantized too, as the engine's INT8 kernel has no float output. between: operators without
+    weights that run in INT8 where all their inputs are outputs of such operators. fused: operators that the engine
+    fuses into their producer, so that the output is quantized after them. attention: whether the matrix products of
+    attention run in INT8, signed and symmetric. normalization: whether a smoothed activation is best computed by a
+    second LayerNormalization. weight: how a weight in 8 bits is dequantized for float arithmetic: by DequantizeLinear,
+    or by casts that the engine computes once when it loads. int4: the same for 4 bits: an operator that reads blocks,
+    blocked DequantizeLinear, or casts; None where the engine reads no such weight. int4_group_size: inputs that share a
+    scale there, where a plan does not say.
+
+    signed: whether quantized activations are signed and symmetric, else unsigned and asymmetric. float8: operators that
+    run in FP8. instead: for a precision that the engine has no kernels for, the one that its layers get. explicit:
+    whether the graph itself must be in the arithmetic of the layers that are not quantized, since the engine does not
+    choose it; float32: operators that stay in FP32 then.
     """
 
     inputs: frozenset[str]
@@ -25,4 +41,47 @@ class PlacementRules:
     attention: bool
     normalization: bool
     weight: Literal["dequantize", "cast"]
-    int4: Literal["blocks", "cast"] | None = None
+    int4: Literal["blocks", "dequantize", "cast"] | None = None
+    int4_group_size: int = DEFAULT_GROUP_SIZE
+    signed: bool = False
+    float8: frozenset[str] = frozenset()
+    instead: Mapping[Precision, Precision] = field(default_factory=dict)
+    explicit: bool = False
+    float32: frozenset[str] = frozenset()
+
+    def precision_of(self, layer: Layer, precision: Precision, compute: Compute) -> Precision:
+        """The precision that a layer gets in this engine where a plan asks for `precision`.
+
+        compute: the arithmetic of the layers that are not quantized. Raises UnsupportedPrecision for FP8 in an engine
+        without it.
+        """
+        found = self.instead.get(precision, precision)
+        if found == "float8" and layer.kind not in self.float8:
+            if not self.float8:
+                raise UnsupportedPrecision(
+                    f"{layer.module} was to run in FP8, and this engine has no kernels for it. Try --target tensorrt, "
+                    f"or INT8 (quantize.static: dtype: int8)"
+                )
+            found = "float32"
+        return HALF_OF.get(compute, found) if self.explicit and found in NOT_QUANTIZED else found
+
+
+HALF_OF: Mapping[Compute, Precision] = {"float16": "float16-weight", "bfloat16": "bfloat16-weight"}
+"""The precision of a weight in the arithmetic of the layers that are not quantized."""
+
+NOT_QUANTIZED: frozenset[Precision] = HALF | {"float32"}
+
+
+def adapt_plan(
+    graph: Graph, plan: Plan, rules: PlacementRules, compute: Compute, overflow: Collection[str] = ()
+) -> Plan:
+    """The plan with the precisions that the engine of `rules` has kernels for.
+
+    overflow: tensors that exceed FP16; weights among them stay in FP32.
+    """
+    layers = {layer.node: layer for layer in graph.layers}
+    precision = {node: rules.precision_of(layers[node], each, compute) for node, each in plan.precision.items()}
+    precision |= {
+        node: "float32" for node, each in precision.items() if each in HALF and layers[node].weight in overflow
+    }
+    return replace(plan, precision=precision)

@@ -34,15 +34,11 @@ KIND_SAMPLES = 10
 
 
 def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
-    """Compare the collected outputs and return the verdict. tolerance: the required fidelity."""
+    """Compare the collected outputs and return the verdict. tolerance: the required fidelity.
+
+    By reference execution there is no engine to compare with the graph.
+    """
     parity = [
-        Comparison(
-            subject=ENGINE,
-            against="graph run node by node",
-            samples=count_samples(evidence.plain),
-            figures=fidelity_of(task, evidence.plain, evidence.alone),
-            required=engine_fidelity(tolerance),
-        ),
         Comparison(
             subject="answer in a batch",
             against="answer alone",
@@ -50,6 +46,15 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
             figures=fidelity_of(task, evidence.alone, evidence.together),
         ),
     ]
+    if not evidence.reference:
+        engine = Comparison(
+            subject=ENGINE,
+            against="graph run node by node",
+            samples=count_samples(evidence.plain),
+            figures=fidelity_of(task, evidence.plain, evidence.alone),
+            required=engine_fidelity(tolerance),
+        )
+        parity.insert(0, engine)
     if evidence.capture_error is not None:
         captured = Comparison(
             subject="captured graph",
@@ -94,9 +99,10 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
         intervals["metric_change"] = bootstrap_interval(lambda index: after(index) - before(index), samples, seed=seed)
         if goal.max_drop is not None:
             required["metric_change"] = -goal.max_drop
+    against = ("original", *(["on made-up samples"] if evidence.made_up else []))
     return Comparison(
-        subject="artifact",
-        against="original, on made-up samples" if evidence.made_up else "original",
+        subject="artifact, by reference execution" if evidence.reference else "artifact",
+        against=", ".join(against),
         samples=samples,
         figures=figures,
         intervals={name: (round_figure(low), round_figure(high)) for name, (low, high) in intervals.items()},

@@ -37,6 +37,7 @@ OBJECTIVES = {
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
+    "onnxruntime-cuda": "laconic.runtimes.onnxruntime_cuda:OnnxRuntimeCuda",
     "torch": "laconic.models.torch_runtime:Torch",
     "fake": "laconic.runtimes.fake:Fake",
 }
@@ -98,6 +99,8 @@ CRITERIA = {
 PLACEMENTS = {
     "openvino": "export.placements.openvino_cpu:RULES",
     "onnxruntime": "export.placements.onnxruntime_cpu:RULES",
+    "onnxruntime-cuda": "export.placements.onnxruntime_cuda:RULES",
+    "tensorrt": "export.placements.tensorrt:RULES",
 }
 
 FORMATS = {
@@ -129,10 +132,10 @@ SCHEDULES = {
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": ("openvino", "onnxruntime"),
-    "cuda": (),
-    "tensorrt": (),
+    "cuda": ("onnxruntime-cuda",),
+    "tensorrt": ("onnxruntime-cuda",),
 }
-"""The engines of each target, in order of preference. A target without engines is planned and not implemented yet."""
+"""The engines of each target, in order of preference."""
 
 TABLES = {
     "task": TASKS,

@@ -120,7 +120,8 @@ def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first()
 def test_a_candidate_is_named_by_what_its_layers_compute_in():
     names = {each: replace(CANDIDATE, plan=Plan({"a": each, "b": "int8-weight"})).name for each in BITS}
     assert {each for each, name in names.items() if name == "openvino, float32"} == {"int8", "int8-dynamic"}
-    assert set(names.values()) == {"openvino, float32", "openvino, float32, weight-only"}
+    assert names["float8"] == "openvino, float32, FP8"
+    assert set(names.values()) == {"openvino, float32", "openvino, float32, weight-only", "openvino, float32, FP8"}
 
 
 def test_where_none_meets_the_goal_the_most_faithful_is_taken():

@@ -95,7 +95,6 @@ def test_without_a_verb_the_help_is_shown_and_nothing_was_done(laconic):
         (["compress", "missing", "-o", "out"], "there is no missing"),
         (["compress", "missing", "-o", "out", "--task", "text-embeding"], "Did you mean 'text-embedding'"),
         (["compress", "missing", "-o", "out", "--target", "gpu"], "cpu"),
-        (["compress", "missing", "-o", "out", "--target", "tensorrt"], "not implemented yet"),
         (["compress", "--recipe", "missing.yaml", "-o", "out"], "there is no recipe missing.yaml"),
         (["inspect", "missing"], "holds no manifest.json"),
         (["verify", "missing"], "holds no manifest.json"),

@@ -38,9 +38,10 @@ def test_it_looks_at_everything_that_laconic_depends_upon(findings):
     assert "fake" not in findings
 
 
-def test_a_target_that_is_not_built_is_named_with_one_that_is(findings):
-    assert not findings["target tensorrt"].works
-    assert findings["target tensorrt"].remedy == "--target cpu"
+def test_an_engine_for_gpus_that_is_not_installed_says_what_to_install(findings):
+    if findings["onnxruntime-cuda"].works:
+        pytest.skip("this build of onnxruntime has the CUDA provider")
+    assert "laconic[gpu]" in findings["onnxruntime-cuda"].remedy
 
 
 def test_what_does_not_work_says_what_to_try(findings):

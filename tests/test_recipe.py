@@ -102,7 +102,6 @@ def test_one_file_of_data_is_enough(tmp_path):
         ("source: 3", "source: input should be a valid string, got 3"),
         ("source: m\ntask: text-embeding", "task: unknown task 'text-embeding'. Did you mean 'text-embedding'?"),
         ("source: m\nbuilder: package", "builder: expected 'package.module:factory', got 'package'"),
-        ("source: m\ntarget: cuda", "target: target 'cuda' is not implemented yet. Try 'cpu'"),
         ("source: m\ntarget: cpuu", "target: unknown target 'cpuu'. Did you mean 'cpu'?"),
         (
             "source: m\nruntimes: [openvin]",
@@ -254,5 +253,5 @@ def test_the_schema_knows_every_key_and_every_stage():
     assert set(schema["properties"]) == set(Recipe.model_fields)
     assert schema["additionalProperties"] is False
     assert set(schema["$defs"]["NamedStage"]["oneOf"][1]["properties"]) == set(registry.STAGES)
-    assert schema["properties"]["target"]["enum"] == ["cpu"]
+    assert schema["properties"]["target"]["enum"] == ["cpu", "cuda", "tensorrt"]
     json.dumps(schema)

@@ -27,16 +27,18 @@ from laconic.tensor import Array, Arrays
 class Static(PlanStage):
     """INT8 weights and activations with calibrated ranges; ranges learned by `quantize.qat` replace calibrated ones.
 
-    method: calibration method; all but minmax clip outliers. samples: number of calibration samples. smoothquant: apply
-    SmoothQuant to the tensors where it pays; these have min-max ranges, whatever the method. rounding: rounding method
-    of the weights. bias_correction: add the mean error of each layer to its bias. keep: layers, by name or pattern,
-    that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
-    the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
-    for the report.
+    dtype: int8, or float8 (E4M3) for linear layers on a target that has it; SmoothQuant, rounding and bias correction
+    are for INT8. method: calibration method; all but minmax clip outliers. samples: number of calibration samples.
+    smoothquant: apply SmoothQuant to the tensors where it pays; these have min-max ranges, whatever the method.
+    rounding: rounding method of the weights. bias_correction: add the mean error of each layer to its bias. keep:
+    layers, by name or pattern, that stay in float. mixed_precision: where the goal is missed, measure the sensitivity
+    of each layer once, and keep the most sensitive ones in higher precision until the goal is met. measure_sensitivity:
+    also where the goal is met, for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"smooth": "smoothquant", "mixed": "mixed_precision"}
 
+    dtype: Literal["int8", "float8"] = "int8"
     method: Literal["minmax", "percentile", "entropy", "mse"] = "minmax"
     samples: int = 256
     smoothquant: bool = True
@@ -50,15 +52,15 @@ class Static(PlanStage):
         kept = match_layers(graph.layers, self.keep)
         lowest: dict[str, Precision] = {}
         for layer in graph.layers:
-            arithmetic: Precision = "int8-weight" if layer.kind == "Gather" else "int8"
+            arithmetic: Precision = "int8-weight" if layer.kind == "Gather" else self.dtype
             lowest[layer.node] = "float32" if layer.node in kept else arithmetic
-        quantized = [layer for layer in graph.layers if lowest[layer.node] == "int8"]
+        quantized = [layer for layer in graph.layers if lowest[layer.node] == self.dtype]
         datasets = draw_calibration_samples(context, self.samples)
         ranges, smoothing = self.calibrate(graph, quantized, datasets, context)
         learned = read_learned_ranges(context.history, quantized)
         smoothing = {tensor: each for tensor, each in smoothing.items() if tensor not in learned}
         plan = Plan(lowest, ranges | learned, smoothing)
-        if self.rounding != "nearest" or self.bias_correction:
+        if self.dtype == "int8" and (self.rounding != "nearest" or self.bias_correction):
             config = RoundingConfig(self.rounding, bias_correction=self.bias_correction)
             plan = round_plan(graph, plan, config, datasets, context)
         if not self.mixed_precision:
@@ -71,7 +73,8 @@ class Static(PlanStage):
         """The range of every quantizable tensor, and the smoothing of inputs of linear layers."""
         whole = datasets[0]
         names = [layer.node for layer in quantized]
-        key = hash_of("calibrate", graph.key, whole.fingerprint, self.method, self.smoothquant, names, code_version())
+        smoothquant = self.smoothquant and self.dtype == "int8"
+        key = hash_of("calibrate", graph.key, whole.fingerprint, self.method, smoothquant, names, code_version())
 
         def compute() -> Arrays:
             with context.steps.step(f"calibrate ({self.method})", sum(map(len, datasets))) as step:
@@ -85,7 +88,7 @@ class Static(PlanStage):
                 observed = observe_activations(graph, counted(), runtime, context.folder, context.seed)
                 find_range = RANGE_METHODS[self.method]
                 ranges = {name: find_range(each) for name, each in observed.histograms.items() if each.counts.any()}
-                readers = weights_by_input(graph, quantized) if self.smoothquant else {}
+                readers = weights_by_input(graph, quantized) if smoothquant else {}
                 smoothing = smooth_tensors(observed.channels, readers)
                 step.note = f"{len(whole)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
             return pack(ranges, smoothing)

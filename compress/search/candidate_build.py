@@ -102,6 +102,7 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
     drift = artifact.manifest.verdict.drift
     changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
+    assert artifact.measured.lone_latency is not None
     return BuiltArtifact(
         folder=str(folder),
         option=option,

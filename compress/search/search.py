@@ -12,10 +12,12 @@ from compress.search.search_candidate import SearchCandidate
 from compress.search.strategy import run_search
 from compress.search.trial import make_base_recipe, open_context
 from compress.search.trial_runner import TrialRunner
+from export.build import list_options
 from export.pipeline import Result
 from export.report.report import add_search
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.cache import Cache, open_scratch_folder
+from laconic.errors import UsageError
 from laconic.hardware import cores
 from laconic.progress import Steps
 from laconic.recipes.goal import find_missed
@@ -60,6 +62,11 @@ def search(
     """
     steps, cache = steps or Steps(), cache or Cache()
     check_destination(destination)
+    if list_options(recipe.engines, recipe.target)[0].reference:
+        raise UsageError(
+            f"a search times what it builds, and no engine of target {recipe.target!r} is on this machine. Leave out "
+            f"--budget, or search where the engine is"
+        )
     with steps.step("load the source and the samples") as step:
         open_context.cache_clear()  # another search of this process may have read other files
         context = open_context(make_base_recipe(recipe), trust, str(cache.folder))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from export.passes.opset import raise_opset, require_opset
 from export.passes.rewrite import GraphRewriter
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Layer
@@ -13,15 +14,17 @@ from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, INT4_RANGE
 from laconic.tensor import Array
 
 OPSET = 21
-"""The first opset in which Cast takes INT4. Of the operators in captured graphs it changed the meaning of one."""
-CHANGED = "GroupNormalization"
+"""The first opset in which Cast and DequantizeLinear take INT4."""
+BLOCK_SIZES = (64, 128)
+"""Inputs that may share a scale in TensorRT 11 (its developer guide, "Quantization Granularities")."""
 
 
 def write_int4_weight(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight, form: str | None) -> None:
     """Write the weight of a linear layer in 4 bits.
 
-    form: "blocks": MatMulNBits, an operator of ONNX Runtime that multiplies with weights in 4 bits. "cast": casts and a
-    product, which the engine computes once when it loads. Raises UnsupportedPrecision where the engine has neither, or
+    form: "blocks": MatMulNBits, an operator of ONNX Runtime that multiplies with weights in 4 bits. "dequantize": a
+    DequantizeLinear with a scale per block of inputs. "cast": casts and a product, which the engine computes once when
+    it loads. Raises UnsupportedPrecision where the engine has neither, or
     the layer is of another kind.
     """
     if form is None or layer.kind != "MatMul":
@@ -31,6 +34,8 @@ def write_int4_weight(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWe
         )
     if form == "blocks":
         write_blocks(rewrite, layer, rounded)
+    elif form == "dequantize":
+        write_dequantized(rewrite, layer, rounded)
     else:
         write_cast(rewrite, layer, rounded)
 
@@ -44,7 +49,7 @@ def write_blocks(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight)
     stem, node = f"{layer.node}/weight", rewrite.nodes[layer.node]
     packed = rewrite.set_initializer(f"{stem}/int4", pack_nibbles(integers[..., 0::2], integers[..., 1::2]))
     steps = rewrite.set_initializer(f"{stem}/scale", scales.T.reshape(-1))
-    rewrite.require_opset("com.microsoft", 1)
+    require_opset(rewrite.model, "com.microsoft", 1)
     # accuracy_level 0: arithmetic in the engine's float. From 4 on it would quantize the activations, too.
     settings: dict[str, Any] = {"K": rows, "N": width, "bits": 4, "block_size": step, "accuracy_level": 0}
     node.CopyFrom(
@@ -54,13 +59,26 @@ def write_blocks(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight)
     )
 
 
+def write_dequantized(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
+    """Write INT4 with a DequantizeLinear whose blocks share a scale. Raises UnsupportedPrecision for blocks of a size
+    that TensorRT does not read."""
+    step = rounded.group_size or layer.shape[0]
+    if step not in BLOCK_SIZES:
+        raise UnsupportedPrecision(
+            f"{layer.module} has a scale for each {step} of its inputs, and TensorRT reads blocks of "
+            f"{' or '.join(map(str, BLOCK_SIZES))} in 4 bits. Set group_size: {BLOCK_SIZES[-1]}"
+        )
+    raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
+    stem = f"{layer.node}/weight"
+    packed = rewrite.set_int4(f"{stem}/int4", rounded.integers)
+    scales = rewrite.set_initializer(f"{stem}/scale", rounded.scales)
+    node = helper.make_node("DequantizeLinear", [packed, scales], [stem], f"{stem}/DQ", axis=0, block_size=step)
+    rewrite.replace_weight(layer, [node], stem)
+
+
 def write_cast(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
     """Write INT4 with a cast by way of INT32, which OpenVINO folds; cast directly, it would quantize activations."""
-    if rewrite.require_opset("", OPSET) < OPSET and any(node.op_type == CHANGED for node in rewrite.nodes.values()):
-        raise UnsupportedPrecision(
-            f"weights in 4 bits need ONNX opset {OPSET}, in which {CHANGED}, which this graph holds, means something "
-            f"else. Try 8 bits (bits: 8), or onnxruntime (runtimes)"
-        )
+    raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
     rows, width = layer.shape
     step = rounded.group_size or rows
     integers = pad_inputs(rounded.integers, step)

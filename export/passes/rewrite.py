@@ -1,20 +1,31 @@
 """Rewrites of an ONNX graph: Q/DQ nodes inserted before others, and initializers replaced."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from export.passes.half import HalfType, to_half
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
-from laconic.quantization.qparams import activation_qparams, quantize_weight
+from laconic.quantization.qparams import ActivationType, activation_qparams, quantize_float8, quantize_weight
 from laconic.tensor import Array
+
+STORAGE: dict[ActivationType, np.dtype[np.generic]] = {
+    "uint8": np.dtype(np.uint8),
+    "int8": np.dtype(np.int8),
+    "float8": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+"""The NumPy types of quantized activations."""
+HALF_TYPES: dict[Precision, HalfType] = {"float16-weight": "float16", "bfloat16-weight": "bfloat16"}
+"""The types of weights in 16 bits."""
 
 
 class GraphRewriter:
     """Rewrites a model in place; `finish` returns it with its nodes in order and without unused initializers."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
+        self.model = model
         self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self._added: dict[str, TensorProto] = {}
         self._before: dict[str, list[NodeProto]] = {}
@@ -78,12 +89,14 @@ class GraphRewriter:
             self._redirect(self.nodes[reader], tensor, result)
         return result
 
-    def quantize_activation(self, tensor: str, limits: Range, readers: list[str], *, symmetric: bool = False) -> None:
+    def quantize_activation(
+        self, tensor: str, limits: Range, readers: list[str], dtype: ActivationType = "uint8"
+    ) -> None:
         """Insert a Q/DQ pair between `tensor` and these readers, which share it."""
-        scale, zero = activation_qparams(limits, symmetric=symmetric)
-        stem = f"{tensor}/int8" if symmetric else f"{tensor}/uint8"
+        scale, zero = activation_qparams(limits, dtype)
+        stem = f"{tensor}/{dtype}"
         scale_name = self.set_initializer(f"{stem}/scale", np.array(scale, np.float32))
-        zero_name = self.set_initializer(f"{stem}/zero", np.array(zero, np.int8 if symmetric else np.uint8))
+        zero_name = self.set_initializer(f"{stem}/zero", np.array(zero, STORAGE[dtype]))
         self._before.setdefault(min(readers, key=self._place.__getitem__), []).extend(
             [
                 helper.make_node("QuantizeLinear", [tensor, scale_name, zero_name], [stem], f"{stem}/Q"),
@@ -109,8 +122,10 @@ class GraphRewriter:
         """
         if precision == "float32":
             return
-        if precision == "float16-weight":
-            self._write_float16(layer)
+        if precision in HALF_TYPES:
+            self._write_half(layer, precision)
+        elif precision == "float8":
+            self._write_float8(layer)
         elif precision == "int8-dynamic":
             self._write_dynamic(layer)
         elif layer.kind == "Gather":
@@ -129,15 +144,6 @@ class GraphRewriter:
         """Insert nodes after a layer."""
         self._after.setdefault(layer.node, []).extend(nodes)
 
-    def require_opset(self, domain: str, version: int) -> int:
-        """Raise the opset of a domain to at least this version; returns the version before, 0 for none."""
-        for opset in self._model.opset_import:
-            if opset.domain == domain:
-                before, opset.version = opset.version, max(opset.version, version)
-                return int(before)
-        self._model.opset_import.append(helper.make_opsetid(domain, version))
-        return 0
-
     def add_to_bias(self, layer: Layer, values: Array) -> None:
         """Add values [out] to a layer's bias; a linear layer without a bias is left as it is."""
         node = self.nodes[layer.node]
@@ -155,8 +161,8 @@ class GraphRewriter:
                     self._redirect(readers[0], name, bias)
                     return
 
-    def _write_float16(self, layer: Layer) -> None:
-        half = self.set_initializer(f"{layer.weight}/half", self.array(layer.weight).astype(np.float16))
+    def _write_half(self, layer: Layer, precision: Precision) -> None:
+        half = self.set_initializer(f"{layer.weight}/half", to_half(self.array(layer.weight), HALF_TYPES[precision]))
         if layer.kind == "Gather":  # cast the few rows that were looked up, not the table
             node = self.nodes[layer.node]
             looked_up, node.output[0] = node.output[0], f"{layer.output}/half"
@@ -168,6 +174,14 @@ class GraphRewriter:
         self.replace_weight(
             layer, [helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT)], wide
         )
+
+    def _write_float8(self, layer: Layer) -> None:
+        values, scale = quantize_float8(self.array(layer.weight), layer.axis)
+        stem = f"{layer.node}/weight"
+        weight = self.set_initializer(f"{stem}/float8", values)
+        scales = self.set_initializer(f"{stem}/scale", scale)
+        node = helper.make_node("DequantizeLinear", [weight, scales], [stem], f"{stem}/DQ", axis=layer.axis)
+        self.replace_weight(layer, [node], stem)
 
     def _write_cast(self, layer: Layer, rounded: QuantizedWeight | None) -> None:
         """Cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from INT8."""
@@ -247,7 +261,7 @@ class GraphRewriter:
 
     def finish(self) -> onnx.ModelProto:
         """The model with its nodes in order, and without unused initializers."""
-        graph = self._model.graph
+        graph = self.model.graph
         nodes = []
         for name, node in self.nodes.items():
             for each in (*self._before.get(name, ()), node, *self._after.get(name, ())):
@@ -261,4 +275,4 @@ class GraphRewriter:
         graph.initializer.extend(tensor for name, tensor in self._added.items() if name in read)
         del graph.node[:]
         graph.node.extend(nodes)
-        return self._model
+        return self.model

@@ -45,7 +45,9 @@ PRECISIONS = {
     "int8": "INT8",
     "int8-dynamic": "INT8, dynamic",
     "int8-weight": "INT8 weights",
+    "float8": "FP8",
     "float16-weight": "FP16 weights",
+    "bfloat16-weight": "BF16 weights",
     "float32": "FP32",
 }
 

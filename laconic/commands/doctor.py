@@ -48,7 +48,6 @@ def examine() -> list[Finding]:
         *(check_engine(name) for name in engines),
         *find_conflicts(),
         *(check_extra(extra) for extra in ("compress", "serve")),
-        *(check_target(name) for name, names in registry.TARGETS.items() if not names),
         check_cache(Cache().folder),
     ]
 
@@ -122,13 +121,6 @@ def find_version(package: str) -> str | None:
         return metadata.version(DISTRIBUTIONS.get(package, package))
     except metadata.PackageNotFoundError:
         return None
-
-
-def check_target(name: str) -> Finding:
-    """Report a target that is not implemented yet."""
-    others = " or ".join(each for each, engines in registry.TARGETS.items() if engines)
-    found = "not implemented in this version"
-    return Finding(name=f"target {name}", works=False, found=found, remedy=f"--target {others}")
 
 
 def check_cache(folder: Path) -> Finding:

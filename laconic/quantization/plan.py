@@ -6,12 +6,14 @@ from typing import Literal
 
 from laconic.tensor import Array
 
-Precision = Literal["int4-weight", "int8", "int8-dynamic", "int8-weight", "float16-weight", "float32"]
+Precision = Literal[
+    "int4-weight", "int8", "int8-dynamic", "int8-weight", "float8", "float16-weight", "bfloat16-weight", "float32"
+]
 """How a layer is stored and computed.
 
-int8: weights and activations in INT8, with calibrated activation ranges. int8-dynamic: the same, with ranges from each
-input at run time. int4-weight, int8-weight, float16-weight: weight-only quantization, arithmetic in the engine's float.
-float32: not quantized.
+int8, float8: weights and activations in INT8, or in FP8 (E4M3), with calibrated activation ranges. int8-dynamic: INT8
+with ranges from each input at run time. int4-weight, int8-weight, float16-weight, bfloat16-weight: weight-only
+quantization, arithmetic in the engine's float. float32: not quantized.
 """
 
 BITS: dict[Precision, int] = {
@@ -19,13 +21,18 @@ BITS: dict[Precision, int] = {
     "int8": 8,
     "int8-dynamic": 8,
     "int8-weight": 8,
+    "float8": 8,
     "float16-weight": 16,
+    "bfloat16-weight": 16,
     "float32": 32,
 }
 """Bits per weight."""
 
 INTEGER: frozenset[Precision] = frozenset({"int8", "int8-dynamic"})
 """Precisions with integer arithmetic."""
+
+HALF: frozenset[Precision] = frozenset({"float16-weight", "bfloat16-weight"})
+"""Precisions whose weights have 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,7 @@ class Plan:
     """The quantization of a graph.
 
     precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the INT8 layers that
-    read it. weights: by layer and the precision that they are for; weights without an entry are rounded to nearest.
-    """
+    read it. weights: by layer and the precision that they are for; weights without an entry are rounded to nearest."""
 
     precision: Mapping[str, Precision]
     ranges: Mapping[str, Range] = field(default_factory=dict)

@@ -1,5 +1,8 @@
 """Quantization parameters: scales and zero points of weights and activations in 8 and 4 bits, and fake quantization."""
 
+from typing import Literal
+
+import ml_dtypes
 import numpy as np
 
 from laconic.quantization.plan import Range
@@ -7,6 +10,8 @@ from laconic.tensor import Array
 
 INT8_MAX = 127
 """Signed INT8 is symmetric: -128 is not used, so that a number and its negative are equally exact."""
+FLOAT8_MAX = 448.0
+"""The largest number of FP8 E4M3."""
 INT4_RANGE = (-8, 7)
 DEFAULT_GROUP_SIZE = 32
 """Inputs that share a scale in 4 bits, by default."""
@@ -69,16 +74,33 @@ def quantize_int4(weight: Array, group_size: int | None) -> tuple[Array, Array]:
     return np.clip(np.rint(weight / steps), *INT4_RANGE).astype(np.int8), scales
 
 
-def activation_qparams(limits: Range, *, symmetric: bool = False) -> tuple[float, int]:
-    """Scale and zero point for a range: signed int8 around 0 if symmetric, else uint8.
+ActivationType = Literal["uint8", "int8", "float8"]
+"""The type of a quantized activation: uint8 has a zero point; int8 and float8 (E4M3) are symmetric around 0."""
+
+
+def activation_qparams(limits: Range, dtype: ActivationType = "uint8") -> tuple[float, int]:
+    """Scale and zero point for a range.
 
     Zero is always represented exactly: padding is zero, and must stay so.
     """
     low, high = min(limits.low, 0.0), max(limits.high, 0.0)
-    if symmetric:
-        return max(-low, high, 1e-30) / INT8_MAX, 0
+    if dtype != "uint8":
+        return max(-low, high, 1e-30) / (INT8_MAX if dtype == "int8" else FLOAT8_MAX), 0
     scale = max(high - low, 1e-30) / 255
     return scale, int(np.clip(np.rint(-low / scale), 0, 255))
+
+
+def quantize_float8(weight: Array, axis: int) -> tuple[Array, Array]:
+    """Round a weight to float8_e4m3fn with one scale per slice along `axis`; returns it and the scales [axis] float32.
+
+    Micikevicius et al., FP8 Formats for Deep Learning, 2022.
+    """
+    others = tuple(other for other in range(weight.ndim) if other != axis)
+    scale = np.maximum(np.abs(weight).max(axis=others) / FLOAT8_MAX, np.finfo(np.float32).tiny).astype(np.float32)
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    scaled = np.clip(weight / scale.reshape(shape), -FLOAT8_MAX, FLOAT8_MAX)
+    return scaled.astype(ml_dtypes.float8_e4m3fn), scale
 
 
 def fake_quantize_activation(values: Array, limits: Range) -> Array:

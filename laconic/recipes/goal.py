@@ -38,6 +38,10 @@ def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
         yield from artifact.manifest.verdict.failures
     if goal.max_size is not None and artifact.size > goal.max_size:
         yield f"size is {format_bytes(artifact.size)}, the goal is {format_bytes(goal.max_size)}"
+    if goal.max_latency is None:
+        return
     lone = artifact.measured.lone_latency
-    if goal.max_latency is not None and lone > goal.max_latency:
+    if lone is None:
+        yield f"latency was not measured, the goal is {format_seconds(goal.max_latency)}: the engine is not here"
+    elif lone > goal.max_latency:
         yield f"latency is {format_seconds(lone)}, the goal is {format_seconds(goal.max_latency)}"

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 from laconic import registry
 from laconic.tensor import Array, Arrays
 
-Compute = Literal["float32", "bfloat16"]
+Compute = Literal["float32", "bfloat16", "float16"]
 """The arithmetic of the layers that are not quantized."""
 
 
@@ -19,7 +19,7 @@ class Kernel:
     """The kernel that an engine runs for a node of the graph.
 
     node: name of the node in the ONNX graph. kind: the engine's own name of the kernel. precision: its arithmetic:
-    int8, bfloat16, float32.
+    int8, float8, float16, bfloat16, float32.
     """
 
     node: str

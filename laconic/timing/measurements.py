@@ -7,6 +7,9 @@ from laconic.hardware import Machine
 ORIGINAL = "original"
 """The name of the source among the timings."""
 
+DEFAULT_KNEE = 8
+"""The batch size, in rows, that a server goes up to where nothing was timed."""
+
 
 class Timing(BaseModel):
     """The timing of one model at one batch size, interleaved with the other models.
@@ -62,11 +65,11 @@ class TrialRecord(BaseModel):
 class Measurements(BaseModel):
     """Everything about an artifact that differs from run to run; the content of measured.json.
 
-    knee: the smallest batch whose throughput is within 5 % of the best, in rows; the server batches up to it. stages:
-    seconds per step of the run. seconds: duration of each stage in the history, by the key of its record. peak_memory:
-    bytes. report: SHA-256 of report.html. original_size: bytes of the source's weights. arithmetic: the share of the
-    weights that each arithmetic multiplies with, as the engine reports it. search: the trials, if a search found the
-    artifact.
+    timings: empty where the engine was not on the machine. knee: the smallest batch whose throughput is within 5 % of
+    the best, in rows; the server batches up to it. stages: seconds per step of the run. seconds: duration of each stage
+    in the history, by the key of its record. peak_memory: bytes. report: SHA-256 of report.html. original_size: bytes
+    of the source's weights. arithmetic: the share of the weights that each arithmetic multiplies with, as the engine
+    reports it. search: the trials, if a search found the artifact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,9 +86,9 @@ class Measurements(BaseModel):
     report: str | None = None
 
     @property
-    def lone_latency(self) -> float:
-        """Latency of the artifact for one sample, in seconds."""
-        return next(time.seconds for time in self.timings if time.engine != ORIGINAL and time.batch == 1)
+    def lone_latency(self) -> float | None:
+        """Latency of the artifact for one sample, in seconds; None if nothing was timed."""
+        return next((time.seconds for time in self.timings if time.engine != ORIGINAL and time.batch == 1), None)
 
 
 def find_knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:

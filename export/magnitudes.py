@@ -1,0 +1,45 @@
+"""Magnitudes of activations: which tensors of a graph would overflow in FP16."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from export.capture.graph_file import save_model
+from export.passes.half import find_float_tensors
+from laconic.quantization.graph import Graph
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.tensor import Arrays
+
+LARGEST = 65504.0
+"""The largest number of FP16."""
+HEADROOM = 2.0
+"""How much larger than on the samples seen a tensor may become before it overflows."""
+
+
+def find_overflow(graph: Graph, batches: Iterable[Arrays], folder: Path) -> frozenset[str]:
+    """Find the tensors of a float graph that exceed FP16: weights, and activations that come within HEADROOM of it.
+
+    batches: inputs by name. folder: for the graph with every tensor as an output.
+    """
+    model = onnx.load(graph.path)
+    floats = find_float_tensors(model)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    large = {name for name in floats & weights.keys() if np.abs(weights[name]).max(initial=0) > LARGEST}
+    before = {value.name for value in model.graph.output}
+    names = sorted(floats - weights.keys())
+    given = {value.name for value in model.graph.input}
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in before | given
+    )
+    path = folder / "magnitudes.onnx"
+    save_model(model, path)
+    largest = dict.fromkeys(names, 0.0)
+    with OnnxRuntime().open(path, optimize=False) as session:
+        for batch in batches:
+            for name, array in {**batch, **session.run(batch)}.items():
+                if name in largest and array.size:
+                    largest[name] = max(largest[name], float(np.abs(array).max()))
+    return frozenset(name for name, value in largest.items() if not value * HEADROOM <= LARGEST) | large

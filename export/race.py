@@ -1,0 +1,42 @@
+"""Timing of candidates against the original, interleaved: all briefly for the choice, the chosen one at length."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from export.candidates import EngineCandidate, mean_speedup
+from laconic.models.source import Source
+from laconic.progress import Steps
+from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
+from laconic.timing.measurements import ORIGINAL, Timing
+
+
+def time_candidates(candidates: Sequence[EngineCandidate], source: Source, steps: Steps) -> dict[str, float]:
+    """Measure the mean speed-up of each candidate over the original, by name."""
+    with steps.step("time the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
+        sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
+        sessions = {ORIGINAL: stack.enter_context(source.open(1)), **sessions}
+        times = benchmark_sessions(
+            sessions,
+            source.task,
+            baseline=ORIGINAL,
+            batches=TRIAL_BATCHES,
+            threads=1,
+            step=step,
+            # Processor time, so that other programs on the machine do not influence the choice. That of a GPU is not
+            # among it.
+            clock=time.perf_counter if any(each.option.on_gpu for each in candidates) else time.process_time,
+        )
+        speedups = {name: mean_speedup([each for each in times if each.engine == name]) for name in sessions}
+        step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
+        return speedups
+
+
+def time_chosen(chosen: EngineCandidate, source: Source, steps: Steps) -> list[Timing]:
+    """Time the chosen candidate and the original at every batch size: latency and throughput."""
+    with steps.step("measure latency and throughput", len(BATCHES)) as step, ExitStack() as stack:
+        sessions = {ORIGINAL: stack.enter_context(source.open(1))}
+        sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
+        times = benchmark_sessions(sessions, source.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
+        step.note = f"{max(time.speedup for time in times if time.engine != ORIGINAL):.2f} x at best"
+        return list(times)
