@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx
 
 from export.capture.graph_file import save_model
+from export.passes.float8_weights import write_float8_weight
 from export.passes.half import convert_to_half
 from export.passes.int4_weights import write_int4_weight
 from export.passes.rewrite import GraphRewriter
@@ -74,6 +75,8 @@ def write_weight(
             integers, scales = quantize_int4(rewrite.array(layer.weight), rules.int4_group_size)
             found = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
         write_int4_weight(rewrite, layer, found, rules.int4)
+    elif precision == "float8":
+        write_float8_weight(rewrite, layer)
     else:
         factors = None if smoothing is None else smoothing.factors
         rewrite.write_weight(layer, precision, form=rules.weight, factors=factors, rounded=rounded)

@@ -99,8 +99,8 @@ CRITERIA = {
 PLACEMENTS = {
     "openvino": "export.placements.openvino_cpu:RULES",
     "onnxruntime": "export.placements.onnxruntime_cpu:RULES",
-    "onnxruntime-cuda": "export.placements.onnxruntime_cuda:RULES",
-    "tensorrt": "export.placements.tensorrt:RULES",
+    "onnxruntime-cuda": "export.placements.onnxruntime_gpu:RULES",
+    "tensorrt": "export.placements.tensorrt_gpu:RULES",
 }
 
 FORMATS = {
@@ -180,6 +180,7 @@ EXTRAS = {
     "onnx": "compress",
     "onnxscript": "compress",
     "onnx_ir": "compress",
+    "ml_dtypes": "compress",
     "pyarrow": "compress",
     "matplotlib": "compress",
     "tensorboard": "train",

@@ -368,7 +368,8 @@ def test_doctor_shows_what_works_and_what_to_try(laconic):
     code, out, _ = laconic("doctor")
     assert code == 0
     assert "onnxruntime" in out
-    assert "Try: --target cpu" in out
+    assert "onnxruntime-cuda" in out
+    assert "laconic[gpu]" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

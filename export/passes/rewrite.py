@@ -8,7 +8,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from export.passes.half import HalfType, to_half
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
-from laconic.quantization.qparams import ActivationType, activation_qparams, quantize_float8, quantize_weight
+from laconic.quantization.qparams import ActivationType, activation_qparams, quantize_weight
 from laconic.tensor import Array
 
 STORAGE: dict[ActivationType, np.dtype[np.generic]] = {
@@ -124,8 +124,6 @@ class GraphRewriter:
             return
         if precision in HALF_TYPES:
             self._write_half(layer, precision)
-        elif precision == "float8":
-            self._write_float8(layer)
         elif precision == "int8-dynamic":
             self._write_dynamic(layer)
         elif layer.kind == "Gather":
@@ -174,14 +172,6 @@ class GraphRewriter:
         self.replace_weight(
             layer, [helper.make_node("Cast", [half], [wide], f"{wide}/widen", to=TensorProto.FLOAT)], wide
         )
-
-    def _write_float8(self, layer: Layer) -> None:
-        values, scale = quantize_float8(self.array(layer.weight), layer.axis)
-        stem = f"{layer.node}/weight"
-        weight = self.set_initializer(f"{stem}/float8", values)
-        scales = self.set_initializer(f"{stem}/scale", scale)
-        node = helper.make_node("DequantizeLinear", [weight, scales], [stem], f"{stem}/DQ", axis=layer.axis)
-        self.replace_weight(layer, [node], stem)
 
     def _write_cast(self, layer: Layer, rounded: QuantizedWeight | None) -> None:
         """Cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from INT8."""

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import ml_dtypes
 import numpy as np
 
 from laconic.quantization.plan import Range
@@ -88,19 +87,6 @@ def activation_qparams(limits: Range, dtype: ActivationType = "uint8") -> tuple[
         return max(-low, high, 1e-30) / (INT8_MAX if dtype == "int8" else FLOAT8_MAX), 0
     scale = max(high - low, 1e-30) / 255
     return scale, int(np.clip(np.rint(-low / scale), 0, 255))
-
-
-def quantize_float8(weight: Array, axis: int) -> tuple[Array, Array]:
-    """Round a weight to float8_e4m3fn with one scale per slice along `axis`; returns it and the scales [axis] float32.
-
-    Micikevicius et al., FP8 Formats for Deep Learning, 2022.
-    """
-    others = tuple(other for other in range(weight.ndim) if other != axis)
-    scale = np.maximum(np.abs(weight).max(axis=others) / FLOAT8_MAX, np.finfo(np.float32).tiny).astype(np.float32)
-    shape = [1] * weight.ndim
-    shape[axis] = -1
-    scaled = np.clip(weight / scale.reshape(shape), -FLOAT8_MAX, FLOAT8_MAX)
-    return scaled.astype(ml_dtypes.float8_e4m3fn), scale
 
 
 def fake_quantize_activation(values: Array, limits: Range) -> Array:
