@@ -11,6 +11,7 @@ from export.place import place
 from export.reference import REFERENCE, open_reference
 from export.rules import PlacementRules, adapt_plan
 from laconic import registry
+from laconic.artifacts.artifact import is_installed
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage
@@ -36,6 +37,11 @@ class EngineOption:
     compute: Compute
     reference: bool = False
     overflow: frozenset[str] = frozenset()
+
+    @classmethod
+    def here(cls, runtime: str, compute: Compute) -> "EngineOption":
+        """The option as this machine can run it: by its engine if that is installed, else by reference execution."""
+        return cls(runtime, compute, reference=not is_installed(runtime))
 
     @property
     def name(self) -> str:

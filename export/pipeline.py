@@ -18,7 +18,7 @@ from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
 from export.report.report import render_report
-from export.sources import capture_graph, measure_capture_error
+from export.sources import capture_graph, copy_graph, measure_capture_error
 from export.validate import is_batch_independent, validate
 from laconic import __version__, registry
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
@@ -34,6 +34,7 @@ from laconic.hashing import code_version, hash_of
 from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
+from laconic.quantization.plan_file import pack_plan
 from laconic.recipes.goal import find_missed, required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
@@ -77,8 +78,12 @@ def write_artifact(lineage: Lineage, destination: Path) -> Result:
 class EngineBuild:
     """The steps from one model's graph to the parts of its artifact."""
 
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Lineage, ladder: PrecisionLadder | None = None, *, against: str = "") -> None:
+        """ladder: the plans to try, in place of those that the recipe's stages would propose. against: the name of what
+        the artifact is compared with, where it is not the original."""
         job = lineage.job
+        self.ladder = ladder
+        self.against = against or (f"model after {lineage.teacher}" if lineage.teacher else "")
         self.lineage = lineage
         self.recipe = job.recipe
         self.samples = job.samples
@@ -99,7 +104,7 @@ class EngineBuild:
         start = time.perf_counter()
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
-        ladder = self.plan(plan_stages, graph, evaluator, options[0])
+        ladder = self.ladder or self.plan(plan_stages, graph, evaluator, options[0])
         built = self.build_candidates(ladder, evaluator, options)
         seconds = time.perf_counter() - start
         candidates = self.race(built, graph)
@@ -118,7 +123,18 @@ class EngineBuild:
         manifest = self.make_manifest(chosen, graph, verdict, alternatives)
         lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
         report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines)
-        return ArtifactParts(manifest, chosen.model, self.task, golden, measured, report, alternatives)
+        return ArtifactParts(
+            manifest=manifest,
+            model=chosen.model,
+            task=self.task,
+            golden=golden,
+            measured=measured,
+            report=report,
+            calibration=pack_plan(chosen.plan),
+            graph_key=graph.key,
+            extras=copy_graph(graph, self.folder / "graph") if self.recipe.keep_graph else (),
+            alternatives=alternatives,
+        )
 
     def compute_references(self) -> dict[str, Arrays]:
         """Compute the original's outputs for the validation and test samples, by the samples' fingerprint."""
@@ -257,9 +273,11 @@ class EngineBuild:
             seed=self.recipe.seed,
         )
         verdict = validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)
-        if self.lineage.teacher:
-            against = {"against": f"model after {self.lineage.teacher}"}
-            drift = tuple(each.model_copy(update=against) for each in verdict.drift)
+        if self.against:
+            drift = tuple(
+                each.model_copy(update={"against": each.against.replace("original", self.against, 1)})
+                for each in verdict.drift
+            )
             verdict = verdict.model_copy(update={"drift": drift})
         return verdict, golden
 

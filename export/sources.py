@@ -4,11 +4,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import onnx
 from pydantic import TypeAdapter
 
 from export.capture.capture import capture, measure_parity
+from export.capture.graph_file import save_model
 from export.capture.onnx_source import import_onnx
-from laconic.artifacts.manifest import read_manifest
+from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hashing import code_version, digest_file, hash_of
@@ -19,8 +21,7 @@ from laconic.quantization.graph import Graph
 from laconic.recipes.recipe import Origin, Recipe
 from laconic.runtimes.runtime import Session
 
-GRAPH = TypeAdapter(Graph)
-GRAPH_FILE = "graph.json"
+ADAPTER = TypeAdapter(Graph)
 
 
 def open_source(origin: Origin, cache: Cache, *, trust: bool) -> Source:
@@ -118,14 +119,23 @@ def open_original(path: Path, artifact: Path, threads: int, *, builder: str | No
     return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
 
 
+def copy_graph(graph: Graph, folder: Path) -> list[Path]:
+    """Write a graph and its description to a new folder, under the names that they have in an artifact. Returns the
+    files."""
+    folder.mkdir()
+    save_model(onnx.load(graph.path), folder / GRAPH)
+    write_graph_json(dataclasses.replace(graph, path=folder / GRAPH), folder)
+    return sorted(folder.iterdir())
+
+
 def write_graph_json(graph: Graph, folder: Path) -> None:
     """Write the description of a graph that its ONNX file does not contain (signature, layers, key), beside the
     file."""
     relative = dataclasses.replace(graph, path=graph.path.relative_to(folder))
-    (folder / GRAPH_FILE).write_bytes(GRAPH.dump_json(relative, indent=1))
+    (folder / GRAPH_JSON).write_bytes(ADAPTER.dump_json(relative, indent=1))
 
 
 def read_graph_json(folder: Path) -> Graph:
     """Read a graph from a folder that `write_graph_json` described."""
-    graph = GRAPH.validate_json((folder / GRAPH_FILE).read_bytes())
+    graph = ADAPTER.validate_json((folder / GRAPH_JSON).read_bytes())
     return dataclasses.replace(graph, path=folder / graph.path)

@@ -88,8 +88,8 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
     figures = fidelity_of(task, evidence.original, evidence.artifact)
     figures |= {name: round_figure(value) for name, value in task.figures(evidence.original, evidence.artifact).items()}
     intervals = {"fidelity": bootstrap_interval(lambda index: float(fidelity[index].mean()), samples, seed=seed)}
-    required = {"fidelity": tolerance.mean}
-    if tolerance.worst is not None:
+    required = {"fidelity": tolerance.mean} if tolerance.mean else {}
+    if tolerance.worst:
         required["fidelity_worst"] = tolerance.worst
     if evidence.labels is not None:
         before, after = (task.scorer(each, evidence.labels) for each in (evidence.original, evidence.artifact))

@@ -30,13 +30,13 @@ class Cache:
         """folder: default $LACONIC_CACHE, or else the user's cache folder."""
         self.folder = folder or Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("laconic"))
 
-    def json(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the JSON-ready value under `key`, computed and stored if it is absent."""
+    def json(self, key: str, compute: Callable[[], Any], *, again: bool = False) -> Any:
+        """Return the JSON-ready value under `key`, computed and stored if it is absent, or if it is wanted again."""
         path = self.folder / f"{key}.json"
-        try:
-            return json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            value = compute()
+        if not again:
+            with suppress(OSError, ValueError):
+                return json.loads(path.read_bytes())
+        value = compute()
         text = json.dumps(value, sort_keys=True)
         self._write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         return json.loads(text)

@@ -16,8 +16,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, serve, verify
-from laconic.commands.compression import compress, export
+from laconic.commands.artifacts import bench, compare, inspect, serve, tune, verify
+from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.training import finetune, plan
 from laconic.errors import LaconicError, UsageError
@@ -32,9 +32,11 @@ DISK_FULL_HINT = ". No partial output was left. Free some disk space and run the
 COMMANDS = (
     (compress, "laconic compress all-MiniLM-L6-v2 --data texts.jsonl -o minilm.laconic"),
     (export, "laconic export all-MiniLM-L6-v2 -o minilm.laconic"),
+    (build, "laconic build minilm.laconic --target tensorrt --original all-MiniLM-L6-v2 -o minilm-gpu.laconic"),
     (inspect, "laconic inspect minilm.laconic"),
     (verify, "laconic verify minilm.laconic"),
     (bench, "laconic bench minilm.laconic --original all-MiniLM-L6-v2"),
+    (tune, "laconic tune minilm.laconic --original all-MiniLM-L6-v2"),
     (serve, "laconic serve minilm.laconic --port 8000"),
     (finetune, "laconic finetune all-MiniLM-L6-v2 --task text-classification --data d.jsonl -o tuned"),
     (plan, "laconic plan all-MiniLM-L6-v2 --batch 32 --seq 256 --memory 2GiB"),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import tempfile
 from glob import escape
@@ -53,6 +54,17 @@ def check_depth(content: Any) -> None:
         if not level:
             return
     raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file as a whole: under a temporary name in the same folder first, then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def replace_folder(folder: Path, destination: Path) -> None:

@@ -130,7 +130,7 @@ def test_with_one_engine_installed_its_placement_is_opened(raced, monkeypatch):
     assert portable.choose().placement.runtime == second
     assert races == []
     monkeypatch.setattr("laconic.artifacts.artifact.is_installed", lambda name: False)
-    with pytest.raises(MissingPackage, match="no engine is installed"):
+    with pytest.raises(MissingPackage, match="no engine of target 'cpu' is on this machine"):
         portable.choose()
 
 

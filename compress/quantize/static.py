@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -19,6 +18,7 @@ from laconic.hashing import code_version, hash_of
 from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, Range, Smoothing
+from laconic.quantization.plan_file import pack_plan, unpack_ranges, unpack_smoothing
 from laconic.recipes.stage import PlanContext, PlanStage
 from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import Array, Arrays
@@ -91,9 +91,10 @@ class Static(PlanStage):
                 readers = weights_by_input(graph, quantized) if smoothquant else {}
                 smoothing = smooth_tensors(observed.channels, readers)
                 step.note = f"{len(whole)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
-            return pack(ranges, smoothing)
+            return pack_plan(Plan({}, ranges, smoothing))
 
-        return unpack(context.cache.arrays(f"calibrated-{key}", compute))
+        found = context.cache.arrays(f"calibrated-{key}", compute)
+        return unpack_ranges(found), unpack_smoothing(found)
 
 
 def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Array]]:
@@ -104,26 +105,3 @@ def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Ar
         if layer.kind == "MatMul":
             readers.setdefault(layer.input, []).append(numpy_helper.to_array(initializers[layer.weight]))
     return readers
-
-
-def pack(ranges: dict[str, Range], smoothing: dict[str, Smoothing]) -> Arrays:
-    """Ranges and smoothing as arrays by name, for the cache."""
-    arrays = {f"range:{name}": np.array([each.low, each.high]) for name, each in ranges.items()}
-    for name, each in smoothing.items():
-        arrays[f"factors:{name}"] = each.factors
-        arrays[f"limits:{name}"] = np.array([each.limits.low, each.limits.high])
-    return arrays
-
-
-def unpack(arrays: Arrays) -> tuple[dict[str, Range], dict[str, Smoothing]]:
-    """The ranges and smoothing that `pack` was given."""
-    ranges: dict[str, Range] = {}
-    smoothing: dict[str, Smoothing] = {}
-    for key, array in arrays.items():
-        kind, _, name = key.partition(":")
-        if kind == "range":
-            ranges[name] = Range(float(array[0]), float(array[1]))
-        elif kind == "factors":
-            low, high = arrays[f"limits:{name}"]
-            smoothing[name] = Smoothing(array, Range(float(low), float(high)))
-    return ranges, smoothing

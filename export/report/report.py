@@ -14,7 +14,7 @@ from export.report.changes import Changes, summarize_search
 from export.report.charts import plot_latency, plot_throughput
 from laconic import registry
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.gain import find_timings, list_gains, served_size
+from laconic.artifacts.gain import find_timings, list_gains
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
 from laconic.artifacts.verdict import Comparison
@@ -142,7 +142,7 @@ def render_report(
 
 def format_headline(manifest: Manifest, measured: Measurements) -> dict[str, Any]:
     """Format size and latency of a single sample beside the original's, as the template's headline names them."""
-    size, alone = served_size(manifest), find_timings(measured.timings, 1)
+    size, alone = manifest.served_size, find_timings(measured.timings, 1)
     return {
         "smaller": f"{measured.original_size / size:.1f}",
         "faster": f"{alone[1].speedup:.1f}" if alone else None,

@@ -4,11 +4,14 @@ manifest.json       describes the artifact; sealed with its own digest, and list
 model.onnx          the graph, with Q/DQ nodes placed for one engine
 golden.safetensors  golden outputs: a few inputs with the outputs they must give, checked at every load
 model.ENGINE.onnx, golden.ENGINE.safetensors   the same for another engine, in a portable artifact
+calibration.safetensors   what calibration found, so that the model can be placed for another engine without samples
+graph.onnx, graph.json   the float graph and its layers, where it was asked for
 tokenizer.json, labels.json, preprocess.json   preprocessing and labels, as the task needs them
 measured.json       timings and the machine; separate from the manifest, since they differ from run to run
 report.html         the report, for people
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -83,7 +86,7 @@ class Artifact:
     @property
     def size(self) -> int:
         """Bytes of the files that are needed to serve the artifact."""
-        return sum(file.size for file in self.manifest.files.values())
+        return self.manifest.served_size
 
     def task(self) -> Task:
         """Make the task, with the preprocessing that the artifact holds."""
@@ -117,12 +120,13 @@ class Artifact:
             raise CorruptArtifact(f"{path} does not hold the outputs {ordered}. Compress the model again")
         return [(inputs, {name: outputs[name] for name in ordered}) for inputs, outputs in pairs.values()]
 
-    def choose(self, runtime: str | None = None, *, threads: int = 1) -> Choice:
+    def choose(self, runtime: str | None = None, *, threads: int = 1, again: bool = False) -> Choice:
         """Choose the engine to open the artifact with, and the placement that it gets.
 
         runtime: an engine, which gets the graph that is placed for it, or else the preferred one. By default the
         placement that is fastest on this machine, of those whose engine is installed; if none is, the preferred one, in
         the first of the target's engines that is installed. Placements are timed once; the cache keeps the result.
+        again: time them now, whatever the cache holds.
         """
         placements = self.manifest.placements
         if runtime is not None:
@@ -130,14 +134,17 @@ class Artifact:
             return Choice(make_runtime(runtime), own, {})
         installed = {each.runtime: each for each in placements if is_installed(each.runtime)}
         if len(installed) > 1:
-            speeds = self._race(installed, threads)
+            speeds = self._race(installed, threads, again=again)
             name = find_fastest_placement(speeds)
             return Choice(make_runtime(name), installed[name], speeds)
         engines = registry.TARGETS.get(self.manifest.target, ())
         for name in (*installed, *engines):
             if is_installed(name):
                 return Choice(make_runtime(name), installed.get(name, placements[0]), {})
-        raise MissingPackage("no engine is installed. Try: pip install 'laconic[cpu]'")
+        raise MissingPackage(
+            f"no engine of target {self.manifest.target!r} is on this machine: {', '.join(engines)}. "
+            f"Try: {find_remedy(engines)}"
+        )
 
     def open(self, runtime: str | None = None, *, threads: int = 1) -> Session:
         """Load the model into an engine, and check its golden outputs.
@@ -171,13 +178,15 @@ class Artifact:
         task, pairs = self.task(), self.golden(placement)
         return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in pairs)
 
-    def _race(self, installed: dict[str, Placement], threads: int) -> dict[str, float]:
+    def _race(self, installed: dict[str, Placement], threads: int, *, again: bool) -> dict[str, float]:
         """The speed of each placement on this machine, relative to the first; from the cache if it was measured."""
         key = hash_of(
             "placements",
             {name: self.manifest.files[each.model].sha256 for name, each in installed.items()},
             {name: make_runtime(name).version() for name in installed},
             this_machine().model_dump(),
+            # It takes kernels away from OpenVINO, as a processor without them would.
+            os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
             threads,
         )
 
@@ -193,7 +202,7 @@ class Artifact:
                 return dict.fromkeys(installed, 0.0) | dict.fromkeys(sessions, 1.0) | speeds
 
         try:
-            speeds: dict[str, float] = Cache().json(f"placements-{key}", measure)
+            speeds: dict[str, float] = Cache().json(f"placements-{key}", measure, again=again)
         except OSError:  # a server in a container may have no folder to write to
             speeds = measure()
         return {name: speeds[name] for name in installed}
@@ -206,6 +215,12 @@ def is_installed(runtime: str) -> bool:
     except MissingPackage:
         return False
     return True
+
+
+def find_remedy(engines: Sequence[str]) -> str:
+    """What to try where none of these engines is installed."""
+    on_cpu = set(engines) <= set(registry.TARGETS["cpu"])
+    return "pip install 'laconic[cpu]'" if on_cpu else "laconic doctor; or --runtime onnxruntime, on the CPU"
 
 
 def check_destination(path: Path) -> None:

@@ -22,7 +22,7 @@ class GainRow:
 
 def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[GainRow]:
     """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
-    before, after = measured.original_size, served_size(manifest)
+    before, after = measured.original_size, manifest.served_size
     yield GainRow("size", format_bytes(before), format_bytes(after), f"{before / after:.1f} x smaller")
     for batch in dict.fromkeys((1, measured.knee)):
         pair = find_timings(measured.timings, batch)
@@ -71,11 +71,6 @@ def format_kind(comparison: Comparison) -> GainRow:
         artifact=format_fidelity(figures.get("fidelity", math.nan)),
         change=f"{', '.join(found)} of {comparison.samples}",
     )
-
-
-def served_size(manifest: Manifest) -> int:
-    """Bytes of the files that are needed to serve the artifact."""
-    return sum(file.size for file in manifest.files.values())
 
 
 def find_timings(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:

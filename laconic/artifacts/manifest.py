@@ -34,6 +34,10 @@ MODEL = "model.onnx"
 GOLDEN = "golden.safetensors"
 MEASURED = "measured.json"
 REPORT = "report.html"
+CALIBRATION = "calibration.safetensors"
+GRAPH, GRAPH_DATA, GRAPH_JSON = "graph.onnx", "graph.data", "graph.json"
+NOT_SERVED = frozenset({CALIBRATION, GRAPH, GRAPH_DATA, GRAPH_JSON})
+"""Files that `laconic build` reads, and a server does not."""
 
 
 class Manifest(BaseModel):
@@ -101,6 +105,11 @@ class Manifest(BaseModel):
         if not self.alternatives:
             content.pop("alternatives", None)
         return content
+
+    @property
+    def served_size(self) -> int:
+        """Bytes of the files that are needed to serve the artifact."""
+        return sum(file.size for name, file in self.files.items() if name not in NOT_SERVED)
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -8,12 +8,24 @@ from typing import Any
 
 from safetensors.numpy import save
 
-from laconic.artifacts.manifest import FORMAT, GOLDEN, MANIFEST, MEASURED, PORTABLE, REPORT, Manifest
+from laconic.artifacts.manifest import (
+    CALIBRATION,
+    FORMAT,
+    GOLDEN,
+    MANIFEST,
+    MEASURED,
+    PORTABLE,
+    REPORT,
+    Manifest,
+)
 from laconic.artifacts.placement import Placement
 from laconic.hashing import digest_file, seal
 from laconic.tasks.task import Task
 from laconic.tensor import Arrays
 from laconic.timing.measurements import Measurements
+
+GRAPH_KEY = "graph"
+"""The key of the float graph's digest among the metadata of the calibration."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,8 @@ class ArtifactParts:
     """Everything that an artifact is made of.
 
     manifest: its fields, without the digests of the files. golden: inputs and outputs of a few batches. report: renders
-    the HTML report from the finished manifest and the measurements. alternatives: for other engines.
+    the HTML report from the finished manifest and the measurements. calibration: arrays by name. graph_key: digest of
+    the float graph. extras: files to be copied. alternatives: for other engines.
     """
 
     manifest: dict[str, Any]
@@ -39,6 +52,9 @@ class ArtifactParts:
     golden: list[tuple[Arrays, Arrays]]
     measured: Measurements
     report: Callable[[Manifest, Measurements], str]
+    calibration: Arrays
+    graph_key: str
+    extras: Sequence[Path] = ()
     alternatives: Sequence[PlacedModel] = ()
 
 
@@ -51,6 +67,9 @@ def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
     (folder / GOLDEN).write_bytes(save(flatten_golden(parts.golden)))
     for each in parts.alternatives:
         (folder / each.placement.golden).write_bytes(save(flatten_golden(each.golden)))
+    (folder / CALIBRATION).write_bytes(save(parts.calibration, {GRAPH_KEY: parts.graph_key}))
+    for file in parts.extras:
+        shutil.copyfile(file, folder / file.name)
     for name, content in parts.task.assets().items():
         (folder / name).write_bytes(content)
     files = {path.name: digest_file(path).model_dump() for path in sorted(folder.iterdir())}

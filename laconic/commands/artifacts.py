@@ -87,6 +87,32 @@ def parse_batches(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def tune(
+    artifact: ArtifactPath,
+    original: Annotated[Path | None, typer.Option(help="The source model, to time as well.")] = None,
+    threads: Threads = 1,
+    builder: Builder = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Time an artifact's engines on this machine again, and write what is found into it.
+
+    For an artifact that was made on another machine, or for an engine that was not there. The graph, the golden outputs
+    and the verdict stay as they are.
+    """
+    from laconic.artifacts.tuning import tune
+    from laconic.commands.tables import print_timings
+
+    with ExitStack() as stack:
+        session = None
+        if original is not None:
+            from export.sources import open_original
+
+            session = stack.enter_context(open_original(original, artifact, threads, builder=builder, trust=trust))
+        timings = tune(artifact, session, threads=threads).measured.timings
+    print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
+
+
 def serve(
     artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.commands.options import Builder, Data, Json, Output, Source, Task, Trust
+from laconic.commands.options import ArtifactPath, Builder, Data, Json, Output, Source, Task, Trust
 from laconic.commands.output import print_json
 from laconic.errors import GoalMissed, UsageError
 
@@ -30,13 +30,17 @@ def compress(
     ] = None,
     task: Task = None,
     builder: Builder = None,
-    target: Annotated[str | None, typer.Option(help="Hardware target: cpu.")] = None,
+    target: Annotated[str | None, typer.Option(help="Hardware target: cpu, cuda or tensorrt.")] = None,
     engine_only: Annotated[
         str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
     ] = None,
     portable: Annotated[
         bool | None,
         typer.Option("--portable", help="Place the model for every engine, to be fast on other processors."),
+    ] = None,
+    keep_graph: Annotated[
+        bool | None,
+        typer.Option("--keep-graph", help="Keep the float graph in the artifact, so that `build` needs no source."),
     ] = None,
     to: Annotated[str | None, typer.Option(help="What to write: artifact or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
@@ -58,7 +62,7 @@ def compress(
     reported, with exit code 3.
     """
     given: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
-    given |= {"engine_only": engine_only, "portable": portable}
+    given |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
@@ -126,6 +130,39 @@ def export(
 
     chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY}, trust=trust)
     finish(export(chosen, output, trust=trust), as_json)
+
+
+def build(
+    artifact: ArtifactPath,
+    output: Output,
+    target: Annotated[str | None, typer.Option(help="Hardware target: cpu, cuda or tensorrt.")] = None,
+    original: Annotated[Path | None, typer.Option(help="The source model, if the artifact has no float graph.")] = None,
+    data: Data = None,
+    engine_only: Annotated[str | None, typer.Option(help="Build for this engine only.")] = None,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="Place the model for every engine of the target.")
+    ] = False,
+    fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
+    builder: Builder = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Build the model of an artifact for another target or engine, without calibrating again.
+
+    Precision, ranges and rounded weights are those of the artifact; the graph is placed by the rules of the other
+    engine. Outputs are compared with the float graph's, on --data or on made-up inputs.
+    """
+    from export.rebuild import build
+    from laconic.artifacts.manifest import read_manifest
+    from laconic.recipes.recipe import Origin
+
+    source = None
+    if original is not None:
+        source = Origin(source=str(original), task=read_manifest(artifact).task, builder=builder)
+    goal = None if fidelity is None else {"fidelity": fidelity}
+    changes: dict[str, Any] = {"target": target, "engine_only": engine_only, "portable": portable, "goal": goal}
+    changes |= {"data": data and str(data), "keep_graph": original is None}
+    finish(build(artifact, output, changes=changes, original=source, trust=trust), as_json)
 
 
 def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any], *, trust: bool) -> "Recipe":

@@ -97,7 +97,8 @@ class Recipe(Origin):
     healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
     default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
     that nothing is chosen by its speed. portable: whether the artifact is placed for the other engines as well, and the
-    fastest one is found on each machine where it is opened.
+    fastest one is found on each machine where it is opened. keep_graph: whether the artifact holds the float graph, so
+    that `laconic build` needs no source.
     """
 
     data: Data = Data()
@@ -108,6 +109,7 @@ class Recipe(Origin):
     runtimes: tuple[str, ...] = ()
     engine_only: str | None = None
     portable: bool = False
+    keep_graph: bool = False
     goal: Goal = Goal()
     seed: int = Field(default=0, ge=0)
 

@@ -1,0 +1,44 @@
+"""What calibration found for a plan, as arrays by name: ranges, SmoothQuant factors and bias corrections."""
+
+import numpy as np
+
+from laconic.quantization.plan import Plan, Range, Smoothing
+from laconic.tensor import Array, Arrays
+
+
+def pack_plan(plan: Plan) -> Arrays:
+    """The ranges, the smoothing and the bias corrections of a plan, as arrays by name. Its weights are left out: the
+    graph that it was placed in holds them."""
+    arrays: Arrays = {f"range:{name}": np.array([each.low, each.high]) for name, each in plan.ranges.items()}
+    for name, each in plan.smoothing.items():
+        arrays[f"factors:{name}"] = each.factors
+        arrays[f"limits:{name}"] = np.array([each.limits.low, each.limits.high])
+    for (node, precision), weight in plan.weights.items():
+        if weight.bias_correction is not None and plan.precision.get(node) == precision:
+            arrays[f"bias:{node}"] = weight.bias_correction
+    return arrays
+
+
+def unpack_ranges(arrays: Arrays) -> dict[str, Range]:
+    """The ranges among packed arrays, by tensor."""
+    return {name: to_range(array) for name, array in select(arrays, "range")}
+
+
+def unpack_smoothing(arrays: Arrays) -> dict[str, Smoothing]:
+    """The smoothing among packed arrays, by tensor."""
+    return {name: Smoothing(array, to_range(arrays[f"limits:{name}"])) for name, array in select(arrays, "factors")}
+
+
+def unpack_bias_corrections(arrays: Arrays) -> dict[str, Array]:
+    """The bias corrections among packed arrays, by layer (node)."""
+    return dict(select(arrays, "bias"))
+
+
+def select(arrays: Arrays, kind: str) -> list[tuple[str, Array]]:
+    """The arrays of one kind, each with the name of what it belongs to."""
+    return [(key.partition(":")[2], array) for key, array in arrays.items() if key.startswith(f"{kind}:")]
+
+
+def to_range(array: Array) -> Range:
+    """The range that [low, high] is."""
+    return Range(float(array[0]), float(array[1]))

@@ -1,0 +1,187 @@
+"""Artifacts built again for other engines and targets, without samples; and tuned on the machine where they are."""
+
+import copy
+import json
+import shutil
+
+import digits
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from safetensors.torch import save_file
+from test_trust import HOSTILE, places, replaced
+
+from compress.pipeline import compress
+from export.rebuild import build
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON, MANIFEST, MEASURED, REPORT
+from laconic.artifacts.tuning import tune
+from laconic.cache import Cache
+from laconic.errors import LaconicError, MissingPackage, SourceError
+from laconic.hashing import digest_file, seal, unseal
+from laconic.progress import Steps
+from laconic.recipes.recipe import Origin, Recipe
+
+QUIET = Steps(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    torch.set_num_threads(1)
+    return digits.write(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+def run(trained, path, cache, **changes):
+    weights, data = trained
+    given = {"source": str(weights), "builder": "digits:DigitsNet", "data": str(data), **changes}
+    return compress(Recipe.parse(given), path, cache=cache, steps=QUIET).artifact
+
+
+@pytest.fixture(scope="module")
+def made(trained, cache, tmp_path_factory):
+    """The digits network in INT8 for one engine, with its float graph."""
+    path = tmp_path_factory.mktemp("made") / "digits.laconic"
+    return run(trained, path, cache, engine_only="openvino", keep_graph=True)
+
+
+def weights_of(artifact):
+    graph = onnx.load(artifact.model).graph
+    return {each.name: numpy_helper.to_array(each) for each in graph.initializer if each.name.endswith("weight/int8")}
+
+
+def test_the_calibration_and_the_graph_are_no_part_of_the_size(trained, cache, made, tmp_path):
+    lean = run(trained, tmp_path / "lean.laconic", cache, engine_only="openvino")
+    assert {GRAPH, GRAPH_JSON, CALIBRATION} <= set(made.manifest.files)
+    assert not {GRAPH, GRAPH_JSON} & set(lean.manifest.files)
+    assert lean.size == made.size
+    assert lean.size < sum(file.size for file in lean.manifest.files.values())
+
+
+def test_another_engine_gets_the_same_integers_and_answers_alike(made, cache, tmp_path):
+    result = build(made.path, tmp_path / "b.laconic", changes={"engine_only": "onnxruntime"}, cache=cache, steps=QUIET)
+    other = result.artifact
+    assert result.missed == ()
+    assert other.manifest.placement == "onnxruntime"
+    assert other.manifest.precision == made.manifest.precision
+    before, after = weights_of(made), weights_of(other)
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)
+    task = made.task()
+    inputs = task.encode(task.examples(16, seed=3))
+    with made.open("openvino") as one, other.open("onnxruntime") as two:
+        assert task.fidelity(one.run(inputs), two.run(inputs)).mean() > 0.97
+
+
+def test_building_for_the_same_engine_gives_the_same_graph(made, cache, tmp_path):
+    again = build(made.path, tmp_path / "b.laconic", changes={"engine_only": "openvino"}, cache=cache, steps=QUIET)
+    assert again.artifact.model.read_bytes() == made.model.read_bytes()
+    assert again.artifact.manifest.source == made.manifest.source
+    assert [each.stage for each in again.artifact.manifest.history] == [each.stage for each in made.manifest.history]
+
+
+@pytest.mark.parametrize("target", ["cuda", "tensorrt"])
+def test_a_gpu_artifact_made_without_one_is_proved_by_reference_execution_and_not_timed(made, cache, tmp_path, target):
+    result = build(made.path, tmp_path / "g.laconic", changes={"target": target}, cache=cache, steps=QUIET)
+    artifact = result.artifact
+    if artifact.measured.timings:
+        pytest.skip("this machine has an engine of the target")
+    assert result.missed == ()
+    assert artifact.manifest.target == target
+    (drift, *_) = artifact.manifest.verdict.drift
+    assert "reference execution" in drift.subject
+    assert "float graph" in drift.against
+    assert not any("engine" in each.subject for each in artifact.manifest.verdict.parity)
+    assert "reference execution" in (artifact.path / REPORT).read_text(encoding="utf-8")
+    with pytest.raises(MissingPackage, match=f"no engine of target '{target}' is on this machine"):
+        artifact.choose()
+    with pytest.raises(MissingPackage):
+        tune(artifact.path, steps=QUIET)
+    with artifact.open("onnxruntime") as session:  # slowly, on the CPU
+        assert artifact.measure_golden_fidelity(session, artifact.manifest.placements[0]) > 0.99
+
+
+def test_compressing_for_a_gpu_says_so_and_misses_a_goal_that_needs_timing(trained, cache, tmp_path):
+    made = run(trained, tmp_path / "g.laconic", cache, target="cuda")
+    if made.measured.timings:
+        pytest.skip("this machine has an engine of the target")
+    assert made.manifest.compute == "float16"
+    assert set(made.manifest.precision.values()) == {"float16-weight"}
+    weights, data = trained
+    goal = {"source": str(weights), "builder": "digits:DigitsNet", "data": str(data), "target": "cuda"}
+    recipe = Recipe.parse(goal | {"goal": {"max_latency": "1 s"}})
+    result = compress(recipe, tmp_path / "h.laconic", cache=cache, steps=QUIET)
+    assert any("was not measured" in each for each in result.missed)
+
+
+def test_without_the_graph_the_source_is_captured_again(trained, cache, tmp_path):
+    weights, _ = trained
+    lean = run(trained, tmp_path / "lean.laconic", cache, engine_only="openvino")
+    with pytest.raises(SourceError, match="--original"):
+        build(lean.path, tmp_path / "b.laconic", cache=cache, steps=QUIET)
+    original = Origin(source=str(weights), builder="digits:DigitsNet")
+    changes = {"engine_only": "openvino"}
+    built = build(lean.path, tmp_path / "b.laconic", original=original, changes=changes, cache=cache, steps=QUIET)
+    assert built.artifact.model.read_bytes() == lean.model.read_bytes()
+
+
+def test_another_source_is_refused(trained, cache, made, tmp_path):
+    lean = run(trained, tmp_path / "lean.laconic", cache, engine_only="openvino")
+    other = tmp_path / "other.safetensors"
+    torch.manual_seed(1)
+    save_file(digits.DigitsNet().state_dict(), other)
+    original = Origin(source=str(other), builder="digits:DigitsNet")
+    with pytest.raises(SourceError, match="another graph"):
+        build(lean.path, tmp_path / "b.laconic", original=original, cache=cache, steps=QUIET)
+    assert not (tmp_path / "b.laconic").exists()
+
+
+def test_no_field_of_the_kept_graph_runs_or_reads_anything_else(made, cache, tmp_path):
+    content = json.loads((made.path / GRAPH_JSON).read_text())
+    content["layers"] = content["layers"][:2]
+    for number, (where, hostile) in enumerate((where, each) for where in places(content) for each in HOSTILE):
+        folder = tmp_path / f"a{number % 7}"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(made.path, folder)
+        changed = replaced(copy.deepcopy(content), where, hostile)
+        (folder / GRAPH_JSON).write_text(json.dumps(changed))
+        manifest = unseal(folder / MANIFEST)
+        manifest["files"][GRAPH_JSON] = digest_file(folder / GRAPH_JSON).model_dump()
+        (folder / MANIFEST).write_bytes(seal(manifest))
+        with pytest.raises(LaconicError):
+            build(folder, tmp_path / "b.laconic", cache=cache, steps=QUIET)
+
+
+def test_tuning_replaces_the_timings_and_nothing_else(made, tmp_path):
+    path = tmp_path / "digits.laconic"
+    shutil.copytree(made.path, path)
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with made.open("openvino") as original:
+        tuned = tune(path, original, steps=QUIET)
+    assert {time.engine for time in tuned.measured.timings} == {"original", "openvino, float32"}
+    assert tuned.measured.knee >= 1
+    assert {name for name, content in before.items() if (path / name).read_bytes() != content} == {MEASURED}
+    alone = tune(path, steps=QUIET)
+    assert {time.engine for time in alone.measured.timings} == {"openvino, float32"}
+    assert np.isfinite([time.seconds for time in alone.measured.timings]).all()
+
+
+def test_the_commands_build_and_tune(laconic, made, tmp_path, monkeypatch):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "b.laconic"
+    code, shown, _ = laconic("build", made.path, "-o", out, "--engine-only", "onnxruntime", "--json")
+    assert code == 0
+    assert json.loads(shown)["placement"] == "onnxruntime"
+    code, shown, _ = laconic("tune", out, "--json")
+    assert code == 0
+    assert {each["batch"] for each in json.loads(shown)} == {1, 2, 4, 8, 16, 32}
+    assert Artifact.load(out).measured.timings
+    code, _, error = laconic("build", tmp_path / "none", "-o", tmp_path / "c.laconic")
+    assert code == 2
+    assert "holds no manifest.json" in error
