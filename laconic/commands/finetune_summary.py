@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from laconic.console import OUT, make_table
+from laconic.commands.console import OUT, make_table
 
 if TYPE_CHECKING:
     from laconic.finetune.finetune import FinetuneResult
