@@ -18,6 +18,7 @@ from minilm import artifacts, ways
 from run import table
 from test_set import choose_texts
 
+from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
 from laconic.data.dataset import Dataset
 from laconic.hardware import this_machine
@@ -25,7 +26,6 @@ from laconic.progress import Steps
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import Array
 
 
 def main() -> None:

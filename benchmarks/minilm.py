@@ -13,6 +13,7 @@ import numpy as np
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from export.sources import open_source
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import format_speedup
 from laconic.cache import VARIABLE, Cache
@@ -22,7 +23,6 @@ from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import Timing
 from laconic.units import format_seconds

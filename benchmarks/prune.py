@@ -20,6 +20,7 @@ from compress.prune.ffn import Ffn
 from compress.prune.heads import Heads
 from compress.prune.layers import Layers
 from compress.transformer.anatomy import anatomy
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, read, split
@@ -29,7 +30,6 @@ from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array
 
 PLAIN: dict[str, Any] = {"compensate": False}
 BY: dict[str, dict[str, Any]] = {name: {"criterion": NamedSettings(name=name)} for name in ("magnitude", "activation")}

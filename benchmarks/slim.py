@@ -23,6 +23,7 @@ from compress.factorize.convolution import Convolution
 from compress.factorize.low_rank import LowRank
 from compress.prune.channel_allocation import count_positions
 from compress.prune.channels import Channels
+from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
@@ -34,7 +35,6 @@ from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tensor import Array, Arrays
 
 CHOOSE = 100
 """Of the images that a stage may look at, those that it chooses by."""

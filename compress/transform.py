@@ -11,6 +11,7 @@ import torch
 
 from export.lineage import Lineage, summarize_fidelity
 from export.sources import as_checkpoint_source
+from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
 from laconic.models.checkpoint import Checkpoint
@@ -20,7 +21,6 @@ from laconic.models.torch_runtime import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array
 from laconic.units import format_bytes, format_count, format_fidelity
 
 KEPT, TIME = "checkpoint", "seconds.json"

@@ -9,6 +9,7 @@ import numpy as np
 
 from export.place import place
 from laconic import registry
+from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage
@@ -19,7 +20,6 @@ from laconic.quantization.plan import Plan
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 
 
 @dataclass(frozen=True)

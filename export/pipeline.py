@@ -20,6 +20,7 @@ from export.report.report import render_report
 from export.sources import capture_graph, measure_capture_error
 from export.validate import is_batch_independent, validate
 from laconic import __version__
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
@@ -37,7 +38,6 @@ from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Measurements, find_knee
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from export.evidence import Evidence
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import WORST
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
-from laconic.tensor import Array, Arrays
 
 CAPTURE_EXACTNESS = 1 - 1e-4
 """1 minus the largest allowed error of the captured graph, relative to the largest output. FP32 sums in another order

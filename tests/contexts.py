@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.models.checkpoint import Checkpoint
@@ -11,7 +12,6 @@ from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array
 
 
 def dataset_for(checkpoint: Checkpoint, count: int = 48, seed: int = 0) -> Dataset:

@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, shape_inference
 
 from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.histogram import Histogram
+from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset, batches
 from laconic.errors import DataError
 from laconic.quantization.graph import Graph
 from laconic.recipes.stage import Context
 from laconic.runtimes.runtime import Runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 
 QUANTIZABLE = frozenset(
     {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 SAMPLED_ROWS = 256
 """Rows that are kept, whatever the number of samples."""

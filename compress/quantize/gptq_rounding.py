@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from compress.statistics.optimal_brain_compression import compress_columns
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 
 def gptq(weight: Array, steps: Array, gram: Array, levels: tuple[int, int], *, order: bool = True) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from compress.quantize.adaround import adaround
 from compress.quantize.gptq_rounding import gptq
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 Rounding = Literal["nearest", "adaround", "gptq"]
 

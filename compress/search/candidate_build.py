@@ -11,6 +11,7 @@ from compress.search.results import BUILT, BuiltArtifact
 from compress.search.trial import SearchContext
 from export.build import EngineOption
 from export.candidates import mean_speedup
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.hardware import cores, this_machine
@@ -20,7 +21,6 @@ from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, find_missed
 from laconic.recipes.recipe import Goal, Recipe
 from laconic.runtimes.predict import predict
-from laconic.tensor import Arrays
 from laconic.timing.benchmark import LENGTH, TRIAL_BATCHES
 from laconic.timing.measurements import ORIGINAL
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Goal
 from laconic.tasks.task import Task, Tolerance
-from laconic.tensor import Arrays
 
 DOUBT_SHARE = 0.5
 """The share of the way from a measured drop to the upper end of its 95 % interval that is added to the drop: about one

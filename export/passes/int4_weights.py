@@ -6,11 +6,11 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from export.passes.rewrite import GraphRewriter
+from laconic.arrays import Array
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import QuantizedWeight
 from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, INT4_RANGE
-from laconic.tensor import Array
 
 OPSET = 21
 """The first opset in which Cast takes INT4. Of the operators in captured graphs it changed the meaning of one."""

@@ -4,10 +4,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from laconic.arrays import Array
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
 from laconic.quantization.qparams import activation_qparams, quantize_weight
-from laconic.tensor import Array
 
 
 class GraphRewriter:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from laconic import registry
+from laconic.arrays import Arrays
 from laconic.artifacts.manifest import MANIFEST, MODEL, Manifest, read_manifest, read_measurements
 from laconic.artifacts.placement import Placement, find_fastest_placement, time_placements
 from laconic.cache import Cache
@@ -28,7 +29,6 @@ from laconic.hardware import this_machine
 from laconic.hashing import check_digest, hash_of
 from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
-from laconic.tensor import Arrays
 from laconic.timing.measurements import Measurements
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from safetensors.numpy import save
 
+from laconic.arrays import Arrays
 from laconic.artifacts.manifest import FORMAT, GOLDEN, MANIFEST, MEASURED, PORTABLE, REPORT, Manifest
 from laconic.artifacts.placement import Placement
 from laconic.hashing import digest_file, seal
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 from laconic.timing.measurements import Measurements
 
 

@@ -12,12 +12,12 @@ from typing import Any, overload
 import numpy as np
 
 from laconic import registry
+from laconic.arrays import Array, Arrays
 from laconic.data.rows import LABEL, ParsedRow, Row, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 
 
 class Samples(Sequence[Any]):

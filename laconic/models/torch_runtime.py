@@ -6,11 +6,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
 from laconic.runtimes.runtime import Compute, Runtime, Session
-from laconic.tensor import Array, Arrays, TensorSpec
+from laconic.tensor import TensorSpec
 
 
 class TorchSession(Session):

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from laconic.arrays import Array
 from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import Array
 from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
