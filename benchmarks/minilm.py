@@ -17,7 +17,7 @@ from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import format_speedup
 from laconic.cache import VARIABLE, Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
@@ -118,7 +118,7 @@ def measure(
 
 def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
     """For each way, how near its answers are to the original's on texts that nothing has seen."""
-    data = Dataset.of([text for kind in unseen.values() for text in kind], task)
+    data = make_dataset([text for kind in unseen.values() for text in kind], task)
     few = data.take(TOGETHER)
     kinds = np.repeat(np.arange(len(unseen)), [len(kind) for kind in unseen.values()])
     reference: Arrays = {}

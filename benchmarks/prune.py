@@ -23,7 +23,8 @@ from compress.transformer.anatomy import anatomy
 from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.config import NamedSettings
-from laconic.data.dataset import Dataset, read, split
+from laconic.data.dataset import Dataset, split
+from laconic.data.reader import read
 from laconic.metrics import cosine, cosine_matrix, spearman
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.torch_runtime import TorchSession

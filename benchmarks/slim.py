@@ -26,6 +26,7 @@ from compress.prune.channels import Channels
 from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import UsageError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
@@ -213,8 +214,8 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     images, labels = data()
     checkpoint = opened(options.model, images, labels, options.work)
-    given = Dataset.of(list(images[SEEN : SEEN + GIVEN]), checkpoint.task, name="given")
-    judge = Dataset.of(
+    given = make_dataset(list(images[SEEN : SEEN + GIVEN]), checkpoint.task, name="given")
+    judge = make_dataset(
         list(images[SEEN + GIVEN :]), checkpoint.task, labels=labels[SEEN + GIVEN :].tolist(), name="judge"
     )
     context = context_of(checkpoint, given, options.work)

@@ -7,6 +7,7 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
@@ -16,7 +17,7 @@ from laconic.runtimes.predict import predict
 
 def dataset_for(checkpoint: Checkpoint, count: int = 48, seed: int = 0) -> Dataset:
     """Samples that the checkpoint's task makes up."""
-    return Dataset.of(checkpoint.task.examples(count, seed), checkpoint.task, name="made-up samples")
+    return make_dataset(checkpoint.task.examples(count, seed), checkpoint.task, name="made-up samples")
 
 
 def torch_context(

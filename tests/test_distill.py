@@ -22,7 +22,7 @@ from compress.distill.relations import AttentionRelationLoss, RelationDistillati
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError, RecipeError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import probe_module
@@ -312,7 +312,7 @@ def test_exact_techniques_give_the_weights_of_plain_distillation(originals, cont
 
 def labelled(checkpoint):
     samples = checkpoint.task.examples(24)
-    return Dataset.of(samples, checkpoint.task, labels=[number % 3 for number in range(24)], name="classes")
+    return make_dataset(samples, checkpoint.task, labels=[number % 3 for number in range(24)], name="classes")
 
 
 def test_labels_have_their_share_in_the_loss(originals, context):

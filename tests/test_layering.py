@@ -37,7 +37,7 @@ LIGHT = (
     "laconic.errors",
     "laconic.tensor",
     "laconic.artifacts.artifact",
-    "laconic.data.dataset",
+    "laconic.data.reader",
     "laconic.hardware",
     "laconic.hashing",
     "laconic.config",

@@ -15,7 +15,7 @@ from compress.pipeline import compress
 from laconic import registry
 from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
-from laconic.data.dataset import read
+from laconic.data.reader import read
 from laconic.errors import DataError, UsageError
 from laconic.finetune.finetune import finetune
 from laconic.metrics import Scorer, make_mean_scorer

@@ -24,7 +24,7 @@ from export.place import place
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
@@ -54,7 +54,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     checkpoint = load_source(save_embedder(folder / "source"))
     graph = capture(checkpoint, folder)
-    data = Dataset.of(checkpoint.task.examples(24), checkpoint.task)
+    data = make_dataset(checkpoint.task.examples(24), checkpoint.task)
     with OnnxRuntime().open(graph.path) as session:
         return checkpoint, graph, data, predict(session, checkpoint.task, data)
 

@@ -26,7 +26,7 @@ from compress.search.study import Study
 from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.processors import plain_task
@@ -144,7 +144,7 @@ def classifier_task():
 
 def dataset(labels):
     task = classifier_task()
-    return Dataset.of(task.examples(len(labels)), task, labels=labels)
+    return make_dataset(task.examples(len(labels)), task, labels=labels)
 
 
 def logits(classes):
@@ -168,12 +168,12 @@ def test_part_of_the_interval_is_added_to_a_drop():
 def test_a_drop_without_labels_is_refused():
     task = classifier_task()
     with pytest.raises(DataError, match="labels"):
-        Constraints.from_goal(Goal(max_drop="1%"), task, Dataset.of(task.examples(8), task))
+        Constraints.from_goal(Goal(max_drop="1%"), task, make_dataset(task.examples(8), task))
 
 
 def test_without_any_goal_the_task_says_how_faithful_and_faster_is_better():
     task = classifier_task()
-    few = Dataset.of(task.examples(8), task)
+    few = make_dataset(task.examples(8), task)
     constraints = Constraints.from_goal(Goal(), task, few)
     assert constraints.prefers_speed
     assert constraints.shortfall(Quality(1, 1)) == 0

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from laconic.arrays import Array, Arrays
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
 from laconic.runtimes.predict import stack_padded
 from laconic.tasks.task import Task

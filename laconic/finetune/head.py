@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from laconic import registry
-from laconic.data.dataset import read_rows
+from laconic.data.reader import read_rows
 from laconic.data.rows import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface

@@ -3,7 +3,8 @@
 import numpy as np
 
 from laconic.arrays import Array, Arrays
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
