@@ -21,7 +21,7 @@ from laconic.data.dataset import Dataset
 from laconic.data.reader import read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 

@@ -27,7 +27,7 @@ from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
 from laconic.metrics import cosine, cosine_matrix, spearman
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict

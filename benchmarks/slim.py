@@ -30,7 +30,7 @@ from laconic.data.reader import make_dataset
 from laconic.errors import UsageError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict

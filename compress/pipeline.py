@@ -21,7 +21,7 @@ from laconic.cache import Cache
 from laconic.files import replace_folder
 from laconic.hardware import cores, this_machine
 from laconic.models.checkpoint import Checkpoint, check_free
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Goal, Recipe

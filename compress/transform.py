@@ -17,7 +17,7 @@ from laconic.hardware import cores
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.checkpoint_card import BUILD
 from laconic.models.footprint import measure_footprint
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict

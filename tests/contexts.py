@@ -9,7 +9,7 @@ from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.data.reader import make_dataset
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext
 from laconic.runtimes.predict import predict

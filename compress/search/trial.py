@@ -21,7 +21,7 @@ from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import Source
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.recipe import Goal, NamedStage, Recipe
 from laconic.recipes.splits import SampleSplits, split_samples

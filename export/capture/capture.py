@@ -19,7 +19,7 @@ from laconic.arrays import Arrays
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import bind, probe_sizes
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import BATCH, TensorSpec
