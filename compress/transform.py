@@ -15,7 +15,7 @@ from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import BUILD
+from laconic.models.checkpoint_card import BUILDABLE
 from laconic.models.footprint import measure_footprint
 from laconic.models.torch_session import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
@@ -28,7 +28,7 @@ KEPT, TIME = "checkpoint", "seconds.json"
 
 def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> None:
     """Apply the named stages in this order, and advance the lineage to each result."""
-    can_be_kept = lineage.source.description["kind"] in BUILD
+    can_be_kept = lineage.source.description["kind"] in BUILDABLE
     if stages and not can_be_kept:
         lineage.job.steps.warn(
             f"a model from a {lineage.source.description['kind']} cannot be saved, so its stages start again after an "

@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 from laconic import registry
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
-from laconic.models.checkpoint import load_source
-from laconic.models.checkpoint_card import BUILD
+from laconic.models.checkpoint import BUILD, load_source
 from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec

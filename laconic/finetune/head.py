@@ -11,8 +11,8 @@ from laconic.data.reader import read_rows
 from laconic.data.rows import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface
-from laconic.models.checkpoint import Checkpoint, load_source, read_licence
-from laconic.models.checkpoint_card import CARD, prepare, rebuild
+from laconic.models.checkpoint import Checkpoint, load_source, read_licence, rebuild
+from laconic.models.checkpoint_card import CARD, prepare
 from laconic.models.embedder import MODULES, read_modules
 from laconic.models.pretrained import is_head_weight, reset_head
 from laconic.models.processors import resolve_task
