@@ -23,8 +23,8 @@ from laconic.hardware import cores, this_machine
 from laconic.models.checkpoint import Checkpoint, check_free
 from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.goal import required_tolerance
-from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.goal import Goal, required_tolerance
+from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import TorchStage
 from laconic.runtimes.predict import predict
 

@@ -18,7 +18,7 @@ from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.report.report import render_report
 from export.sources import capture_graph, measure_capture_error
-from export.validate import is_batch_independent, validate
+from export.validate import find_missed, is_batch_independent, validate
 from laconic import __version__
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
@@ -33,7 +33,7 @@ from laconic.hashing import code_version, hash_of
 from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
-from laconic.recipes.goal import find_missed, required_tolerance, tighten
+from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime

@@ -32,7 +32,8 @@ from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
 from laconic.quantization.plan import Plan, Range
-from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.goal import Goal
+from laconic.recipes.recipe import Recipe
 from laconic.runtimes.runtime import make_runtime
 from laconic.timing.measurements import TrialRecord
 

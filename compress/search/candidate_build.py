@@ -11,6 +11,7 @@ from compress.search.results import BUILT, BuiltArtifact
 from compress.search.trial import SearchContext
 from export.build import EngineOption
 from export.candidates import mean_speedup
+from export.validate import find_missed
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
@@ -18,8 +19,8 @@ from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.progress import Steps
 from laconic.quantization.plan import Precision
-from laconic.recipes.goal import MARGIN, find_missed
-from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.goal import MARGIN, Goal
+from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
 from laconic.timing.benchmark import LENGTH, TRIAL_BATCHES
 from laconic.timing.measurements import ORIGINAL

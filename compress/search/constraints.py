@@ -9,8 +9,7 @@ from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.metrics import bootstrap_interval
-from laconic.recipes.goal import required_tolerance, tighten
-from laconic.recipes.recipe import Goal
+from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Task, Tolerance
 
 DOUBT_SHARE = 0.5

@@ -14,11 +14,11 @@ from compress.search.trial import make_base_recipe, open_context
 from compress.search.trial_runner import TrialRunner
 from export.pipeline import Result
 from export.report.report import add_search
+from export.validate import find_missed
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.cache import Cache, open_scratch_folder
 from laconic.hardware import cores
 from laconic.progress import Steps
-from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Recipe
 from laconic.registry import trust_addresses
 from laconic.timing.measurements import TrialRecord

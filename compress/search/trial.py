@@ -23,7 +23,8 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import Source
 from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.recipe import Goal, NamedStage, Recipe
+from laconic.recipes.goal import Goal
+from laconic.recipes.recipe import NamedStage, Recipe
 from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import TorchStage, dump_settings
 from laconic.registry import trust_addresses
