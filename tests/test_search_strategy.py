@@ -14,7 +14,6 @@ from compress.search.search_candidate import describe_misses
 from compress.search.search_space import predict_specs
 from compress.search.strategy import run_search
 from compress.search.successive_halving import HEALING_STEPS
-from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
 from laconic.hashing import hash_of
@@ -91,7 +90,8 @@ class World:
         self.charge("build", candidate.name)
         return BuiltArtifact(
             folder=candidate.name,
-            option=EngineOption("onnxruntime", "float32"),
+            runtime="onnxruntime",
+            compute="float32",
             precision="int8",
             quality=Quality(fidelity, fidelity),
             latency=costs[1],

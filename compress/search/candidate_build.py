@@ -8,7 +8,7 @@ from compress.pipeline import compress
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.reference_timer import ReferenceTimer
 from compress.search.results import BUILT, BuiltArtifact
-from compress.search.trial import SearchContext
+from compress.search.trial_job import SearchContext
 from export.build import EngineOption
 from export.candidates import mean_speedup
 from export.validate import find_missed
@@ -33,16 +33,10 @@ FOLDER = "artifact"
 
 
 def build_candidate(
-    recipe: Recipe,
-    context: SearchContext,
-    before: Quality,
-    constraints: Constraints,
-    *,
-    trust: bool,
-    steps: Steps,
-    cache: Cache,
+    recipe: Recipe, before: Quality, constraints: Constraints, *, context: SearchContext, trust: bool, cache: Cache
 ) -> BuiltArtifact:
     """Build a candidate's artifact. before: its quality before quantization."""
+    steps = Steps(quiet=True)
     for infidelity in QUANTIZATION_INFIDELITY:
         goal = derive_goal(recipe.goal, before, infidelity)
         made = build_recipe(recipe.model_copy(update={"goal": goal}), context, trust, steps, cache)
@@ -105,7 +99,8 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
     return BuiltArtifact(
         folder=str(folder),
-        option=option,
+        runtime=option.runtime,
+        compute=option.compute,
         precision=most_common_precision(artifact.manifest.precision),
         quality=measure_quality(task, reference, found, choose, recipe.seed),
         latency=artifact.measured.lone_latency,

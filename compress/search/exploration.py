@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from compress.search.latency_model import saved_bytes
 from compress.search.search_candidate import SearchCandidate, unhealed_front
-from compress.search.search_space import Settings, predict_specs
+from compress.search.search_space import Settings, describe_settings, predict_specs
 from compress.search.search_state import SearchState
-from compress.search.study import Study, describe_settings
+from compress.search.study import Study
 
 GENERATION_SIZE = 4
 """Settings that are proposed at once, whatever the number of workers, so that any number finds the same."""

@@ -3,14 +3,16 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from compress.search.budget import Budget
+from compress.search.candidate_build import build_candidate
 from compress.search.constraints import Constraints
 from compress.search.executor import open_executor
 from compress.search.search_candidate import SearchCandidate
 from compress.search.strategy import run_search
-from compress.search.trial import make_base_recipe, open_context
+from compress.search.trial import make_base_recipe, open_context, run_trial
 from compress.search.trial_runner import TrialRunner
 from export.pipeline import Result
 from export.report.report import add_search
@@ -75,7 +77,8 @@ def search(
 
     clock = Budget(budget, cache)
     with open_executor(engine, cores()) as workers, trust_addresses(trust):
-        runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache)
+        build = partial(build_candidate, context=context, trust=trust, cache=cache)
+        runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache, run_trial, build)
         count = len(run_search(runner, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
     steps.report("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from compress.search.constraints import Constraints, Quality
 from compress.search.results import BuiltArtifact, CostPrediction, TrialOutcome
-from compress.search.study import describe_settings
+from compress.search.search_space import describe_settings
 from laconic.timing.measurements import TrialRecord
 from laconic.units import format_bytes, format_seconds
 

@@ -8,11 +8,12 @@ from compress.search.latency_model import LatencyModel
 from compress.search.latency_table import LatencyTable
 from compress.search.results import CostPrediction, TrialOutcome
 from compress.search.search_candidate import SearchCandidate
-from compress.search.search_space import find_axes
+from compress.search.search_space import describe_settings, find_axes
 from compress.search.search_state import Publish, SearchState
-from compress.search.study import Study, describe_settings
+from compress.search.study import Study
 from compress.search.successive_halving import SuccessiveHalving
 from compress.search.trial_runner import TrialRunner
+from export.build import EngineOption
 from laconic.errors import RecipeError
 from laconic.models.source import GraphSource
 
@@ -32,9 +33,10 @@ def run_search(runner: TrialRunner, publish: Publish, trials: int | None = None)
     assert baseline.outcome is not None
     axes = find_axes(baseline.outcome.specs)
     if axes and (state.constraints.prefers_speed or not state.is_goal_met):
-        table = LatencyTable(baseline.built.option, runner.cache, baseline.built.precision)
+        option = EngineOption(baseline.built.runtime, baseline.built.compute)
+        table = LatencyTable(option, runner.cache, baseline.built.precision)
         outcome = baseline.outcome
-        state.latency_model = LatencyModel(table, outcome.specs, outcome.size, baseline.built)
+        state.latency_model = LatencyModel(table.total, outcome.specs, outcome.size, baseline.built)
         study = Study(axes, runner.recipe.seed)
         exploration = Exploration(state, study, float("inf") if trials is None else float(trials))
         halving = SuccessiveHalving(state)
