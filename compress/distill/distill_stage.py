@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from compress.distill.distillation_loss import DistillationLoss
+from compress.distill.distillation_loss import DistillationLoss, LayerPair
 from compress.distill.distillation_objective import DistillationObjective
-from compress.distill.layer_mapping import LayerPair, pair_layers
+from compress.distill.layer_mapping import pair_layers
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import NamedSettings

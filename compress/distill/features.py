@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LossTerms, flatten_positions, relative_error
+from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms, flatten_positions, relative_error
 from compress.distill.forward_pass import ForwardPass
-from compress.distill.layer_mapping import LayerPair
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 

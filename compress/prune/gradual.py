@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from compress.distill.heal import Heal
 from laconic.models.weights import fill, read_safetensors, write_weights
-from laconic.recipes.stage import TorchContext
+from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.training.step.train_state import StepCallback, TrainState
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def prune_iteratively(
     context: TorchContext,
     sparsities: Sequence[float],
     sparsify: Sparsify,
-    heal: Heal,
+    heal: TorchStage,
     make_checkpoint: Callable[[nn.Module], "Checkpoint"],
 ) -> nn.Module:
     """Prune and heal in turns: the module after the last pruning step, not healed yet.

@@ -13,8 +13,8 @@ from laconic.planner.meta_model import MetaModel
 from laconic.planner.simulate import fakify, make_fake_mode
 from laconic.training.optimizers import Optimizer
 from laconic.training.settings import Training
-from laconic.training.step.compatibility import find_conflict
-from laconic.training.step.technique import SLOTS, Proposal, Slot, Technique
+from laconic.training.step.compatibility import SLOTS, Slot, find_conflict
+from laconic.training.step.technique import Proposal, Technique
 from laconic.training.step_assembly import make_step_parts
 
 GRID: tuple[Slot, ...] = ("precision", "activations", "batch")

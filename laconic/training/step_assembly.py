@@ -1,5 +1,7 @@
 """From settings to the parts of a training step: the same for training, for simulating a step, and for timing it."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -8,9 +10,10 @@ from laconic.training.optimizers import Groups, parameter_groups
 from laconic.training.parallel.distribute import distribute
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training, TrainingComponents
-from laconic.training.step.compatibility import check_compatibility, sort_by_slot
+from laconic.training.step.compatibility import SLOTS, check_compatibility
 from laconic.training.step.objective import Objective
 from laconic.training.step.step_parts import StepParts
+from laconic.training.step.technique import Technique
 
 
 def make_step_parts(
@@ -57,3 +60,8 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
             parallelism=training.mesh.parallelism,
         )
         distribute(parts, training.mesh, ranks, training.batch_size)
+
+
+def sort_by_slot(techniques: Mapping[str, Technique]) -> list[Technique]:
+    """The techniques in the order in which they are applied."""
+    return sorted(techniques.values(), key=lambda technique: SLOTS.index(technique.slot))
