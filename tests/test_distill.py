@@ -12,13 +12,16 @@ from torch import nn
 from compress.distill.distill_stage import match_layers
 from compress.distill.distillation_loss import LossTerms, OutputLoss
 from compress.distill.distillation_objective import DistillationObjective
-from compress.distill.embeddings import CosineLoss, EmbeddingDistillation, SimilarityLoss
-from compress.distill.features import FeatureDistillation, HiddenStateLoss
+from compress.distill.embeddings import EmbeddingDistillation
+from compress.distill.features import FeatureDistillation
 from compress.distill.heal import Heal
+from compress.distill.hidden_state_loss import HiddenStateLoss
 from compress.distill.layer_distillation import LayerwiseDistillation, LayerwiseLoss
 from compress.distill.layer_mapping import last_replaced, pair_layers
-from compress.distill.logits import LogitDistillation, SoftTargetLoss
+from compress.distill.logits import LogitDistillation
 from compress.distill.relations import AttentionRelationLoss, RelationDistillation
+from compress.distill.soft_target_loss import SoftTargetLoss
+from compress.distill.vector_loss import CosineLoss, SimilarityLoss
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache

@@ -10,10 +10,10 @@ from torch import nn
 
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss, OutputLoss
-from compress.distill.embeddings import CosineLoss, SimilarityLoss
-from compress.distill.features import HiddenStateLoss
 from compress.distill.healing_monitor import PERFECT, HealingMonitor
-from compress.distill.logits import SoftTargetLoss
+from compress.distill.hidden_state_loss import HiddenStateLoss
+from compress.distill.soft_target_loss import SoftTargetLoss
+from compress.distill.vector_loss import CosineLoss, SimilarityLoss
 from laconic.config import NamedSettings
 from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import HealingLoss, Task
