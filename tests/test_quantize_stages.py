@@ -11,7 +11,7 @@ from models import save_embedder
 from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
-from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, fake_quantize_weight
+from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, fake_quantize_weight, find_operation
 from compress.quantize.graph_moments import collect_moments
 from compress.quantize.learned_ranges import RANGES, read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plan
@@ -220,7 +220,7 @@ def test_what_was_attached_comes_off():
     layer = torch.nn.Conv2d(2, 3, 3)
     values = torch.randn(1, 2, 6, 6)
     before, state = layer(values), copy.deepcopy(layer.state_dict())
-    undo = attach_fake_quantization(layer, LearnedRange(Range(-0.5, 0.5)))
+    undo = attach_fake_quantization(layer, find_operation(layer), LearnedRange(Range(-0.5, 0.5)))
     assert not torch.equal(layer(values), before)
     undo()
     assert torch.equal(layer(values), before)

@@ -106,12 +106,13 @@ class QuantizationAwareDistillation(DistillationObjective):
                 part.eval()  # folded into its convolution later: other statistics would lead to other scales
         layers = dict(modules.model.named_modules())
         for path, learned in self.learned.items():
-            if path not in layers or find_operation(layers[path]) is None:
+            operation = find_operation(layers[path]) if path in layers else None
+            if operation is None:
                 raise RecipeError(
                     f"quantize.qat trains {path} as it is, and a technique has put something else in its place. Remove "
                     f"lora, qlora and layerwise from its techniques"
                 )
-            modules.on_restore(attach_fake_quantization(layers[path], learned))
+            modules.on_restore(attach_fake_quantization(layers[path], operation, learned))
         own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
         modules.add(RANGES, own)
 

@@ -39,8 +39,6 @@ def make_smoothing(channels: ChannelStatistics, weights: Sequence[Array], alpha:
 
 def smoothed_range(channels: ChannelStatistics, factors: Array | None) -> Range:
     """The observed range after division by the factors (None: 1), with some headroom."""
-    assert channels.low is not None
-    assert channels.high is not None
     divisor = 1.0 if factors is None else factors
     low, high = float((channels.low / divisor).min()), float((channels.high / divisor).max())
     return Range(low * HEADROOM, high * HEADROOM)

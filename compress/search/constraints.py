@@ -102,8 +102,7 @@ class Constraints:
             parts.append(ratio(1 - found.fidelity, 1 - self.tolerance.mean))
             if self.tolerance.worst is not None:
                 parts.append(ratio(1 - found.worst, 1 - self.tolerance.worst))
-        if self.max_drop is not None:
-            assert found.cautious_drop is not None
+        if self.max_drop is not None and found.cautious_drop is not None:
             parts.append(ratio(found.cautious_drop, self.max_drop))
         return max(parts)
 

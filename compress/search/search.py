@@ -10,7 +10,7 @@ from compress.search.budget import Budget
 from compress.search.candidate_build import build_candidate
 from compress.search.constraints import Constraints
 from compress.search.executor import open_executor
-from compress.search.search_candidate import SearchCandidate
+from compress.search.results import BuiltArtifact
 from compress.search.strategy import run_search
 from compress.search.trial import make_base_recipe, open_context, run_trial
 from compress.search.trial_runner import TrialRunner
@@ -68,10 +68,9 @@ def search(
         constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
         step.note = f"{context.source.task.name}, {len(context.samples.choose)} samples to choose by"
 
-    def publish_best(best: SearchCandidate, trials: Sequence[TrialRecord]) -> None:
-        assert best.built is not None
+    def publish_best(best: BuiltArtifact, trials: Sequence[TrialRecord]) -> None:
         with open_scratch_folder(destination) as folder:
-            shutil.copytree(best.built.folder, folder / "artifact")
+            shutil.copytree(best.folder, folder / "artifact")
             add_search(folder / "artifact", [trial.model_dump() for trial in trials])
             publish_artifact(folder / "artifact", destination)
 
