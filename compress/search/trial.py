@@ -20,7 +20,6 @@ from laconic.errors import LaconicError
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import NamedStage, Recipe
@@ -91,7 +90,7 @@ def compress_and_evaluate(
     finally:
         torch.set_num_threads(before)
     checkpoint = as_checkpoint_source(lineage.model).checkpoint
-    with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
+    with lineage.model.open(cores()) as session:
         found = predict(session, task, choose)
     return TrialOutcome(
         quality=measure_quality(task, lineage.reference(choose), found, choose, recipe.seed),

@@ -8,7 +8,7 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from laconic.offload.host_memory import HostMemory
-from laconic.training.optimizers import Groups, parameter_groups
+from laconic.training.optimizers.optimizer import Groups, parameter_groups
 from laconic.training.parallel.data_parallel import replicate_model
 from laconic.training.parallel.fully_sharded import shard_parameters
 from laconic.training.parallel.ranks import Ranks
