@@ -9,7 +9,6 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_embedder, save_gpt2, save_llama, save_vit
 from torch import nn
 
-from compress.distill.distill_stage import match_layers
 from compress.distill.distillation_loss import LossTerms, OutputLoss
 from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.embeddings import EmbeddingDistillation
@@ -112,7 +111,7 @@ def objective(student, original, imitation):
     task = original.task
     own = registry.resolve("objective", task.objective).of(task) if task.self_supervised else None
     made = DistillationObjective(task, original.module, [imitation], task_objective=own)
-    made.prepare(student.module, match_layers(student, original))
+    made.prepare(student.module, pair_layers(student.module, original.module, student.history[len(original.history) :]))
     return made
 
 
@@ -185,8 +184,9 @@ def test_an_objective_with_a_tail_compares_the_rows_of_a_batch(originals):
         DistillationObjective(original.task, original.module, [HiddenStateLoss()], tail_weight=weight)
         for weight in (0.0, 1.0)
     )
+    pairs = pair_layers(student.module, original.module, student.history[len(original.history) :])
     for each in (plain, tail):
-        each.prepare(student.module, match_layers(student, original))
+        each.prepare(student.module, pairs)
     assert plain.splittable
     assert not tail.splittable
     batch = plain.collate(original.task.examples(8, seed=2), None)

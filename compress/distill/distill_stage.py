@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from compress.distill.distillation_loss import DistillationLoss, LayerPair
+from compress.distill.distillation_loss import DistillationLoss
 from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.layer_mapping import pair_layers
 from laconic import registry
@@ -83,7 +83,7 @@ class DistillStage(Training, TorchStage):
         """The training objective of a student. Raises UsageError, DataError."""
         original = context.original
         teacher = original.module if device.type == "cpu" else copy.deepcopy(original.module)
-        pairs = match_layers(student, original)
+        pairs = pair_layers(student.module, original.module, student.history[len(original.history) :])
         made = DistillationObjective(
             context.task,
             teacher,
@@ -130,12 +130,6 @@ class DistillStage(Training, TorchStage):
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
         """Do nothing: training changes no structure."""
-
-
-def match_layers(student: Checkpoint, original: Checkpoint) -> tuple[LayerPair, ...]:
-    """The pairs of a student's layers with the layers of the original that they learn from."""
-    since = student.history[len(original.history) :]
-    return pair_layers(student.module, original.module, since)
 
 
 def make_progress_callback(step: Step) -> StepCallbackFactory:

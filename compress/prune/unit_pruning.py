@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.criteria.criterion import Criterion, NamedCriterion, collect_statistics
+from compress.criteria.criterion import NamedCriterion, collect_statistics
 from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.transformer.anatomy import Site, UnitKind, anatomy
@@ -113,9 +113,7 @@ class UnitPruning(TorchStage):
 
     def make_selector(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> SelectUnits:
         """The function that chooses the units of a site that stay."""
-        orders: Mapping[str, Sequence[int]] = (
-            {} if self.criterion is None else self.rank(checkpoint, context, self.criterion.make_criterion())
-        )
+        orders = self.rank(checkpoint, context, self.criterion) if self.criterion else {}
 
         def select(site: Site, weight: Tensor, sums: RegressionSums, *, biased: bool) -> Sequence[int]:
             count = counts[site.block]
@@ -128,8 +126,9 @@ class UnitPruning(TorchStage):
 
         return select
 
-    def rank(self, checkpoint: Checkpoint, context: TorchContext, criterion: Criterion) -> dict[str, Sequence[int]]:
+    def rank(self, checkpoint: Checkpoint, context: TorchContext, named: NamedCriterion) -> dict[str, Sequence[int]]:
         """The units of each site in ascending order of the criterion's scores of the consumer's weights."""
+        criterion = named.make_criterion()
         sites = anatomy(checkpoint.module).of(self.units)
         statistics = collect_statistics(
             criterion,
