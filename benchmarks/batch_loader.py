@@ -25,7 +25,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset, read
+from laconic.data.dataset import Dataset
+from laconic.data.reader import read
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import Task

@@ -18,14 +18,14 @@ from minilm import artifacts, ways
 from run import table
 from test_set import choose_texts
 
+from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.hardware import this_machine
 from laconic.progress import Steps
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import Array
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def judge(
     sessions: Mapping[str, Session], task: Task, chosen: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, dict[str, Array]]]:
     """For each way the cosines with the first one's vectors, by kind and of all texts; the first way is left out."""
-    data = Dataset.of([text for kind in chosen.values() for text in kind], task)
+    data = make_dataset([text for kind in chosen.values() for text in kind], task)
     kinds = np.repeat(np.arange(len(chosen)), [len(kind) for kind in chosen.values()])
     (_, original), *others = sessions.items()
     reference = predict(original, task, data)

@@ -13,16 +13,16 @@ import numpy as np
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from export.sources import open_source
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import format_speedup
 from laconic.cache import VARIABLE, Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import Timing
 from laconic.units import format_seconds
@@ -118,7 +118,7 @@ def measure(
 
 def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
     """For each way, how near its answers are to the original's on texts that nothing has seen."""
-    data = Dataset.of([text for kind in unseen.values() for text in kind], task)
+    data = make_dataset([text for kind in unseen.values() for text in kind], task)
     few = data.take(TOGETHER)
     kinds = np.repeat(np.arange(len(unseen)), [len(kind) for kind in unseen.values()])
     reference: Arrays = {}

@@ -15,13 +15,15 @@ import torch_pruning
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from torch import Tensor, nn
 
-from laconic.data.dataset import Dataset, batches, read
+from laconic.arrays import Arrays
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
+from laconic.data.reader import read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 
 CALIBRATE = 300
 """Texts that the other tools calibrate with."""

@@ -20,16 +20,17 @@ from compress.prune.ffn import Ffn
 from compress.prune.heads import Heads
 from compress.prune.layers import Layers
 from compress.transformer.anatomy import anatomy
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.config import NamedSettings
-from laconic.data.dataset import Dataset, read, split
+from laconic.data.dataset import Dataset, split
+from laconic.data.reader import read
 from laconic.metrics import cosine, cosine_matrix, spearman
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array
 
 PLAIN: dict[str, Any] = {"compensate": False}
 BY: dict[str, dict[str, Any]] = {name: {"criterion": NamedSettings(name=name)} for name in ("magnitude", "activation")}

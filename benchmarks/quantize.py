@@ -21,6 +21,7 @@ from export.build import EngineOption
 from export.sources import capture_graph, open_source
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.recipes.recipe import NamedStage, Recipe
@@ -88,7 +89,7 @@ def minilm(folder: Path) -> tuple[Source, Dataset, Dataset]:
     data, unseen = texts(folder, TEXTS)
     recipe = Recipe.parse({"source": str(model_folder(folder)), "data": str(data), "stages": []})
     source = open_source(recipe, Cache(folder / "cache"), trust=False)
-    judges = Dataset.of([text for kind in unseen.values() for text in kind], source.task)
+    judges = make_dataset([text for kind in unseen.values() for text in kind], source.task)
     return source, split_samples(recipe, source.task).calibrate, judges.take(UNSEEN)
 
 

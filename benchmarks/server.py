@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
-from laconic.tensor import Arrays
 from serve.kserve import DATATYPES
 from serve.model import read_cap
 from serve.server_settings import Settings

@@ -23,18 +23,19 @@ from compress.factorize.convolution import Convolution
 from compress.factorize.low_rank import LowRank
 from compress.prune.channel_allocation import count_positions
 from compress.prune.channels import Channels
+from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import UsageError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tensor import Array, Arrays
 
 CHOOSE = 100
 """Of the images that a stage may look at, those that it chooses by."""
@@ -213,8 +214,8 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     images, labels = data()
     checkpoint = opened(options.model, images, labels, options.work)
-    given = Dataset.of(list(images[SEEN : SEEN + GIVEN]), checkpoint.task, name="given")
-    judge = Dataset.of(
+    given = make_dataset(list(images[SEEN : SEEN + GIVEN]), checkpoint.task, name="given")
+    judge = make_dataset(
         list(images[SEEN + GIVEN :]), checkpoint.task, labels=labels[SEEN + GIVEN :].tolist(), name="judge"
     )
     context = context_of(checkpoint, given, options.work)

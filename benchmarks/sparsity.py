@@ -27,6 +27,7 @@ from torch import nn
 from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
+from laconic.data.reader import make_dataset
 from laconic.finetune.evaluate import evaluate
 from laconic.hashing import hash_of
 from laconic.models.checkpoint import Checkpoint
@@ -70,7 +71,7 @@ def corpus(folder: Path) -> tuple[CausalLm, Dataset, Dataset]:
     )
     task = CausalLm(tokenizer, inputs, max_tokens=LENGTH, pad_id=0, start_id=0)
     long = [line for line in lines if len(tokenizer.encode(line).ids) > 1]
-    parts = split(Dataset.of(long, task, name="docstrings"), {"learn": 1 - HELD, "held": HELD})
+    parts = split(make_dataset(long, task, name="docstrings"), {"learn": 1 - HELD, "held": HELD})
     return task, parts["learn"], parts["held"]
 
 

@@ -20,6 +20,7 @@ from training import eager
 
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
+from laconic.data.reader import make_dataset
 from laconic.finetune.head import with_labels
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.language_model import LanguageModel
@@ -95,7 +96,7 @@ def minilm(folder: Path) -> Study:
         still(checkpoint.module)
         return checkpoint
 
-    dataset = Dataset.of([text for text, _ in pairs], start(0).task, labels=[label for _, label in pairs])
+    dataset = make_dataset([text for text, _ in pairs], start(0).task, labels=[label for _, label in pairs])
     parts = split(dataset, {"learn": 1 - HELD, "held": HELD})
     return Study("MiniLM", start, parts["learn"], parts["held"], training(60, 16, 1e-4), few=20)
 
@@ -113,7 +114,7 @@ def digits() -> Study:
     task = ImageClassification((spec,), preprocess=ImagePreprocess(channels=1))
     found = load_digits()
     images = (found.images / 16).astype(np.float32)[:, None]
-    parts = split(Dataset.of(list(images), task, labels=found.target.tolist()), {"learn": 1 - HELD, "held": HELD})
+    parts = split(make_dataset(list(images), task, labels=found.target.tolist()), {"learn": 1 - HELD, "held": HELD})
 
     def start(seed: int) -> Checkpoint:
         torch.manual_seed(seed)
@@ -136,7 +137,7 @@ def language(folder: Path) -> Study:
         for name in ("input_ids", "attention_mask")
     )
     task = CausalLm(tokenizer, inputs, max_tokens=LENGTH, pad_id=0, start_id=0)
-    parts = split(Dataset.of(lines, task), {"learn": 1 - HELD, "held": HELD})
+    parts = split(make_dataset(lines, task), {"learn": 1 - HELD, "held": HELD})
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=0, eos_token_id=0,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,

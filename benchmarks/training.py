@@ -10,7 +10,7 @@ from torch import nn
 
 from laconic.config import NamedSettings
 from laconic.models import builder, huggingface
-from laconic.models.embedder import read_source_json
+from laconic.models.source_json import read_source_json
 from laconic.planner.combinations import format_technique
 from laconic.planner.meta_model import CONFIG, MetaModel, open_meta_model
 from laconic.training.settings import Training

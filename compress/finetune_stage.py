@@ -2,22 +2,19 @@
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import nn
 
 from laconic.artifacts.record import Record
 from laconic.hashing import code_version, hash_of
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
 from laconic.training.train import train
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from laconic.models.checkpoint import Checkpoint
 
 
 class Finetune(Training, TorchStage):
@@ -27,7 +24,7 @@ class Finetune(Training, TorchStage):
     trains = True
     teaches = True
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         # What is trained is changed in place, and the original is still to be asked.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         taught = train(
@@ -45,5 +42,5 @@ class Finetune(Training, TorchStage):
         return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
 
     @staticmethod
-    def rebuild(module: "nn.Module", record: Record) -> None:
+    def rebuild(module: nn.Module, record: Record) -> None:
         """Nothing: training changes no structure."""

@@ -21,10 +21,9 @@ from laconic.cache import Cache
 from laconic.files import replace_folder
 from laconic.hardware import cores, this_machine
 from laconic.models.checkpoint import Checkpoint, check_free
-from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.goal import required_tolerance
-from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.goal import Goal, required_tolerance
+from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import TorchStage
 from laconic.runtimes.predict import predict
 
@@ -76,7 +75,7 @@ def compress_checkpoint(
         apply_stages(lineage, torch_stages(recipe))
         checkpoint = as_checkpoint_source(lineage.model).checkpoint
         with steps.step("compare with the original") as step:
-            found = compare_checkpoint(lineage, checkpoint)
+            found = compare_checkpoint(lineage)
             step.note = f"fidelity {found.figures['fidelity']:.6g}"
         folder = lineage.job.folder / "checkpoint"
         checkpoint.save(folder)
@@ -89,11 +88,11 @@ def compress_checkpoint(
     )
 
 
-def compare_checkpoint(lineage: Lineage, checkpoint: Checkpoint) -> Comparison:
-    """Compare the checkpoint's outputs with the original's, on the test samples."""
+def compare_checkpoint(lineage: Lineage) -> Comparison:
+    """Compare the outputs of the checkpoint that the stages made with the original's, on the test samples."""
     job = lineage.job
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
-    with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
+    with lineage.model.open(cores()) as session:
         found = predict(session, task, judge)
     evidence = Evidence(
         capture_error=None,

@@ -11,16 +11,16 @@ import torch
 
 from export.lineage import Lineage, summarize_fidelity
 from export.sources import as_checkpoint_source
+from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import BUILD
+from laconic.models.checkpoint_card import BUILDABLE
 from laconic.models.footprint import measure_footprint
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array
 from laconic.units import format_bytes, format_count, format_fidelity
 
 KEPT, TIME = "checkpoint", "seconds.json"
@@ -28,7 +28,7 @@ KEPT, TIME = "checkpoint", "seconds.json"
 
 def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> None:
     """Apply the named stages in this order, and advance the lineage to each result."""
-    can_be_kept = lineage.source.description["kind"] in BUILD
+    can_be_kept = lineage.source.description["kind"] in BUILDABLE
     if stages and not can_be_kept:
         lineage.job.steps.warn(
             f"a model from a {lineage.source.description['kind']} cannot be saved, so its stages start again after an "

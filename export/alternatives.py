@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from export.candidates import EngineCandidate, choose_fastest
+from laconic.arrays import Arrays
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import PlacedModel
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
-from laconic.tensor import Arrays
 
 Validate = Callable[[EngineCandidate], tuple[Verdict, list[tuple[Arrays, Arrays]]]]
 

@@ -11,6 +11,7 @@ from export.place import place
 from export.reference import REFERENCE, open_reference
 from export.rules import PlacementRules, adapt_plan
 from laconic import registry
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -22,7 +23,6 @@ from laconic.quantization.plan import Plan
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 
 
 @dataclass(frozen=True)

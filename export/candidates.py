@@ -8,9 +8,9 @@ from statistics import geometric_mean
 
 from export.build import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
+from laconic.arrays import Array
 from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
 from laconic.tasks.task import Tolerance
-from laconic.tensor import Array
 from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
 

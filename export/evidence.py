@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from export.build import EngineOption
+from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.runtimes.predict import predict
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 
 GOLDEN_BATCHES = (1, 4)
 """Sizes of the golden batches."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from export.sources import open_source
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.record import Record
 from laconic.cache import Cache, open_scratch_folder
 from laconic.data.dataset import Dataset
@@ -20,7 +21,6 @@ from laconic.recipes.splits import SampleSplits, split_samples
 from laconic.recipes.stage import Context, Stage, dump_settings
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array, Arrays
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.capture.graph_file import save_model
+from export.model_file import save_model
 from export.passes.half import find_float_tensors
+from laconic.arrays import Arrays
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.tensor import Arrays
 
 LARGEST = 65504.0
 """The largest number of FP16."""

@@ -19,15 +19,16 @@ from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, measure_capture_error
-from export.validate import is_batch_independent, validate
+from export.validate import find_missed, is_batch_independent, validate
 from laconic import __version__, registry
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
-from laconic.data.dataset import batches as iterate_batches
+from laconic.data.batches import batches as iterate_batches
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
@@ -35,12 +36,11 @@ from laconic.progress import Step, Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.quantization.plan_file import pack_plan
-from laconic.recipes.goal import find_missed, required_tolerance, tighten
+from laconic.recipes.goal import required_tolerance, tighten
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 from laconic.timing.measurements import DEFAULT_KNEE, Measurements, find_knee
 
 

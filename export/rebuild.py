@@ -15,7 +15,8 @@ from export.build import EngineOption
 from export.lineage import Job, Lineage
 from export.pipeline import EngineBuild, Result
 from export.sources import ADAPTER, capture_graph, open_source
-from export.validate import round_figure
+from export.validate import find_missed, round_figure
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON
 from laconic.artifacts.verdict import Comparison, Verdict
@@ -28,10 +29,8 @@ from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, QuantizedWeight
 from laconic.quantization.plan_file import unpack_bias_corrections, unpack_ranges, unpack_smoothing
-from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Origin, Recipe
 from laconic.recipes.splits import split_samples
-from laconic.tensor import Arrays
 
 AGAINST = "float graph"
 """What a rebuilt artifact is compared with: the graph that the original was captured as."""

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from export.evidence import Evidence
+from laconic.arrays import Array, Arrays
+from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import bootstrap_interval
-from laconic.recipes.goal import WORST
-from laconic.recipes.recipe import Goal
+from laconic.recipes.goal import WORST, Goal
 from laconic.tasks.task import Task, Tolerance
-from laconic.tensor import Array, Arrays
+from laconic.units import format_bytes, format_seconds
 
 CAPTURE_EXACTNESS = 1 - 1e-4
 """1 minus the largest allowed error of the captured graph, relative to the largest output. FP32 sums in another order
@@ -128,6 +129,21 @@ def compare_by_kind(evidence: Evidence, task: Task) -> Iterator[Comparison]:
                 "fidelity_worst": round_figure(own.min()),
             },
         )
+
+
+def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
+    """Yield a sentence for each part of the goal that the artifact does not meet."""
+    if artifact.manifest.verdict:
+        yield from artifact.manifest.verdict.failures
+    if goal.max_size is not None and artifact.size > goal.max_size:
+        yield f"size is {format_bytes(artifact.size)}, the goal is {format_bytes(goal.max_size)}"
+    if goal.max_latency is None:
+        return
+    lone = artifact.measured.lone_latency
+    if lone is None:
+        yield f"latency was not measured, the goal is {format_seconds(goal.max_latency)}: the engine is not here"
+    elif lone > goal.max_latency:
+        yield f"latency is {format_seconds(lone)}, the goal is {format_seconds(goal.max_latency)}"
 
 
 def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:

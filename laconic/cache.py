@@ -15,9 +15,9 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from laconic.arrays import Arrays
 from laconic.errors import UsageError
 from laconic.files import TAKEN, restore_folder
-from laconic.tensor import Arrays
 
 VARIABLE = "LACONIC_CACHE"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 Scorer = Callable[[Array], float]
 """Takes the indices of samples (with repeats, when resampled) and returns the metric over them; higher is better."""

@@ -1,16 +1,12 @@
 """The signature of a model: tensor names, dtypes and shapes, with dynamic axes by name."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
-
-Array = NDArray[Any]
-Arrays = dict[str, Array]
 
 BATCH = "batch"
 DTYPES = (

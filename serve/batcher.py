@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from laconic.arrays import Arrays
 from laconic.errors import DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
-from laconic.tensor import Arrays
 from serve.layout import Batch, Cap, Layout, Part
 from serve.statistics import Statistics
 

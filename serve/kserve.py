@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
-from laconic.tensor import Array, Arrays, TensorSpec
+from laconic.tensor import TensorSpec
 from serve.wire import BINARY, JSON, Answer, from_json, to_json
 
 DTYPES = {

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from laconic.tensor import BATCH, Array, Arrays, TensorSpec
+from laconic.arrays import Array, Arrays
+from laconic.tensor import BATCH, TensorSpec
 
 Sizes = dict[str, int]
 """The size of each free axis, by name."""

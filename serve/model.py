@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.runtime import Session
-from laconic.tensor import Arrays, check_inputs
+from laconic.tensor import check_inputs
 from serve.batcher import Batcher, Item
 from serve.layout import STEP, Cap, Layout
 from serve.server_settings import Settings

@@ -4,19 +4,20 @@ from pathlib import Path
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext
 from laconic.runtimes.predict import predict
-from laconic.tensor import Array
 
 
 def dataset_for(checkpoint: Checkpoint, count: int = 48, seed: int = 0) -> Dataset:
     """Samples that the checkpoint's task makes up."""
-    return Dataset.of(checkpoint.task.examples(count, seed), checkpoint.task, name="made-up samples")
+    return make_dataset(checkpoint.task.examples(count, seed), checkpoint.task, name="made-up samples")
 
 
 def torch_context(

@@ -13,6 +13,7 @@ import numpy as np
 from artifacts import write_artifact
 from safetensors.numpy import save_file
 
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED
 from laconic.hashing import digest_file, seal, unseal
 from laconic.metrics import cosine
@@ -20,7 +21,7 @@ from laconic.runtimes.fake import FakeSession
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
-from laconic.tensor import Array, Arrays, TensorSpec
+from laconic.tensor import TensorSpec
 from serve.app import App, create_app
 from serve.server import Server, bind, listen
 from serve.server_settings import Settings

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset, read
+from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError, InputError, LaconicError, RecipeError, UsageError
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
@@ -93,7 +93,7 @@ def images(tmp_path_factory):
 
 
 def texts(count):
-    return Dataset.of(["x" * number for number in range(1, count + 1)], TEXT, name="texts")
+    return make_dataset(["x" * number for number in range(1, count + 1)], TEXT, name="texts")
 
 
 def same(one, other):
@@ -273,27 +273,27 @@ def test_batches_are_the_same_while_the_count_of_workers_changes(monkeypatch):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(("bad", "reason"), [("wrong", "this text is wrong"), ("empty", "this text is empty")])
 def test_an_error_names_its_row_wherever_it_arose(workers, bad, reason):
-    dataset = Dataset.of(["a", "b", "c", bad, "d"], TEXT, name="t.jsonl")
+    dataset = make_dataset(["a", "b", "c", bad, "d"], TEXT, name="t.jsonl")
     with pytest.raises(DataError, match=rf"^t\.jsonl, row 4: {reason}\. Fix or remove the row$"):
         list(feed(dataset, words, workers=workers))
     assert not multiprocessing.active_children()
 
 
 def test_rows_that_only_clash_are_named_together():
-    dataset = Dataset.of(["a", "bb"], TEXT, name="t.jsonl")
+    dataset = make_dataset(["a", "bb"], TEXT, name="t.jsonl")
     with pytest.raises(DataError, match=r"rows 1, 2 do not fit into one batch: texts of unlike length"):
         list(feed(dataset, one_length))
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with pytest.raises(KeyError, match="in words"):
-        list(feed(Dataset.of(["a", "bug"], TEXT), words, workers=1))
+        list(feed(make_dataset(["a", "bug"], TEXT), words, workers=1))
     assert not multiprocessing.active_children()
 
 
 def test_a_worker_that_dies_is_an_error_that_says_what_to_try():
     with pytest.raises(LaconicError, match=r"has died.*Try workers: 0"):
-        list(feed(Dataset.of(["deadly"] * 2, TEXT), words, workers=1))
+        list(feed(make_dataset(["deadly"] * 2, TEXT), words, workers=1))
     assert not multiprocessing.active_children()
 
 

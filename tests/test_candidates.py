@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from export.build import EngineOption
 from export.candidates import EngineCandidate, choose_fastest, find_plan, pair_ladders
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
-from laconic.recipes.goal import required_tolerance, tighten
-from laconic.recipes.recipe import Goal
+from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Tolerance
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding

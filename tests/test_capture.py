@@ -22,7 +22,7 @@ from export.capture.capture import capture, measure_parity
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import order_inputs, probe_module
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.tensors import Tensors
 

@@ -20,7 +20,8 @@ from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.models.checkpoint_card import CARD
 from laconic.models.image_processor import parse_preprocess, read_preprocess
-from laconic.models.torch_runtime import Torch, TorchSession
+from laconic.models.torch_runtime import Torch
+from laconic.models.torch_session import TorchSession
 from laconic.tensor import TensorSpec
 
 TEXTS = ["hello world", "a model answers every question", "the"]

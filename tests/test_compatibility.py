@@ -8,8 +8,9 @@ from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.training.optimizers.adamw import AdamW
-from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, check_compatibility, find_conflict, sort_by_slot
-from laconic.training.step.technique import SLOTS, Technique
+from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, check_compatibility, find_conflict
+from laconic.training.step.technique import Technique
+from laconic.training.step_assembly import sort_by_slot
 
 SPECIAL = {"max_grad_norm", "replicate", "shard"}
 """What a technique may exclude beside other techniques."""

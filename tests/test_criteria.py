@@ -13,7 +13,7 @@ from compress.statistics.gradients import collect_gradients
 from compress.statistics.layer_inputs import weight_matrix
 from compress.statistics.moments import Moments
 from laconic import registry
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.processors import plain_task
@@ -113,7 +113,7 @@ def test_with_labels_the_gradient_is_that_of_the_tasks_objective():
     module = randomize(Perceptron([4, 3]))
     task = plain_task("tensors", module.inputs, "a test")
     samples = task.examples(6, 0)
-    dataset = Dataset.of(samples, task, labels=[0, 1, 2, 0, 1, 2], name="labelled")
+    dataset = make_dataset(samples, task, labels=[0, 1, 2, 0, 1, 2], name="labelled")
     found = collect_gradients(module, task, dataset, ["layers.0"])["layers.0"]
     sizes = []
     for sample, label in zip(samples, dataset.labels, strict=True):
@@ -142,7 +142,7 @@ def test_texts_of_one_token_teach_a_language_model_nothing(tmp_path):
     (path,) = [path for path, _ in checkpoint.module.named_modules() if path.endswith("h.0.mlp.c_fc")]
     checkpoint.task.tokenizer.post_processor = processors.Sequence([])
     for texts in (["hello"], ["hello", "hello world"]):
-        dataset = Dataset.of(texts, checkpoint.task, name="short")
+        dataset = make_dataset(texts, checkpoint.task, name="short")
         if len(texts) == 1:
             with pytest.raises(DataError, match="two tokens"):
                 collect_gradients(checkpoint.module, checkpoint.task, dataset, [path])

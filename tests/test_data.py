@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from laconic.data.dataset import Dataset, batches, read, split
+from laconic.data.batches import batches
+from laconic.data.dataset import split
+from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, split_samples
@@ -313,7 +315,7 @@ def test_the_fingerprint_follows_the_images_behind_a_file(tmp_path):
 
 
 def parts(values, **options):
-    return split(Dataset.of(values, TEXT), ROLES, **options)
+    return split(make_dataset(values, TEXT), ROLES, **options)
 
 
 many = st.lists(st.integers(0, 40).map(str), min_size=3).filter(lambda values: len(set(values)) >= 3)
@@ -335,7 +337,7 @@ def test_a_split_shares_nothing_loses_nothing_and_ignores_the_order(values, rand
 
 def test_a_split_keeps_its_sizes_and_its_labels_and_another_seed_gives_another():
     values = [str(number) for number in range(100)]
-    dataset = Dataset.of(values, TEXT, labels=values)
+    dataset = make_dataset(values, TEXT, labels=values)
     first = split(dataset, ROLES)
     assert [len(part) for part in first.values()] == [40, 20, 40]
     assert all(list(part.samples) == part.labels for part in first.values())
@@ -357,23 +359,23 @@ def test_too_few_samples_to_split_are_refused():
 @fast
 @given(many, st.integers(1, 30))
 def test_what_is_taken_is_varied_and_no_more_than_asked(values, count):
-    dataset = Dataset.of(values, TEXT)
+    dataset = make_dataset(values, TEXT)
     taken = dataset.take(count)
     assert len(taken) == min(count, len(set(values)))
     assert len(set(taken.samples)) == len(taken)
     assert set(taken.samples) <= set(values)
-    assert taken.fingerprint == Dataset.of(values[::-1], TEXT).take(count).fingerprint
+    assert taken.fingerprint == make_dataset(values[::-1], TEXT).take(count).fingerprint
 
 
 def test_what_is_taken_holds_short_and_long_samples():
-    lengths = Dataset.of(["x" * length for length in range(1, 101)], TEXT).take(10).lengths
+    lengths = make_dataset(["x" * length for length in range(1, 101)], TEXT).take(10).lengths
     assert [(length - 1) // 10 for length in lengths] == list(range(10))
 
 
 @fast
 @given(many, st.integers(1, 7))
 def test_batches_hold_every_sample_once_sorted_by_length(values, rows):
-    dataset = Dataset.of(values, TEXT)
+    dataset = make_dataset(values, TEXT)
     seen = [indices for indices, _ in batches(dataset, TEXT, rows)]
     assert sorted(index for indices in seen for index in indices) == list(range(len(values)))
     assert max(map(len, seen)) <= rows
@@ -383,7 +385,7 @@ def test_batches_hold_every_sample_once_sorted_by_length(values, rows):
 
 def test_a_batch_holds_what_its_indices_say():
     texts = ["a cat sat on a mat", "red", "a cat", "blue"]
-    dataset = Dataset.of(texts, TEXT)
+    dataset = make_dataset(texts, TEXT)
     for indices, batch in batches(dataset, TEXT, 2):
         expected = TEXT.encode([texts[index] for index in indices])
         assert all(np.array_equal(batch[name], expected[name]) for name in expected)
@@ -412,7 +414,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
 
 
 def test_what_another_dataset_holds_can_be_left_out():
-    first, second = Dataset.of(["a", "b", "c", "c"], TEXT, labels=list("abcc")), Dataset.of(["c", "d"], TEXT)
+    first, second = make_dataset(["a", "b", "c", "c"], TEXT, labels=list("abcc")), make_dataset(["c", "d"], TEXT)
     rest = first.without(second)
     assert list(rest.samples) == rest.labels == ["a", "b"]
     assert second.without(rest) is second
@@ -422,7 +424,7 @@ def test_what_another_dataset_holds_can_be_left_out():
 
 def test_labels_of_another_number_are_refused():
     with pytest.raises(DataError, match="1 labels for 2 samples"):
-        Dataset.of(["a", "b"], TEXT, labels=["x"])
+        make_dataset(["a", "b"], TEXT, labels=["x"])
 
 
 @pytest.mark.parametrize(

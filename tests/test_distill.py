@@ -9,20 +9,22 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_embedder, save_gpt2, save_llama, save_vit
 from torch import nn
 
-from compress.distill.distill_stage import match_layers
 from compress.distill.distillation_loss import LossTerms, OutputLoss
 from compress.distill.distillation_objective import DistillationObjective
-from compress.distill.embeddings import CosineLoss, EmbeddingDistillation, SimilarityLoss
-from compress.distill.features import FeatureDistillation, HiddenStateLoss
+from compress.distill.embeddings import EmbeddingDistillation
+from compress.distill.features import FeatureDistillation
 from compress.distill.heal import Heal
+from compress.distill.hidden_state_loss import HiddenStateLoss
 from compress.distill.layer_distillation import LayerwiseDistillation, LayerwiseLoss
 from compress.distill.layer_mapping import last_replaced, pair_layers
-from compress.distill.logits import LogitDistillation, SoftTargetLoss
+from compress.distill.logits import LogitDistillation
 from compress.distill.relations import AttentionRelationLoss, RelationDistillation
+from compress.distill.soft_target_loss import SoftTargetLoss
+from compress.distill.vector_loss import CosineLoss, SimilarityLoss
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError, RecipeError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import probe_module
@@ -109,7 +111,7 @@ def objective(student, original, imitation):
     task = original.task
     own = registry.resolve("objective", task.objective).of(task) if task.self_supervised else None
     made = DistillationObjective(task, original.module, [imitation], task_objective=own)
-    made.prepare(student.module, match_layers(student, original))
+    made.prepare(student.module, pair_layers(student.module, original.module, student.history[len(original.history) :]))
     return made
 
 
@@ -182,8 +184,9 @@ def test_an_objective_with_a_tail_compares_the_rows_of_a_batch(originals):
         DistillationObjective(original.task, original.module, [HiddenStateLoss()], tail_weight=weight)
         for weight in (0.0, 1.0)
     )
+    pairs = pair_layers(student.module, original.module, student.history[len(original.history) :])
     for each in (plain, tail):
-        each.prepare(student.module, match_layers(student, original))
+        each.prepare(student.module, pairs)
     assert plain.splittable
     assert not tail.splittable
     batch = plain.collate(original.task.examples(8, seed=2), None)
@@ -312,7 +315,7 @@ def test_exact_techniques_give_the_weights_of_plain_distillation(originals, cont
 
 def labelled(checkpoint):
     samples = checkpoint.task.examples(24)
-    return Dataset.of(samples, checkpoint.task, labels=[number % 3 for number in range(24)], name="classes")
+    return make_dataset(samples, checkpoint.task, labels=[number % 3 for number in range(24)], name="classes")
 
 
 def test_labels_have_their_share_in_the_loss(originals, context):

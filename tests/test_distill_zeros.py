@@ -12,7 +12,7 @@ from compress.distill.logits import LogitDistillation
 from compress.finetune_stage import Finetune
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import load_source
 from laconic.training.step.sparsity_masks import has_property
@@ -29,7 +29,7 @@ def original(tmp_path_factory):
 @pytest.fixture
 def given(original, tmp_path, tmp_path_factory):
     samples = original.task.examples(24)
-    data = Dataset.of(samples, original.task, labels=[number % 3 for number in range(24)], name="classes")
+    data = make_dataset(samples, original.task, labels=[number % 3 for number in range(24)], name="classes")
     cache = Cache(tmp_path_factory.getbasetemp() / "cache")
     return replace(torch_context(original, tmp_path, dataset=data), cache=cache)
 

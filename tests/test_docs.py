@@ -15,7 +15,8 @@ from laconic.cli import app
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage
 from laconic.planner.memory_plan import HEADROOM
-from laconic.recipes.recipe import Data, Goal, Recipe
+from laconic.recipes.goal import Goal
+from laconic.recipes.recipe import Data, Recipe
 from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.settings import Training, TrainingData, TrainingRecipe

@@ -19,7 +19,7 @@ from compress.finetune_stage import Finetune
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.planner import device_rates as measuring
@@ -257,7 +257,7 @@ def test_training_is_a_stage_of_a_recipe_of_compression(answers, home):
 
 def test_two_stages_of_training_are_two_steps_of_the_history(home, tmp_path):
     checkpoint = load_source(home / "bert")
-    data = Dataset.of(
+    data = make_dataset(
         ["a b", "hello", "b a", "world", "a", "b"], checkpoint.task, labels=["yes", "no", "yes", "no", "yes", "maybe"]
     )  # fmt: skip
     given = {"steps": 3, "batch_size": 2, "snapshot_every": 1, "loader": {"workers": 0}}
@@ -273,7 +273,7 @@ def test_two_stages_of_training_are_two_steps_of_the_history(home, tmp_path):
 
 def test_a_stage_of_training_needs_labels(home, tmp_path):
     checkpoint = load_source(home / "bert")
-    data = Dataset.of(["a b", "hello", "b a", "world"], checkpoint.task, name="texts")
+    data = make_dataset(["a b", "hello", "b a", "world"], checkpoint.task, name="texts")
     with pytest.raises(DataError, match=r"^the samples have no labels"):
         Finetune().apply(checkpoint, torch_context(checkpoint, tmp_path, dataset=data))
 

@@ -37,7 +37,7 @@ LIGHT = (
     "laconic.errors",
     "laconic.tensor",
     "laconic.artifacts.artifact",
-    "laconic.data.dataset",
+    "laconic.data.reader",
     "laconic.hardware",
     "laconic.hashing",
     "laconic.config",
@@ -173,6 +173,19 @@ def folder(module):
 
 def test_there_is_no_import_cycle_between_modules():
     sorted_or_cycle({module: edges(module) for module in MODULES})
+
+
+LONGEST_CHAIN = 13
+"""The most modules of ours that may import one another in a row: whoever changes the last has to know of the first."""
+
+
+def test_no_chain_of_imports_is_longer_than_the_limit():
+    chains: dict[str, tuple[str, ...]] = {}
+    graph = {module: {name for name, inside in imports(module) if not inside and name in MODULES} for module in MODULES}
+    for module in sorted_or_cycle(graph):
+        chains[module] = (module, *max((chains[name] for name in graph[module]), key=len, default=()))
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= LONGEST_CHAIN, f"{len(longest)} modules in a row: {' -> '.join(longest)}"
 
 
 def test_there_is_no_import_cycle_between_packages():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from laconic.cache import VARIABLE, Cache
 from laconic.cli import INTERRUPTED, main
 from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import OutOfMemory, TrainingFailure
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
@@ -82,7 +83,7 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 
 def dataset() -> Dataset:
     values, labels = samples()
-    return Dataset.of(list(values), plain_task("tensors", (X,), Path()), labels=labels.tolist(), name="x")
+    return make_dataset(list(values), plain_task("tensors", (X,), Path()), labels=labels.tolist(), name="x")
 
 
 def checkpoint(make: Callable[[], nn.Module] = Dropping) -> Checkpoint:

@@ -13,8 +13,9 @@ from served import running
 
 from compress.pipeline import compress
 from laconic import registry
+from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
-from laconic.data.dataset import read
+from laconic.data.reader import read
 from laconic.errors import DataError, UsageError
 from laconic.finetune.finetune import finetune
 from laconic.metrics import Scorer, make_mean_scorer
@@ -24,7 +25,6 @@ from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import WORDS, TextTask
-from laconic.tensor import Array, Arrays
 from laconic.training.observers import ObserverSettings
 from laconic.training.settings import TrainingRecipe
 

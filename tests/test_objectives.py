@@ -8,10 +8,9 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from laconic import registry
-from laconic.data.dataset import Dataset, read
+from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
-from laconic.models.checkpoint import load_source
-from laconic.models.checkpoint_card import BUILD
+from laconic.models.checkpoint import BUILD, load_source
 from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
@@ -178,9 +177,9 @@ def test_labels_that_do_not_fit_the_answer_are_refused():
 def test_an_example_has_labels_like_those_of_the_data():
     task = Tensors((X,))
     samples = [{"x": np.full(4, number, np.float32)} for number in range(3)]
-    numbers = Dataset.of(samples, task, labels=[[0.5, 1.5]] * 3)
+    numbers = make_dataset(samples, task, labels=[[0.5, 1.5]] * 3)
     assert Targets.of(task, numbers).make_example(5, 1)[TARGETS].shape == (5, 2)
-    classes = Dataset.of(samples, task, labels=[0, 1, 2])
+    classes = make_dataset(samples, task, labels=[0, 1, 2])
     assert Targets.of(task, classes).make_example(5, 1)[TARGETS].dtype == torch.int64
 
 

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from laconic.memory.gradient_accumulation import GradientAccumulation
 from laconic.memory.optimizer_in_backward import OptimizerInBackward
 from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.optimizers import parameter_groups
 from laconic.training.optimizers.adafactor import Adafactor
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.optimizers.low_bit import AdamW8bit
-from laconic.training.optimizers.optimizer import Optimizer
+from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
 from laconic.training.optimizers.sgd import Sgd
 from laconic.training.step.compatibility import find_conflict
 from laconic.training.step.objective import TARGETS, Batch

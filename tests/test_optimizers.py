@@ -17,7 +17,7 @@ from laconic.errors import MissingPackage, UsageError
 from laconic.training.optimizers import low_bit
 from laconic.training.optimizers.codebook import Codebook
 from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
-from laconic.training.optimizers.stochastic_rounding import round_stochastically
+from laconic.training.optimizers.parameterwise import round_stochastically
 
 RATE = {"lion": 1e-3, "sgd": 1.0, "lamb": 1e-2, "adafactor": 1e-2}
 

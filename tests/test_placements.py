@@ -44,7 +44,7 @@ def raced(portable, monkeypatch, tmp_path):
         races.append(threads)
         return {name: speeds[name] for name in sessions}
 
-    monkeypatch.setattr("laconic.artifacts.artifact.time_placements", race)
+    monkeypatch.setattr("laconic.artifacts.artifact.measure_speeds", race)
     return portable, speeds, races
 
 

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from laconic.cache import Cache
 from laconic.config import NamedSettings
+from laconic.files import read_json
 from laconic.models import huggingface
-from laconic.models.embedder import read_json
 from laconic.planner.device_rates import (
     DeviceRates,
     RateCurve,

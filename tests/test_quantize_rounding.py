@@ -12,10 +12,9 @@ from models import save_embedder
 from onnx import helper, numpy_helper
 from test_place import inputs
 
-from compress.quantize.gptq_rounding import gptq
 from compress.quantize.graph_moments import MEMORY_LIMIT, LayerInput, collect_moments, split_by_memory
 from compress.quantize.im2col import Im2Col
-from compress.quantize.rounding import output_errors, round_weight
+from compress.quantize.rounding import gptq, output_errors, round_weight
 from export.capture.capture import capture
 from export.place import place
 from laconic import registry

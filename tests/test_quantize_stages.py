@@ -11,7 +11,7 @@ from models import save_embedder
 from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
-from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, fake_quantize_weight
+from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, fake_quantize_weight, find_operation
 from compress.quantize.graph_moments import collect_moments
 from compress.quantize.learned_ranges import RANGES, read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plan
@@ -24,7 +24,7 @@ from export.place import place
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
@@ -54,7 +54,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     checkpoint = load_source(save_embedder(folder / "source"))
     graph = capture(checkpoint, folder)
-    data = Dataset.of(checkpoint.task.examples(24), checkpoint.task)
+    data = make_dataset(checkpoint.task.examples(24), checkpoint.task)
     with OnnxRuntime().open(graph.path) as session:
         return checkpoint, graph, data, predict(session, checkpoint.task, data)
 
@@ -220,7 +220,7 @@ def test_what_was_attached_comes_off():
     layer = torch.nn.Conv2d(2, 3, 3)
     values = torch.randn(1, 2, 6, 6)
     before, state = layer(values), copy.deepcopy(layer.state_dict())
-    undo = attach_fake_quantization(layer, LearnedRange(Range(-0.5, 0.5)))
+    undo = attach_fake_quantization(layer, find_operation(layer), LearnedRange(Range(-0.5, 0.5)))
     assert not torch.equal(layer(values), before)
     undo()
     assert torch.equal(layer(values), before)

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from laconic import registry
 from laconic.config import Strict
 from laconic.errors import MissingPackage, RecipeError
-from laconic.recipes.recipe import Data, Goal, NamedStage, Recipe, make_json_schema
+from laconic.recipes.goal import Goal
+from laconic.recipes.recipe import Data, NamedStage, Recipe, make_json_schema
 from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
 from laconic.training.settings import Training

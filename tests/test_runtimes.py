@@ -121,7 +121,7 @@ def test_a_missing_model_is_named(engine, tmp_path):
 
 def test_torch_neither_changes_its_inputs_nor_gives_away_its_weights():
     torch = pytest.importorskip("torch")
-    session_kind = pytest.importorskip("laconic.models.torch_runtime").TorchSession
+    session_kind = pytest.importorskip("laconic.models.torch_session").TorchSession
 
     class InPlace(torch.nn.Module):
         def __init__(self):

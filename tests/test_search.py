@@ -18,7 +18,8 @@ from compress.search import strategy, successive_halving
 from compress.search.executor import open_executor
 from compress.search.search import search
 from compress.search.search_space import apply_settings
-from compress.search.trial import TrialJob, run_trial
+from compress.search.trial import run_trial
+from compress.search.trial_job import TrialJob
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MEASURED, REPORT
 from laconic.cache import Cache
@@ -137,7 +138,8 @@ def test_a_drop_needs_labels(trained, tmp_path):
 
 CLUSTER = """
 import json, sys
-from compress.search.trial import TrialJob, run_trial
+from compress.search.trial_job import TrialJob
+from compress.search.trial import run_trial
 from compress.search.executor import open_executor
 with open_executor("ray", 1) as cluster:
     assert cluster.workers >= 1

@@ -18,21 +18,23 @@ from compress.search.candidate_build import make_build_key
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.executor import open_executor
 from compress.search.latency_table import LatencyTable
-from compress.search.layer_spec import LayerSpec, read_layer_specs
-from compress.search.pareto import dominates, mark_front
+from compress.search.layer_spec import LayerSpec
 from compress.search.search_space import AXES, apply_settings, can_heal, find_axes, predict_specs
+from compress.search.search_state import dominates, mark_front
 from compress.search.single_layer import ATTENTION_INPUTS, write_graph
+from compress.search.spec_reader import read_layer_specs
 from compress.search.study import Study
 from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
 from laconic.quantization.plan import Plan, Range
-from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.goal import Goal
+from laconic.recipes.recipe import Recipe
 from laconic.runtimes.runtime import make_runtime
 from laconic.timing.measurements import TrialRecord
 
@@ -144,7 +146,7 @@ def classifier_task():
 
 def dataset(labels):
     task = classifier_task()
-    return Dataset.of(task.examples(len(labels)), task, labels=labels)
+    return make_dataset(task.examples(len(labels)), task, labels=labels)
 
 
 def logits(classes):
@@ -168,12 +170,12 @@ def test_part_of_the_interval_is_added_to_a_drop():
 def test_a_drop_without_labels_is_refused():
     task = classifier_task()
     with pytest.raises(DataError, match="labels"):
-        Constraints.from_goal(Goal(max_drop="1%"), task, Dataset.of(task.examples(8), task))
+        Constraints.from_goal(Goal(max_drop="1%"), task, make_dataset(task.examples(8), task))
 
 
 def test_without_any_goal_the_task_says_how_faithful_and_faster_is_better():
     task = classifier_task()
-    few = Dataset.of(task.examples(8), task)
+    few = make_dataset(task.examples(8), task)
     constraints = Constraints.from_goal(Goal(), task, few)
     assert constraints.prefers_speed
     assert constraints.shortfall(Quality(1, 1)) == 0

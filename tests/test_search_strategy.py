@@ -8,13 +8,12 @@ from compress.search.budget import Budget
 from compress.search.constraints import Constraints, Quality
 from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
-from compress.search.pareto import dominates
 from compress.search.results import BuiltArtifact, TrialOutcome
 from compress.search.search_candidate import describe_misses
 from compress.search.search_space import predict_specs
+from compress.search.search_state import dominates
 from compress.search.strategy import run_search
 from compress.search.successive_halving import HEALING_STEPS
-from export.build import EngineOption
 from laconic import registry
 from laconic.cache import Cache
 from laconic.hashing import hash_of
@@ -91,7 +90,8 @@ class World:
         self.charge("build", candidate.name)
         return BuiltArtifact(
             folder=candidate.name,
-            option=EngineOption("onnxruntime", "float32"),
+            runtime="onnxruntime",
+            compute="float32",
             precision="int8",
             quality=Quality(fidelity, fidelity),
             latency=costs[1],
@@ -121,7 +121,7 @@ FAITHFUL = Constraints(Tolerance(mean=0.97), None, None, None)
 
 
 def run(world, trials=None):
-    return run_search(world, lambda best, trials: world.published.append((best.name, trials)), trials)
+    return run_search(world, lambda best, trials: world.published.append((best.folder, trials)), trials)
 
 
 def test_the_taken_one_meets_the_goal_and_is_faster_than_what_was_only_quantized(tmp_path):
@@ -151,7 +151,7 @@ def test_a_budget_is_overrun_by_no_more_than_the_last_step(tmp_path):
 def test_a_cut_that_is_foreseen_to_miss_the_goal_is_never_touched(tmp_path):
     world = World(tmp_path, Constraints(Tolerance(mean=0.5), None, 3e-5, None), 600)
     state = run(world)
-    lost = [each for each in state.candidates.values() if "predicted" in each.reason and not each.outcome]
+    lost = [each for each in state.candidates.values() if "predicted" in each.reason and each.outcome.quality is None]
     assert lost
     assert all("the goal is 30 us" in each.reason for each in lost)
     assert state.best.built.latency <= 3e-5

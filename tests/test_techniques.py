@@ -22,9 +22,9 @@ from laconic.training.objectives.cross_entropy import CrossEntropy
 from laconic.training.objectives.next_token import IGNORED, NextToken
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.settings import TrainingComponents
-from laconic.training.step.compatibility import find_conflict
+from laconic.training.step.compatibility import SLOTS, find_conflict
 from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.technique import SLOTS, Technique
+from laconic.training.step.technique import Technique
 from laconic.training.step.train_state import TrainState
 from laconic.training.step.train_step import train_step
 from laconic.training.step_assembly import make_step_parts

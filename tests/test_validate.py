@@ -7,7 +7,7 @@ import pytest
 from export.evidence import Evidence
 from export.validate import engine_fidelity, is_batch_independent, validate
 from laconic.models.processors import plain_task
-from laconic.recipes.recipe import Goal
+from laconic.recipes.goal import Goal
 from laconic.tasks.task import Tolerance
 
 

@@ -4,7 +4,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,12 +12,13 @@ from torch import nn
 
 from compress.distill.distillation_loss import DistillationLoss
 from compress.distill.distillation_objective import DistillationObjective
-from compress.distill.layer_mapping import LayerPair, pair_layers
+from compress.distill.layer_mapping import pair_layers
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import NamedSettings
 from laconic.errors import DataError
 from laconic.hashing import code_version, hash_of
+from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Step
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
@@ -27,9 +28,6 @@ from laconic.training.settings import Training
 from laconic.training.step.objective import Objective
 from laconic.training.step.train_state import StepCallbackFactory
 from laconic.training.train import TrainResult, train
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 
 class DistillStage(Training, TorchStage):
@@ -55,12 +53,12 @@ class DistillStage(Training, TorchStage):
     def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
         """The losses, which are added up. layers: how many layer pairs student and teacher have. Raises UsageError."""
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         trained = self.train(checkpoint, context)
         return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.losses[-1]}), trained.module)
 
     def train(
-        self, checkpoint: "Checkpoint", context: TorchContext, callbacks: tuple[StepCallbackFactory, ...] = ()
+        self, checkpoint: Checkpoint, context: TorchContext, callbacks: tuple[StepCallbackFactory, ...] = ()
     ) -> TrainResult:
         """Train a copy of the checkpoint's module. callbacks: made with the training state, called after each step."""
         # The module is trained in place, and the original is still needed.
@@ -81,11 +79,11 @@ class DistillStage(Training, TorchStage):
                 callbacks=(*callbacks, make_progress_callback(step)),
             )
 
-    def objective(self, student: "Checkpoint", context: TorchContext, device: torch.device) -> DistillationObjective:
+    def objective(self, student: Checkpoint, context: TorchContext, device: torch.device) -> DistillationObjective:
         """The training objective of a student. Raises UsageError, DataError."""
         original = context.original
         teacher = original.module if device.type == "cpu" else copy.deepcopy(original.module)
-        pairs = match_layers(student, original)
+        pairs = pair_layers(student.module, original.module, student.history[len(original.history) :])
         made = DistillationObjective(
             context.task,
             teacher,
@@ -119,7 +117,7 @@ class DistillStage(Training, TorchStage):
 
     def record(
         self,
-        checkpoint: "Checkpoint",
+        checkpoint: Checkpoint,
         context: TorchContext,
         figures: dict[str, float],
         structure: dict[str, Any] | None = None,
@@ -132,12 +130,6 @@ class DistillStage(Training, TorchStage):
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
         """Do nothing: training changes no structure."""
-
-
-def match_layers(student: "Checkpoint", original: "Checkpoint") -> tuple[LayerPair, ...]:
-    """The pairs of a student's layers with the layers of the original that they learn from."""
-    since = student.history[len(original.history) :]
-    return pair_layers(student.module, original.module, since)
 
 
 def make_progress_callback(step: Step) -> StepCallbackFactory:

@@ -9,11 +9,19 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from compress.distill.forward_pass import ForwardPass
-from compress.distill.layer_mapping import LayerPair
 from laconic.errors import UsageError
 
 TAIL = 0.25
 """The share of a batch's terms, those with the largest errors, that `tail_weight` is for."""
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """A layer of the student by name, and the first and the last of the teacher's layers that it replaces."""
+
+    student: str
+    first: str
+    last: str
 
 
 @dataclass(frozen=True, eq=False)

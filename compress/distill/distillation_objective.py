@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.distill.distillation_loss import DistillationLoss, LossTerms
+from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
 from compress.distill.forward_pass import HIDDEN, ForwardPass, record_forward
-from compress.distill.layer_mapping import LayerPair
 from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import LayerStack
 from laconic.tasks.task import Task

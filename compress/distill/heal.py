@@ -3,23 +3,21 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from torch import nn
 
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss, OutputLoss
-from compress.distill.embeddings import CosineLoss, SimilarityLoss
-from compress.distill.features import HiddenStateLoss
 from compress.distill.healing_monitor import PERFECT, HealingMonitor
-from compress.distill.logits import SoftTargetLoss
+from compress.distill.hidden_state_loss import HiddenStateLoss
+from compress.distill.soft_target_loss import SoftTargetLoss
+from compress.distill.vector_loss import CosineLoss, SimilarityLoss
 from laconic.config import NamedSettings
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
 from laconic.tasks.task import HealingLoss, Task
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 EVALUATIONS = 20
 """Evaluations of a run, evenly spaced, if `eval_every` is not given."""
@@ -81,7 +79,7 @@ class Heal(DistillStage):
     def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
         return [LOSSES[name](weight) for name, weight in task.healing_losses(layers=layers > 0).items()]
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         def measure_fidelity(module: nn.Module) -> float:
             return float(context.fidelity(replace(checkpoint, module=module)).mean())
 

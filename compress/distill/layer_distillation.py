@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LossTerms, flatten_positions, relative_error
+from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms, flatten_positions, relative_error
 from compress.distill.forward_pass import ForwardPass
-from compress.distill.layer_mapping import LayerPair
 from laconic.errors import UsageError
 from laconic.layerwise.layer_stack import hidden_of
 from laconic.tasks.task import Task

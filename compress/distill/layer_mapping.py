@@ -1,24 +1,15 @@
 """The layer mapping of distillation: which layer of a student learns from which layer of its teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
+from compress.distill.distillation_loss import LayerPair
 from compress.transformer.anatomy import anatomy
 from compress.transformer.refit_blocks import find_counterparts
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError
 from laconic.models.repeated_layers import find_layer_lists
-
-
-@dataclass(frozen=True)
-class LayerPair:
-    """A layer of the student by name, and the first and the last of the teacher's layers that it replaces."""
-
-    student: str
-    first: str
-    last: str
 
 
 def pair_layers(student: nn.Module, teacher: nn.Module, history: Sequence[Record] = ()) -> tuple[LayerPair, ...]:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LossTerms
+from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
 from compress.distill.forward_pass import ForwardPass
-from compress.distill.layer_mapping import LayerPair
 from compress.transformer.anatomy import anatomy
 from laconic.errors import SourceError, UsageError
 from laconic.recipes.stage import Property

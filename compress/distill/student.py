@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -16,11 +16,9 @@ from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
 from laconic.hashing import code_version, hash_of
 from laconic.models import huggingface
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.checkpoint_card import prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 SOURCE = "source"
 """The key of a record's structure with the source that the student is built from."""
@@ -48,7 +46,7 @@ class Student(TorchStage):
             raise ValueError("layers and config both define the student; give one of them")
         return self
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The smaller model. Raises RecipeError for layers or keys that do not exist, SourceError for a model that
         cannot be made smaller this way."""
         if self.config:
@@ -70,7 +68,7 @@ class Student(TorchStage):
             )
         return made
 
-    def shorten(self, checkpoint: "Checkpoint") -> tuple[nn.Module, dict[str, Any]]:
+    def shorten(self, checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Any]]:
         """A copy with fewer layers, and what `rebuild` needs."""
         module = copy.deepcopy(checkpoint.module)
         chosen = self.select_layers(len(anatomy(module).sites))
@@ -91,7 +89,7 @@ class Student(TorchStage):
             )
         return list(layers)
 
-    def build(self, checkpoint: "Checkpoint", context: TorchContext) -> tuple[nn.Module, dict[str, Any]]:
+    def build(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, dict[str, Any]]:
         """A model built from the changed config, and what `rebuild` needs."""
         source = checkpoint.source
         if source["kind"] != "huggingface":

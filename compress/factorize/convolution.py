@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -17,11 +17,9 @@ from compress.factorize.factors import Factorization, count_multiplications
 from compress.statistics.moments import collect_moments
 from laconic.artifacts.record import Record
 from laconic.errors import UsageError
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.units import Share
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 
 class Convolution(TorchStage):
@@ -52,7 +50,7 @@ class Convolution(TorchStage):
     max_error: Share = Field(default=0.2, gt=0, le=1)
     samples: int = Field(default=256, ge=1)
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         found = {path: layer for path, layer in find_factorizable(checkpoint.module) if isinstance(layer, nn.Conv2d)}
         chosen = select_layers(found, self.layers)
         factorizations = {path: each for path in chosen if (each := self.factorization(found[path]))}

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
@@ -16,11 +15,9 @@ from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
 from laconic.hashing import code_version, hash_of
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.layer_patterns import match_patterns
 from laconic.recipes.stage import Stage, TorchContext, dump_settings
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 PARTS = "parts"
 """The key of a record's structure with the factorization of each replaced layer, by its path."""
@@ -55,7 +52,7 @@ def replay_factorization(module: nn.Module, record: Record) -> None:
 
 
 def factorize_layers(
-    checkpoint: "Checkpoint",
+    checkpoint: Checkpoint,
     context: TorchContext,
     stage: Stage,
     name: str,
@@ -64,7 +61,7 @@ def factorize_layers(
     factorizations: Mapping[str, Factorization],
     *,
     max_error: float = 1.0,
-) -> "Checkpoint":
+) -> Checkpoint:
     """The checkpoint with factorized layers, each fitted by itself, then its last factor to its present inputs.
 
     moments: of the layers' inputs; a layer without is fitted by its weight alone. max_error: layers whose relative

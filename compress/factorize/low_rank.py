@@ -1,7 +1,7 @@
 """Low-rank factorization of linear layers and convolutions."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -20,11 +20,9 @@ from compress.statistics.layer_inputs import weight_matrix
 from compress.statistics.moments import Moments, collect_moments
 from laconic.artifacts.record import Record
 from laconic.errors import UsageError
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.units import Share
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 ENERGY = 0.99
 
@@ -59,7 +57,7 @@ class LowRank(TorchStage):
             raise ValueError("energy and keep are both given: ranks are derived from one of them. Leave one out")
         return self
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         chosen = select_layers(dict(find_factorizable(checkpoint.module)), self.layers)
         dataset = context.calibrate.take(self.samples, context.seed)
         moments = collect_moments(checkpoint.module, checkpoint.task, dataset, list(chosen)) if self.data_aware else {}

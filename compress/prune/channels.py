@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -30,15 +30,13 @@ from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import PruningError, UsageError
 from laconic.hashing import code_version, hash_of
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
 from laconic.models.layer_patterns import match_patterns
 from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 from laconic.tasks.task import Task
 from laconic.units import Share
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 ROWS = 16
 """Samples that a cut is proved on."""
@@ -77,7 +75,7 @@ class Channels(TorchStage):
     ignored_layers: tuple[str, ...] = ()
     samples: int = Field(default=256, ge=1)
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         """The checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a pattern
         that matches nothing, PruningError where the proof fails."""
         pruner = ChannelPruner(self, checkpoint, context)
@@ -106,7 +104,7 @@ class ChannelPruner:
     indices in the original. widths: of the groups in the original.
     """
 
-    def __init__(self, stage: Channels, checkpoint: "Checkpoint", context: TorchContext) -> None:
+    def __init__(self, stage: Channels, checkpoint: Checkpoint, context: TorchContext) -> None:
         self.stage, self.checkpoint, self.context = stage, checkpoint, context
         self.criterion = stage.criterion.make_criterion()
         self.dataset = context.calibrate.take(stage.samples, context.seed)

@@ -7,18 +7,14 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from compress.distill.heal import Heal
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.weights import fill, read_safetensors, write_weights
-from laconic.recipes.stage import TorchContext
+from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.training.step.train_state import StepCallback, TrainState
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 Sparsify = Callable[[nn.Module, float], None]
 """Zeroes this share of a module's weights, in place; the module is on the CPU and in evaluation mode."""
@@ -38,12 +34,12 @@ def assign_steps(sparsities: Sequence[float], steps: int) -> dict[int, float]:
 
 
 def prune_iteratively(
-    checkpoint: "Checkpoint",
+    checkpoint: Checkpoint,
     context: TorchContext,
     sparsities: Sequence[float],
     sparsify: Sparsify,
-    heal: Heal,
-    make_checkpoint: Callable[[nn.Module], "Checkpoint"],
+    heal: TorchStage,
+    make_checkpoint: Callable[[nn.Module], Checkpoint],
 ) -> nn.Module:
     """Prune and heal in turns: the module after the last pruning step, not healed yet.
 
@@ -65,7 +61,7 @@ def prune_iteratively(
 
 
 def make_pruning_event(
-    checkpoint: "Checkpoint", schedule: Mapping[int, float], sparsify: Sparsify, names: Sequence[str]
+    checkpoint: Checkpoint, schedule: Mapping[int, float], sparsify: Sparsify, names: Sequence[str]
 ) -> Callable[[TrainState], StepCallback]:
     """An event that prunes after the steps of the schedule, and restores the zeros after every other step.
 

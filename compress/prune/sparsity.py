@@ -97,15 +97,11 @@ def prune_weight(
     statistics: LayerStatistics, pattern: SparsityPattern, criterion: Criterion, *, update: bool
 ) -> Tensor:
     """The sparse weight, [out, in]."""
-    weight, moments = statistics.weight, statistics.moments
-    if update and isinstance(criterion, SparseGpt):
-        assert moments is not None
+    weight, moments = statistics.weight, statistics.moments if update else None
+    if moments and isinstance(criterion, SparseGpt):
         return prune_columns(weight, moments.gram, pattern)
     zeros = pattern.select_zeros(score_nonzero(criterion, statistics)) | (weight == 0)
-    if update:
-        assert moments is not None
-        return prune_columns(weight, moments.gram, FixedMask(zeros))
-    return weight.masked_fill(zeros, 0.0)
+    return prune_columns(weight, moments.gram, FixedMask(zeros)) if moments else weight.masked_fill(zeros, 0.0)
 
 
 def prune_columns(weight: Tensor, gram: Tensor, pattern: SparsityPattern) -> Tensor:

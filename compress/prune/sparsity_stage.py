@@ -2,9 +2,10 @@
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
+from torch import nn
 
 from compress.criteria.criterion import Criterion, NamedCriterion
 from compress.criteria.sparsegpt import SparseGpt
@@ -13,12 +14,8 @@ from compress.prune.sparsity import measure_sparsity, needs_inputs, skip_idle_la
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.hashing import code_version, hash_of
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from laconic.models.checkpoint import Checkpoint
 
 
 class SparsityStage(TorchStage):
@@ -49,7 +46,7 @@ class SparsityStage(TorchStage):
         """Whether the remaining weights compensate for the zeros."""
         return isinstance(self.importance_criterion, SparseGpt) if self.update is None else self.update == "sparsegpt"
 
-    def prepare(self, checkpoint: "Checkpoint", context: TorchContext) -> tuple["Checkpoint", Dataset, LayerSelection]:
+    def prepare(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[Checkpoint, Dataset, LayerSelection]:
         """A copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         dataset = context.calibrate.take(self.samples, context.seed)
@@ -59,7 +56,7 @@ class SparsityStage(TorchStage):
         return own, dataset, selection
 
     def record(
-        self, name: str, checkpoint: "Checkpoint", module: "nn.Module", selection: LayerSelection, context: TorchContext
+        self, name: str, checkpoint: Checkpoint, module: nn.Module, selection: LayerSelection, context: TorchContext
     ) -> Record:
         """The record of this stage for the checkpoint's history. module: as it is now."""
         config = self.model_dump(mode="json")
@@ -69,5 +66,5 @@ class SparsityStage(TorchStage):
         return Record(stage=name, config=config, key=key, figures=figures, structure=structure)
 
     @staticmethod
-    def rebuild(module: "nn.Module", record: Record) -> None:
+    def rebuild(module: nn.Module, record: Record) -> None:
         """Do nothing: zeros change no structure."""

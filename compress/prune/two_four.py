@@ -1,7 +1,5 @@
 """2:4 structured sparsity: the pattern that NVIDIA GPUs since Ampere have kernels for."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
@@ -9,10 +7,8 @@ from compress.prune.sparsity import sparsify
 from compress.prune.sparsity_pattern import TwoOfFour
 from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_inputs import weight_matrix
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 NAME = "prune.two-four"
 FEWEST = 256
@@ -28,7 +24,7 @@ class TwoFour(SparsityStage):
     It pays off in engines with kernels for it: TensorRT with sparse weights, on GPUs since Ampere.
     """
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         own, dataset, selection = self.prepare(checkpoint, context)
         layers = {path: own.module.get_submodule(path) for path in selection.paths}
         odd = {path: count_channels(layer)[0] for path, layer in layers.items() if count_channels(layer)[0] % 4}

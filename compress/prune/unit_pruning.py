@@ -113,7 +113,7 @@ class UnitPruning(TorchStage):
 
     def make_selector(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> SelectUnits:
         """The function that chooses the units of a site that stay."""
-        orders: Mapping[str, Sequence[int]] = {} if self.criterion is None else self.rank(checkpoint, context)
+        orders = self.rank(checkpoint, context, self.criterion) if self.criterion else {}
 
         def select(site: Site, weight: Tensor, sums: RegressionSums, *, biased: bool) -> Sequence[int]:
             count = counts[site.block]
@@ -126,10 +126,9 @@ class UnitPruning(TorchStage):
 
         return select
 
-    def rank(self, checkpoint: Checkpoint, context: TorchContext) -> dict[str, Sequence[int]]:
+    def rank(self, checkpoint: Checkpoint, context: TorchContext, named: NamedCriterion) -> dict[str, Sequence[int]]:
         """The units of each site in ascending order of the criterion's scores of the consumer's weights."""
-        assert self.criterion is not None
-        criterion = self.criterion.make_criterion()
+        criterion = named.make_criterion()
         sites = anatomy(checkpoint.module).of(self.units)
         statistics = collect_statistics(
             criterion,

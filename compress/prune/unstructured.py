@@ -1,7 +1,7 @@
 """Unstructured pruning: at once, iteratively with healing between the steps, or during one healing."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import nn
@@ -16,10 +16,8 @@ from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_inputs import weight_matrix
 from laconic import units
 from laconic.data.dataset import Dataset
+from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 NAME = "prune.unstructured"
 
@@ -40,7 +38,7 @@ class Unstructured(SparsityStage):
     steps: int = Field(default=8, ge=2)
     heal: Heal = Heal(steps=500)
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         own, dataset, selection = self.prepare(checkpoint, context)
 
         def prune(module: nn.Module, sparsity: float) -> None:
@@ -51,7 +49,7 @@ class Unstructured(SparsityStage):
                 prune(module, sparsity)
                 step.note = f"{len(selection.paths)} layers, {len(selection.skipped)} skipped"
 
-        def make_checkpoint(module: nn.Module) -> "Checkpoint":
+        def make_checkpoint(module: nn.Module) -> Checkpoint:
             return checkpoint.after(self.record(NAME, checkpoint, module, selection, context), module)
 
         if self.schedule == "one-shot":
@@ -65,12 +63,12 @@ class Unstructured(SparsityStage):
 
     def train(
         self,
-        own: "Checkpoint",
+        own: Checkpoint,
         context: TorchContext,
         selection: LayerSelection,
         sparsities: Sequence[float],
         prune: Sparsify,
-        make_checkpoint: Callable[[nn.Module], "Checkpoint"],
+        make_checkpoint: Callable[[nn.Module], Checkpoint],
     ) -> nn.Module:
         """The module after a training during which it was pruned."""
         schedule = assign_steps(sparsities, self.heal.count_steps(len(context.train.keys)))

@@ -7,7 +7,7 @@ error of the output is tr(dWT G dW), with G the mean of x xT, so that one produc
 
 import numpy as np
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 ITERATIONS = 250
 """Of Adam. For MiniLM's layers in 4 bits this halves the error of rounding to nearest; twice as many iterations remove

@@ -12,13 +12,15 @@ from onnx import TensorProto, helper, shape_inference
 
 from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.histogram import Histogram
-from laconic.data.dataset import Dataset, batches
+from laconic.arrays import Arrays
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset
 from laconic.errors import DataError
 from laconic.quantization.graph import Graph
 from laconic.recipes.stage import Context
 from laconic.runtimes.runtime import Runtime
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 
 QUANTIZABLE = frozenset(
     {
@@ -62,7 +64,7 @@ def draw_calibration_samples(context: Context, count: int) -> list[Dataset]:
     """Draw calibration samples: `count` whole ones, and fragments as a second dataset where the task has any."""
     whole = context.calibrate.take(count, context.seed)
     pieces = context.task.fragments(whole.samples, int(len(whole) * FRAGMENTS), context.seed)
-    return [whole, *([Dataset.of(pieces, context.task, name="fragments")] if pieces else [])]
+    return [whole, *([make_dataset(pieces, context.task, name="fragments")] if pieces else [])]
 
 
 def single_sample_batches(datasets: Sequence[Dataset], task: Task) -> Iterator[Arrays]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 SAMPLED_ROWS = 256
 """Rows that are kept, whatever the number of samples."""
@@ -13,8 +13,8 @@ class ChannelStatistics:
     """Exact minimum and maximum of each channel (the last axis), and a uniform sample of rows, in constant memory."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.low: Array | None = None
-        self.high: Array | None = None
+        self.low: Array = np.full(1, np.inf, np.float32)
+        self.high: Array = np.full(1, -np.inf, np.float32)
         self._rows: list[Array] = []
         self._offered = 0
         self._rng = np.random.default_rng(seed)
@@ -22,9 +22,8 @@ class ChannelStatistics:
     def add(self, values: Array) -> None:
         """Observe a batch, [..., channels]."""
         rows = values.reshape(-1, values.shape[-1])
-        low, high = rows.min(axis=0), rows.max(axis=0)
-        self.low = low if self.low is None else np.minimum(self.low, low)
-        self.high = high if self.high is None else np.maximum(self.high, high)
+        self.low = np.minimum(self.low, rows.min(axis=0))
+        self.high = np.maximum(self.high, rows.max(axis=0))
         for index in self._rng.integers(0, len(rows), ROWS_PER_BATCH):
             self._offer(rows[index].copy())
 
@@ -46,6 +45,4 @@ class ChannelStatistics:
     @property
     def absolute_max(self) -> Array:
         """The largest absolute value of each channel, [channels]."""
-        assert self.low is not None
-        assert self.high is not None
         return np.maximum(np.abs(self.low), np.abs(self.high))

@@ -17,6 +17,9 @@ from laconic.models.signature import replace_forward
 from laconic.quantization.plan import Range
 from laconic.quantization.qparams import INT8_MAX
 
+Operation = Callable[[Tensor, Tensor], Tensor]
+"""What a layer computes of its input and its weight."""
+
 LEVELS = 255
 RANGE_SPEEDUP = 10.0
 """How much faster a range is learned than a weight: a step of 1e-4 moves it by a thousandth."""
@@ -72,7 +75,7 @@ def fake_quantize_weight(weight: Tensor, axis: int) -> Tensor:
     return round_ste(weight / step) * step
 
 
-def find_operation(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | None:
+def find_operation(layer: nn.Module) -> Operation | None:
     """The function of input and weight that a layer computes; None for a layer that is not quantized."""
     if isinstance(layer, Conv1D):
         return lambda x, w: x @ w + layer.bias
@@ -84,14 +87,13 @@ def find_operation(layer: nn.Module) -> Callable[[Tensor, Tensor], Tensor] | Non
     return None
 
 
-def attach_fake_quantization(layer: nn.Module, learned: LearnedRange) -> Callable[[], None]:
-    """Make a layer fake-quantize its input and its weight; returns a function that undoes it."""
-    multiply = find_operation(layer)
-    assert multiply is not None
+def attach_fake_quantization(layer: nn.Module, operation: Operation, learned: LearnedRange) -> Callable[[], None]:
+    """Make a layer fake-quantize its input and its weight; returns a function that undoes it. operation: the layer's,
+    by `find_operation`."""
     axis = 1 if isinstance(layer, Conv1D) else 0
 
     def forward(values: Tensor) -> Tensor:
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        return multiply(learned(values), fake_quantize_weight(weight, axis))
+        return operation(learned(values), fake_quantize_weight(weight, axis))
 
     return replace_forward(layer, forward)

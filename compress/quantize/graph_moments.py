@@ -9,9 +9,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from compress.quantize.im2col import Im2Col
+from laconic.arrays import Array, Arrays
 from laconic.quantization.graph import Graph, Layer
 from laconic.runtimes.runtime import Runtime
-from laconic.tensor import Array, Arrays
 
 MEMORY_LIMIT = 1 << 30
 """Bytes of second moments that are held at once; for more, the samples run several times."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 BINS = 8192
 """32 bins for each of the 256 levels when the range is used in full."""

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import NodeProto, helper
 
+from laconic.arrays import Array
 from laconic.quantization.graph import Layer
-from laconic.tensor import Array
 
 MAX_PATCHES = 4096
 """Patches of one input that a convolution is unfolded to; of more, a random sample of as many is taken."""

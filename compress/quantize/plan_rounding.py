@@ -13,6 +13,7 @@ from compress.quantize.calibration import single_sample_batches
 from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
 from compress.quantize.im2col import Im2Col
 from compress.quantize.rounding import IntegerRange, Rounding, round_weight
+from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph, Layer
@@ -27,7 +28,6 @@ from laconic.quantization.qparams import (
 )
 from laconic.recipes.stage import PlanContext
 from laconic.runtimes.runtime import make_runtime
-from laconic.tensor import Array, Arrays
 
 ROUNDED_PRECISIONS: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-weight"})
 """Precisions with integer weights that are rounded here."""

@@ -6,7 +6,7 @@ place of calibrated ones, so that every target gets them.
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -24,6 +24,7 @@ from compress.quantize.ranges import RANGE_METHODS
 from compress.statistics.layer_inputs import observe_inputs
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError, UsageError
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext
 from laconic.registry import did_you_mean
@@ -31,9 +32,6 @@ from laconic.tasks.task import Task
 from laconic.training.step.objective import to_tensors
 from laconic.training.step.train_state import StepCallback, TrainState
 from laconic.training.step.trained_modules import TrainedModules
-
-if TYPE_CHECKING:
-    from laconic.models.checkpoint import Checkpoint
 
 
 class Qat(DistillStage):
@@ -59,7 +57,7 @@ class Qat(DistillStage):
         return Heal().losses(task, layers)
 
     def objective(
-        self, student: "Checkpoint", context: TorchContext, device: torch.device
+        self, student: Checkpoint, context: TorchContext, device: torch.device
     ) -> "QuantizationAwareDistillation":
         base = super().objective(student, context, device)
         learned: dict[str, LearnedRange] = {}
@@ -68,7 +66,7 @@ class Qat(DistillStage):
             learned |= dict.fromkeys(readers, LearnedRange(RANGE_METHODS[self.method](histogram)))
         return QuantizationAwareDistillation(base, learned)
 
-    def apply(self, checkpoint: "Checkpoint", context: TorchContext) -> "Checkpoint":
+    def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         learned: dict[str, LearnedRange] = {}
 
         def note(state: TrainState) -> StepCallback:
@@ -106,12 +104,13 @@ class QuantizationAwareDistillation(DistillationObjective):
                 part.eval()  # folded into its convolution later: other statistics would lead to other scales
         layers = dict(modules.model.named_modules())
         for path, learned in self.learned.items():
-            if path not in layers or find_operation(layers[path]) is None:
+            operation = find_operation(layers[path]) if path in layers else None
+            if operation is None:
                 raise RecipeError(
                     f"quantize.qat trains {path} as it is, and a technique has put something else in its place. Remove "
                     f"lora, qlora and layerwise from its techniques"
                 )
-            modules.on_restore(attach_fake_quantization(layers[path], learned))
+            modules.on_restore(attach_fake_quantization(layers[path], operation, learned))
         own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
         modules.add(RANGES, own)
 

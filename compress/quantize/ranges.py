@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from compress.quantize.histogram import Histogram
+from laconic.arrays import Array
 from laconic.quantization.plan import Range
 from laconic.quantization.qparams import fake_quantize_activation
-from laconic.tensor import Array
 
 LEVELS = 256
 SHRINK_FACTORS = np.linspace(1.0, 0.3, 71)

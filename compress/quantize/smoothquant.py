@@ -10,9 +10,9 @@ import numpy as np
 
 from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.ranges import HEADROOM
+from laconic.arrays import Array
 from laconic.quantization.plan import Range, Smoothing
 from laconic.quantization.qparams import fake_quantize_activation, fake_quantize_weight
-from laconic.tensor import Array
 
 ALPHAS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 MAX_ERROR_SHARE = 0.9
@@ -39,8 +39,6 @@ def make_smoothing(channels: ChannelStatistics, weights: Sequence[Array], alpha:
 
 def smoothed_range(channels: ChannelStatistics, factors: Array | None) -> Range:
     """The observed range after division by the factors (None: 1), with some headroom."""
-    assert channels.low is not None
-    assert channels.high is not None
     divisor = 1.0 if factors is None else factors
     low, high = float((channels.low / divisor).min()), float((channels.high / divisor).max())
     return Range(low * HEADROOM, high * HEADROOM)

@@ -13,6 +13,7 @@ from compress.quantize.ranges import RANGE_METHODS
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
+from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import code_version, hash_of
 from laconic.models.layer_patterns import match_layers
@@ -21,7 +22,6 @@ from laconic.quantization.plan import Plan, Precision, PrecisionLadder, Range, S
 from laconic.quantization.plan_file import pack_plan, unpack_ranges, unpack_smoothing
 from laconic.recipes.stage import PlanContext, PlanStage
 from laconic.runtimes.runtime import make_runtime
-from laconic.tensor import Array, Arrays
 
 
 class Static(PlanStage):

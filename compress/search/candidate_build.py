@@ -8,19 +8,20 @@ from compress.pipeline import compress
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.reference_timer import ReferenceTimer
 from compress.search.results import BUILT, BuiltArtifact
-from compress.search.trial import SearchContext
+from compress.search.trial_job import SearchContext
 from export.build import EngineOption
 from export.candidates import mean_speedup
+from export.validate import find_missed
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.progress import Steps
 from laconic.quantization.plan import Precision
-from laconic.recipes.goal import MARGIN, find_missed
-from laconic.recipes.recipe import Goal, Recipe
+from laconic.recipes.goal import MARGIN, Goal
+from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
-from laconic.tensor import Arrays
 from laconic.timing.benchmark import LENGTH, TRIAL_BATCHES
 from laconic.timing.measurements import ORIGINAL
 
@@ -32,16 +33,10 @@ FOLDER = "artifact"
 
 
 def build_candidate(
-    recipe: Recipe,
-    context: SearchContext,
-    before: Quality,
-    constraints: Constraints,
-    *,
-    trust: bool,
-    steps: Steps,
-    cache: Cache,
+    recipe: Recipe, before: Quality, constraints: Constraints, *, context: SearchContext, trust: bool, cache: Cache
 ) -> BuiltArtifact:
     """Build a candidate's artifact. before: its quality before quantization."""
+    steps = Steps(quiet=True)
     for infidelity in QUANTIZATION_INFIDELITY:
         goal = derive_goal(recipe.goal, before, infidelity)
         made = build_recipe(recipe.model_copy(update={"goal": goal}), context, trust, steps, cache)
@@ -98,14 +93,14 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
     with artifact.open(threads=1) as session:
         found = predict(session, task, choose)
         costs = {batch: timer.measure(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
-    assert artifact.manifest.verdict is not None
-    drift = artifact.manifest.verdict.drift
+    drift = artifact.manifest.verdict.drift if artifact.manifest.verdict else ()
     changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
     assert artifact.measured.lone_latency is not None
     return BuiltArtifact(
         folder=str(folder),
-        option=option,
+        runtime=option.runtime,
+        compute=option.compute,
         precision=most_common_precision(artifact.manifest.precision),
         quality=measure_quality(task, reference, found, choose, recipe.seed),
         latency=artifact.measured.lone_latency,

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.metrics import bootstrap_interval
-from laconic.recipes.goal import required_tolerance, tighten
-from laconic.recipes.recipe import Goal
+from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Task, Tolerance
-from laconic.tensor import Arrays
 
 DOUBT_SHARE = 0.5
 """The share of the way from a measured drop to the upper end of its 95 % interval that is added to the drop: about one
@@ -103,8 +102,7 @@ class Constraints:
             parts.append(ratio(1 - found.fidelity, 1 - self.tolerance.mean))
             if self.tolerance.worst is not None:
                 parts.append(ratio(1 - found.worst, 1 - self.tolerance.worst))
-        if self.max_drop is not None:
-            assert found.cautious_drop is not None
+        if self.max_drop is not None and found.cautious_drop is not None:
             parts.append(ratio(found.cautious_drop, self.max_drop))
         return max(parts)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from compress.search.latency_model import saved_bytes
+from compress.search.latency_model import LatencyModel, saved_bytes
 from compress.search.search_candidate import SearchCandidate, unhealed_front
-from compress.search.search_space import Settings, predict_specs
+from compress.search.search_space import Settings, describe_settings, predict_specs
 from compress.search.search_state import SearchState
-from compress.search.study import Study, describe_settings
+from compress.search.study import Study
 
 GENERATION_SIZE = 4
 """Settings that are proposed at once, whatever the number of workers, so that any number finds the same."""
@@ -26,9 +26,10 @@ UNTRIED = "the time for cuts ended before its turn"
 class Exploration:
     """Trials without healing. study: proposes settings. trials: the number of trials that are left."""
 
-    def __init__(self, state: SearchState, study: Study, trials: float) -> None:
+    def __init__(self, state: SearchState, latency_model: LatencyModel, study: Study, trials: float) -> None:
         self.state = state
         self.runner = state.runner
+        self.latency_model = latency_model
         self.study = study
         self.trials = trials
 
@@ -62,7 +63,9 @@ class Exploration:
                 break
             for candidate, outcome in zip(part, self.runner.run_trials(part), strict=True):
                 candidate.update(outcome, self.state.constraints)
-                self.state.predict(candidate)
+                if candidate.unhealed is not None:  # predict again, from the layers that it really has
+                    candidate.prediction = self.latency_model.predict(outcome.specs, outcome.size)
+                    self.state.reject_if_too_costly(candidate)
             done += part
         for candidate in group[len(done) :]:
             candidate.reason = UNTRIED
@@ -88,11 +91,9 @@ class Exploration:
 
     def predict_candidate(self, settings: Settings) -> SearchCandidate:
         """A candidate with predicted latency and size; with a reason where these rule it out."""
-        baseline, latency_model = self.state.candidates[describe_settings({})].outcome, self.state.latency_model
-        assert baseline is not None
-        assert latency_model is not None
+        baseline = self.state.baseline.outcome
         specs = predict_specs(baseline.specs, settings)
-        prediction = latency_model.predict(specs, baseline.size - saved_bytes(baseline.specs, specs))
+        prediction = self.latency_model.predict(specs, baseline.size - saved_bytes(baseline.specs, specs))
         candidate = SearchCandidate(settings, prediction)
         self.runner.charge("foresee", candidate.name)  # the latency table may have had to be measured first
         self.state.reject_if_too_costly(candidate)

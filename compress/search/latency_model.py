@@ -1,10 +1,9 @@
 """Latency model: predicts a candidate's latency and size from its layers, corrected by every artifact that is built."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean, median
 
-from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
 from compress.search.results import BuiltArtifact, CostPrediction
 from laconic.timing.benchmark import TRIAL_BATCHES
@@ -14,14 +13,14 @@ from laconic.timing.benchmark import TRIAL_BATCHES
 class LatencyModel:
     """The latency of a model as the sum over its layers, plus a constant for each layer.
 
-    The sum comes from the latency table, which knows no normalization and no residual sum. The constant stands for
-    these; it is fitted to the artifacts that were built: the baseline, in which nothing is pruned, and each later one.
+    The layers are timed one by one, without normalization and residual sums. The constant stands for these; it is
+    fitted to the artifacts that were built: the baseline, in which nothing is pruned, and each later one.
 
-    table: of the engine that the baseline runs on. specs, size: the baseline's layers, and bytes of its weights.
-    baseline: its artifact.
+    time_layers: the sum of the seconds of layers in the engine that the baseline runs on, by batch size. specs, size:
+    the baseline's layers, and bytes of its weights. baseline: its artifact.
     """
 
-    table: LatencyTable
+    time_layers: Callable[[Sequence[LayerSpec]], dict[int, float]]
     specs: Sequence[LayerSpec]
     size: float
     baseline: BuiltArtifact
@@ -32,12 +31,13 @@ class LatencyModel:
 
     def fit(self, specs: Sequence[LayerSpec], built: BuiltArtifact) -> None:
         """Add the measured costs of an artifact; one of another engine or precision is left out."""
-        if (built.option, built.precision) == (self.baseline.option, self.baseline.precision):
-            self.observations.append((self.table.total(specs), count_layers(specs), built.costs))
+        one, other = ((each.runtime, each.compute, each.precision) for each in (built, self.baseline))
+        if one == other:
+            self.observations.append((self.time_layers(specs), count_layers(specs), built.costs))
 
     def predict_costs(self, specs: Sequence[LayerSpec]) -> dict[int, float]:
         """Processor seconds of a run, by batch size."""
-        totals, layers = self.table.total(specs), count_layers(specs)
+        totals, layers = self.time_layers(specs), count_layers(specs)
         return {batch: self._predict_cost(batch, totals[batch], layers) for batch in TRIAL_BATCHES}
 
     def _predict_cost(self, batch: int, total: float, layers: float) -> float:

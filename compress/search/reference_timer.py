@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from compress.search.layer_spec import LayerSpec
 from compress.search.single_layer import open_layer
 from export.build import EngineOption
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.runtimes.runtime import Session, make_runtime
-from laconic.tensor import Array
 
 REFERENCE_LAYER, REFERENCE_BATCH = LayerSpec("linear", (1, 128, 384), (384, 384)), 8
 """A millisecond or two of one core."""

@@ -7,8 +7,8 @@ from pydantic import TypeAdapter
 
 from compress.search.constraints import Quality
 from compress.search.layer_spec import LayerSpec
-from export.build import EngineOption
 from laconic.quantization.plan import Precision
+from laconic.runtimes.runtime import Compute
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,16 @@ class TrialOutcome:
 class BuiltArtifact:
     """An artifact in the cache, with its measurements.
 
-    folder: where it is. option: engine and compute precision. precision: of most layers. quality: on the samples used
-    for selection. latency: seconds for one sample. size: bytes. speedup: over the original, at the batch sizes of a
-    trial. costs: processor seconds of a run, by batch size. failures: the misses of the goal, also by its
-    verdict on the test samples. highest_drop: the upper end of the drop's 95 % interval on those samples;
-    None without labels.
+    folder: where it is. runtime: the engine. compute: the arithmetic of layers that are not quantized. precision: of
+    most layers. quality: on the samples used for selection. latency: seconds for one sample. size: bytes. speedup:
+    over the original, at the batch sizes of a trial. costs: processor seconds of a run, by batch size. failures: the
+    misses of the goal, also by its verdict on the test samples. highest_drop: the upper end of the drop's 95 % interval
+    on those samples; None without labels.
     """
 
     folder: str
-    option: EngineOption
+    runtime: str
+    compute: Compute
     precision: Precision
     quality: Quality
     latency: float

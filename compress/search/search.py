@@ -3,24 +3,26 @@
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from compress.search.budget import Budget
+from compress.search.candidate_build import build_candidate
 from compress.search.constraints import Constraints
 from compress.search.executor import open_executor
-from compress.search.search_candidate import SearchCandidate
+from compress.search.results import BuiltArtifact
 from compress.search.strategy import run_search
-from compress.search.trial import make_base_recipe, open_context
+from compress.search.trial import make_base_recipe, open_context, run_trial
 from compress.search.trial_runner import TrialRunner
 from export.build import list_options
 from export.pipeline import Result
 from export.report.report import add_search
+from export.validate import find_missed
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.cache import Cache, open_scratch_folder
 from laconic.errors import UsageError
 from laconic.hardware import cores
 from laconic.progress import Steps
-from laconic.recipes.goal import find_missed
 from laconic.recipes.recipe import Recipe
 from laconic.registry import trust_addresses
 from laconic.timing.measurements import TrialRecord
@@ -73,16 +75,16 @@ def search(
         constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
         step.note = f"{context.source.task.name}, {len(context.samples.choose)} samples to choose by"
 
-    def publish_best(best: SearchCandidate, trials: Sequence[TrialRecord]) -> None:
-        assert best.built is not None
+    def publish_best(best: BuiltArtifact, trials: Sequence[TrialRecord]) -> None:
         with open_scratch_folder(destination) as folder:
-            shutil.copytree(best.built.folder, folder / "artifact")
+            shutil.copytree(best.folder, folder / "artifact")
             add_search(folder / "artifact", [trial.model_dump() for trial in trials])
             publish_artifact(folder / "artifact", destination)
 
     clock = Budget(budget, cache)
     with open_executor(engine, cores()) as workers, trust_addresses(trust):
-        runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache)
+        build = partial(build_candidate, context=context, trust=trust, cache=cache)
+        runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache, run_trial, build)
         count = len(run_search(runner, publish_best, trials).candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
     steps.report("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")

@@ -1,11 +1,11 @@
 """A candidate of a search: its settings, predictions and measurements, and the reason for its rejection."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compress.search.constraints import Constraints, Quality
 from compress.search.results import BuiltArtifact, CostPrediction, TrialOutcome
-from compress.search.study import describe_settings
+from compress.search.search_space import describe_settings
 from laconic.timing.measurements import TrialRecord
 from laconic.units import format_bytes, format_seconds
 
@@ -24,7 +24,7 @@ class SearchCandidate:
     settings: Mapping[str, float]
     prediction: CostPrediction
     heals: tuple[int, ...] = ()
-    outcome: TrialOutcome | None = None
+    outcome: TrialOutcome = field(default_factory=TrialOutcome)
     unhealed: Quality | None = None
     shortfall: float = float("inf")
     remaining_share: float = 0.0
@@ -41,12 +41,12 @@ class SearchCandidate:
     @property
     def quality(self) -> Quality | None:
         """The latest quality: of the artifact, or of the model before quantization."""
-        return self.built.quality if self.built else self.outcome.quality if self.outcome else None
+        return self.built.quality if self.built else self.outcome.quality
 
     @property
     def infidelity(self) -> float:
         """1 minus the fidelity before quantization; infinite before the first trial."""
-        return 1 - self.outcome.quality.fidelity if self.outcome and self.outcome.quality else float("inf")
+        return 1 - self.outcome.quality.fidelity if self.outcome.quality else float("inf")
 
     def dominates(self, other: "SearchCandidate") -> bool:
         """Whether it is predicted to be at least as fast, had at least the fidelity before healing, and one is more."""
@@ -90,7 +90,6 @@ class SearchCandidate:
         dominating = next((each for each in front if each.dominates(self)), None)
         if dominating is not None:
             return f"{describe_settings(dominating.settings)} is as fast, and was more faithful when it was cut"
-        assert self.quality is not None
         missed = describe_infidelity(constraints, self.quality)
         return f"{missed}; not healed further" if missed else f"{best.name} is {rank}"
 
@@ -128,13 +127,12 @@ def describe_excess(constraints: Constraints, made: BuiltArtifact | CostPredicti
     return "; ".join(found)
 
 
-def describe_infidelity(constraints: Constraints, found: Quality) -> str:
-    """The quality that is missing, in words; empty where the constraints are met."""
-    if constraints.shortfall(found) <= 1:
+def describe_infidelity(constraints: Constraints, found: Quality | None) -> str:
+    """The quality that is missing, in words; empty where the constraints are met, and before the first trial."""
+    if found is None or constraints.shortfall(found) <= 1:
         return ""
     limit, drop = constraints.max_drop, found.cautious_drop
-    if limit is not None and drop is not None and drop > limit:
-        assert found.drop is not None
+    if limit is not None and found.drop is not None and drop is not None and drop > limit:
         return f"drop {found.drop:.2%}, {drop:.2%} with the margin for its uncertainty, the goal is {limit:.2%}"
     assert constraints.tolerance is not None
     asked = constraints.tolerance.describe()

@@ -153,6 +153,11 @@ AXES = (
 """The axes in the order in which their stages run."""
 
 
+def describe_settings(settings: Settings) -> str:
+    """The settings for people: `heads 0.5, ffn 0.25`."""
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "nothing cut"
+
+
 def find_axes(specs: LayerSpecs) -> tuple[Axis, ...]:
     """The axes that apply to a model with these layers, and whose stage is registered."""
     return tuple(axis for axis in AXES if axis.stage in registry.STAGES and axis.applies(specs))

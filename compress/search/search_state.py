@@ -1,10 +1,10 @@
-"""The state of a search: every candidate, and the best one so far."""
+"""The state of a search: every candidate, the best one so far, and the Pareto front of the trials."""
 
 from collections.abc import Callable, Sequence
 
 from compress.search.constraints import Constraints
 from compress.search.latency_model import LatencyModel
-from compress.search.pareto import mark_front
+from compress.search.results import BuiltArtifact
 from compress.search.search_candidate import (
     SearchCandidate,
     describe_excess,
@@ -12,19 +12,20 @@ from compress.search.search_candidate import (
     is_better,
     unhealed_front,
 )
+from compress.search.search_space import describe_settings
 from compress.search.trial_runner import TrialRunner
 from laconic.timing.measurements import TrialRecord
 
 MIN_GAIN = 1.05
 """How many times faster than the best one a candidate must be predicted to be, to be worth more work."""
 
-Publish = Callable[[SearchCandidate, Sequence[TrialRecord]], None]
+Publish = Callable[[BuiltArtifact, Sequence[TrialRecord]], None]
 
 
 class SearchState:
     """All candidates of a search.
 
-    publish: writes a candidate's artifact to the destination, with the trials so far. best: the candidate whose
+    publish: writes an artifact to the destination, with the trials so far. best: the candidate whose
     artifact is at the destination, or about to be written there. latency_model: None before the first artifact, and
     where nothing can be pruned.
     """
@@ -42,6 +43,16 @@ class SearchState:
         return self.runner.constraints
 
     @property
+    def baseline(self) -> SearchCandidate:
+        """The candidate in which nothing is pruned."""
+        return self.candidates[describe_settings({})]
+
+    @property
+    def best_artifact(self) -> BuiltArtifact | None:
+        """The artifact of the best candidate; None before the first."""
+        return self.best.built if self.best else None
+
+    @property
     def work(self) -> int:
         """The number of prunings, healings and builds so far."""
         every = self.candidates.values()
@@ -50,8 +61,7 @@ class SearchState:
     @property
     def is_goal_met(self) -> bool:
         """Whether the best artifact meets the goal."""
-        best = self.best.built if self.best else None
-        return best is not None and not describe_misses(self.constraints, best)
+        return self.best_artifact is not None and not describe_misses(self.constraints, self.best_artifact)
 
     @property
     def open_candidates(self) -> list[SearchCandidate]:
@@ -60,11 +70,10 @@ class SearchState:
 
     def is_worth_work(self, candidate: SearchCandidate) -> bool:
         """Whether a candidate's predicted speed is worth more work."""
-        if not (self.constraints.prefers_speed and self.is_goal_met):
+        best = self.best_artifact
+        if best is None or not (self.constraints.prefers_speed and self.is_goal_met):
             return True
-        assert self.best is not None
-        assert self.best.built is not None
-        return candidate.prediction.speedup > MIN_GAIN * self.best.built.speedup
+        return candidate.prediction.speedup > MIN_GAIN * best.speedup
 
     def reject_if_too_costly(self, candidate: SearchCandidate) -> None:
         """Reject a candidate that is predicted to be too slow, too large, or no faster than the best one."""
@@ -73,33 +82,27 @@ class SearchState:
             best = self.best.name if self.best else ""
             candidate.reason = f"predicted {candidate.prediction.speedup:.2f} x: {best} is as fast, with less cut"
 
-    def predict(self, candidate: SearchCandidate) -> None:
-        """Repeat the prediction for a pruned candidate, from the layers that it really has."""
-        assert self.latency_model is not None
-        if candidate.unhealed is not None and candidate.outcome is not None:
-            candidate.prediction = self.latency_model.predict(candidate.outcome.specs, candidate.outcome.size)
-            self.reject_if_too_costly(candidate)
-
-    def build(self, candidate: SearchCandidate) -> None:
-        """Build a candidate's artifact, and publish the best one."""
-        candidate.built = self.runner.build(candidate)
+    def build(self, candidate: SearchCandidate) -> BuiltArtifact:
+        """Build a candidate's artifact, and publish the best one. Returns the candidate's."""
+        candidate.built = built = self.runner.build(candidate)
         if self.latency_model is not None:
-            assert candidate.outcome is not None
-            self.latency_model.fit(candidate.outcome.specs, candidate.built)
-        if is_better(self.constraints, candidate.built, self.best.built if self.best else None):
+            self.latency_model.fit(candidate.outcome.specs, built)
+        if is_better(self.constraints, built, self.best_artifact):
             self.best = candidate
         if self.runner.budget.is_fresh:  # else an earlier run did this, and its best artifact is at the destination
             self.publish()
+        return built
 
     def publish(self) -> None:
         """Write the best artifact to the destination, with the trials so far."""
-        assert self.best is not None
-        self._publish(self.best, self.trials)
+        if self.best_artifact is not None:
+            self._publish(self.best_artifact, self.trials)
 
     @property
     def trials(self) -> tuple[TrialRecord, ...]:
-        """A record of every candidate, each with the reason why it was taken or not."""
-        assert self.best is not None
+        """A record of every candidate, each with the reason why it was taken or not; none before the first artifact."""
+        if self.best is None:
+            return ()
         front = unhealed_front(self.open_candidates)
         records = [self.best.make_record("taken" if self.is_goal_met else "taken: the nearest to the goal")]
         for each in self.candidates.values():
@@ -107,3 +110,28 @@ class SearchState:
                 reason = each.reason or each.explain_loss(self.best, front, self.constraints)
                 records.append(each.make_record(reason))
         return mark_front(records)
+
+
+def objectives(trial: TrialRecord) -> tuple[float, ...]:
+    """The minimized objectives: the drop (the infidelity without labels), latency and size."""
+    loss = trial.drop if trial.drop is not None else 1 - (trial.fidelity or 0.0)
+    return loss, trial.latency, trial.size
+
+
+def dominates(one: TrialRecord, other: TrialRecord) -> bool:
+    """Whether one trial is worse in no objective and better in at least one."""
+    pairs = list(zip(objectives(one), objectives(other), strict=True))
+    return all(mine <= theirs for mine, theirs in pairs) and any(mine < theirs for mine, theirs in pairs)
+
+
+def mark_front(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """The trials with those on the Pareto front marked, measured ones first, then by latency.
+
+    Trials that were only predicted are never on the front.
+    """
+    measured = [trial for trial in trials if trial.measured]
+    marked = [
+        trial.model_copy(update={"front": trial.measured and not any(dominates(other, trial) for other in measured)})
+        for trial in trials
+    ]
+    return tuple(sorted(marked, key=lambda trial: (not trial.measured, trial.latency, trial.name)))

@@ -12,10 +12,11 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.search.layer_spec import LayerSpec
 from export.build import EngineOption
+from laconic.arrays import Arrays
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, Range
 from laconic.runtimes.runtime import Session
-from laconic.tensor import Arrays, TensorSpec
+from laconic.tensor import TensorSpec
 
 OPSET = 20
 OUTPUT_WIDTH = 8

@@ -6,13 +6,14 @@ from compress.search.constraints import Quality
 from compress.search.exploration import Exploration
 from compress.search.latency_model import LatencyModel
 from compress.search.latency_table import LatencyTable
-from compress.search.results import CostPrediction, TrialOutcome
+from compress.search.results import BuiltArtifact, CostPrediction, TrialOutcome
 from compress.search.search_candidate import SearchCandidate
-from compress.search.search_space import find_axes
+from compress.search.search_space import describe_settings, find_axes
 from compress.search.search_state import Publish, SearchState
-from compress.search.study import Study, describe_settings
+from compress.search.study import Study
 from compress.search.successive_halving import SuccessiveHalving
 from compress.search.trial_runner import TrialRunner
+from export.build import EngineOption
 from laconic.errors import RecipeError
 from laconic.models.source import GraphSource
 
@@ -27,16 +28,13 @@ def run_search(runner: TrialRunner, publish: Publish, trials: int | None = None)
     allows. Raises RecipeError where the source cannot be compressed at all.
     """
     state = SearchState(runner, publish)
-    baseline = build_baseline(state)
-    assert baseline.built is not None
-    assert baseline.outcome is not None
-    axes = find_axes(baseline.outcome.specs)
+    built, baseline = build_baseline(state), state.baseline.outcome
+    axes = find_axes(baseline.specs)
     if axes and (state.constraints.prefers_speed or not state.is_goal_met):
-        table = LatencyTable(baseline.built.option, runner.cache, baseline.built.precision)
-        outcome = baseline.outcome
-        state.latency_model = LatencyModel(table, outcome.specs, outcome.size, baseline.built)
+        table = LatencyTable(EngineOption(built.runtime, built.compute), runner.cache, built.precision)
+        state.latency_model = model = LatencyModel(table.total, baseline.specs, baseline.size, built)
         study = Study(axes, runner.recipe.seed)
-        exploration = Exploration(state, study, float("inf") if trials is None else float(trials))
+        exploration = Exploration(state, model, study, float("inf") if trials is None else float(trials))
         halving = SuccessiveHalving(state)
         for _ in range(ROUNDS):
             before = state.work
@@ -48,7 +46,7 @@ def run_search(runner: TrialRunner, publish: Publish, trials: int | None = None)
     return state
 
 
-def build_baseline(state: SearchState) -> SearchCandidate:
+def build_baseline(state: SearchState) -> BuiltArtifact:
     """Quantize and build the model with nothing pruned: the first artifact, to which the latency model is fitted."""
     runner = state.runner
     baseline = SearchCandidate({}, CostPrediction(0.0, 1.0, 0.0))
@@ -58,12 +56,11 @@ def build_baseline(state: SearchState) -> SearchCandidate:
         raise RecipeError(outcome.error)
     baseline.update(outcome, state.constraints)
     state.candidates[describe_settings({})] = baseline
-    state.build(baseline)
-    assert baseline.built is not None
+    built = state.build(baseline)
     # Few samples have a wide interval, whatever is done: it is asked for where quantization alone keeps to it.
-    strict = not state.constraints.may_exceed_drop(baseline.built.highest_drop)
+    strict = not state.constraints.may_exceed_drop(built.highest_drop)
     runner.constraints = replace(state.constraints, strict=strict)
-    return baseline
+    return built
 
 
 def build_nearest(state: SearchState) -> None:

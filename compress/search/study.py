@@ -1,6 +1,6 @@
 """Which settings to try next: Optuna's tree-structured Parzen estimator over infidelity and time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import optuna
 
@@ -55,8 +55,3 @@ class Study:
 def value_of(axis: Axis, choice: int) -> float:
     """The value of a choice: 0 leaves the axis as it is, greater ones prune more."""
     return axis.values[choice - 1] if choice else WHOLE
-
-
-def describe_settings(settings: Mapping[str, float]) -> str:
-    """The settings for people: `heads 0.5, ffn 0.25`."""
-    return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "nothing cut"

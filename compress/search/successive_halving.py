@@ -122,7 +122,6 @@ class SuccessiveHalving:
         unmet = self.select_unmet(pool)
         for each in unmet:
             if len(each.heals) > 1 and each.remaining_share > STALLED_SHARE:
-                assert each.quality is not None
                 missed = describe_infidelity(self.state.constraints, each.quality) or "no more faithful"
                 each.reason = f"healing no longer helps: {missed}"
         unmet = sorted((each for each in unmet if not each.reason), key=lambda each: each.shortfall)

@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import torch
 
 from compress.search.constraints import measure_quality
-from compress.search.layer_spec import read_layer_specs
 from compress.search.results import OUTCOME, TrialOutcome
+from compress.search.spec_reader import read_layer_specs
+from compress.search.trial_job import SearchContext, TrialJob
 from compress.transform import apply_stages
 from export.lineage import Job, Lineage
 from export.sources import as_checkpoint_source, open_source
@@ -20,41 +20,16 @@ from laconic.errors import LaconicError
 from laconic.hardware import cores
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.source import Source
-from laconic.models.torch_runtime import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.recipe import Goal, NamedStage, Recipe
-from laconic.recipes.splits import SampleSplits, split_samples
+from laconic.recipes.goal import Goal
+from laconic.recipes.recipe import NamedStage, Recipe
+from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import TorchStage, dump_settings
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
 
 MATRIX_BYTES, VECTOR_BYTES = 1, 4
 """Bytes of a number in a matrix (INT8) and in a vector (FP32) of a quantized artifact."""
-
-
-@dataclass(frozen=True)
-class TrialJob:
-    """A trial to run in a worker. recipe: of the candidate, as JSON. cache: the cache's folder. threads: of torch."""
-
-    recipe: str
-    trust: bool
-    cache: str
-    threads: int
-
-
-@dataclass(frozen=True)
-class SearchContext:
-    """The source and the samples, which all candidates of a search share."""
-
-    source: Source
-    samples: SampleSplits
-
-    @property
-    def key(self) -> str:
-        """A digest of the source, the task and all samples."""
-        parts = (self.samples.train, self.samples.calibrate, self.samples.choose, self.samples.judge)
-        return hash_of(self.source.key, self.source.task.name, [part.fingerprint for part in parts])
 
 
 @lru_cache(maxsize=1)
@@ -115,7 +90,7 @@ def compress_and_evaluate(
     finally:
         torch.set_num_threads(before)
     checkpoint = as_checkpoint_source(lineage.model).checkpoint
-    with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
+    with lineage.model.open(cores()) as session:
         found = predict(session, task, choose)
     return TrialOutcome(
         quality=measure_quality(task, lineage.reference(choose), found, choose, recipe.seed),

@@ -1,18 +1,18 @@
 """Trial runner: runs trials and builds artifacts for a search, and charges the time to its budget."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from compress.search.budget import Budget
-from compress.search.candidate_build import build_candidate
-from compress.search.constraints import Constraints
+from compress.search.constraints import Constraints, Quality
 from compress.search.executor import Executor
 from compress.search.results import OUTCOME, BuiltArtifact, TrialOutcome
 from compress.search.search_candidate import SearchCandidate, describe_misses
 from compress.search.search_space import apply_settings
-from compress.search.trial import SearchContext, TrialJob, run_trial
+from compress.search.trial_job import SearchContext, TrialJob
 from laconic.cache import Cache
 from laconic.hashing import hash_of
 from laconic.progress import Steps
@@ -21,7 +21,8 @@ from laconic.recipes.recipe import Recipe
 
 @dataclass
 class TrialRunner:
-    """recipe: the user's. context: the source and the samples. The other fields are those of `search`."""
+    """recipe: the user's. context: the source and the samples. run_trial: gives an outcome, JSON-ready. build_artifact:
+    of a recipe, given the quality before quantization. The other fields are those of `search`."""
 
     recipe: Recipe
     context: SearchContext
@@ -31,6 +32,8 @@ class TrialRunner:
     trust: bool
     steps: Steps
     cache: Cache
+    run_trial: Callable[[TrialJob], dict[str, Any]]
+    build_artifact: Callable[[Recipe, Quality, Constraints], BuiltArtifact]
 
     def run_trials(self, group: Sequence[SearchCandidate], kind: str = "cut", units: float = 1) -> list[TrialOutcome]:
         """Prune and heal each candidate, in the workers or from the cache. kind, units: for the budget."""
@@ -40,7 +43,7 @@ class TrialRunner:
             )
             for each in group
         ]
-        found = [OUTCOME.validate_python(each) for each in self.executor.map(run_trial, jobs)]
+        found = [OUTCOME.validate_python(each) for each in self.executor.map(self.run_trial, jobs)]
         self.charge(kind, *(job.recipe for job in jobs), units=units)
         return found
 
@@ -48,15 +51,7 @@ class TrialRunner:
         """Build the artifact of a candidate that has been through a trial."""
         assert candidate.quality is not None
         with self.steps.step(f"build: {candidate.name}") as step:
-            made = build_candidate(
-                self.recipe_of(candidate),
-                self.context,
-                candidate.quality,
-                self.constraints,
-                trust=self.trust,
-                steps=Steps(quiet=True),
-                cache=self.cache,
-            )
+            made = self.build_artifact(self.recipe_of(candidate), candidate.quality, self.constraints)
             verdict = describe_misses(self.constraints, made) or "goal met"
             step.note = f"{made.speedup:.2f} x, fidelity {made.quality.fidelity:.4f}; {verdict}"
         self.charge("build", self.recipe_of(candidate).model_dump_json())

@@ -15,13 +15,14 @@ from torch.export import Dim
 from export.capture.graph_file import OPSET, write_graph
 from export.capture.parity import PARITY, largest_difference
 from export.passes.attention import plain_attention
+from laconic.arrays import Arrays
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import bind, probe_sizes
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.tensor import BATCH, Arrays, TensorSpec
+from laconic.tensor import BATCH, TensorSpec
 
 PARITY_SIZES = ((1, 5), (3, 17))
 """Rows, and size of the other dynamic axes, of the batches of the parity check."""

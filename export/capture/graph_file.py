@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
+from export.model_file import LARGEST
 from export.passes.normalize import normalize
 from laconic import __version__
 from laconic.artifacts.manifest import MODEL
@@ -19,13 +19,6 @@ operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 """The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
-LARGEST = 1_800_000_000
-"""The most bytes of weights in an ONNX file itself; the limit of protobuf is 2 GiB."""
-
-
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model to `path`; large weights to a file beside it with the suffix `.data`."""
-    onnx.save(model, path, save_as_external_data=model.ByteSize() > LARGEST, location=path.with_suffix(".data").name)
 
 
 def write_graph(

@@ -14,6 +14,7 @@ from onnxscript.rewriter.rules.common import fuse_batchnorm_into_conv_rule
 
 from export.capture.graph_file import write_graph
 from export.capture.parity import PARITY, largest_difference
+from laconic.arrays import Array, Arrays
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe, probe_sizes
@@ -21,7 +22,7 @@ from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import BATCH, DTYPES, Array, Arrays, TensorSpec, sample_inputs
+from laconic.tensor import BATCH, DTYPES, TensorSpec, sample_inputs
 
 LEAST_OPSET = 13
 """The first opset with per-channel scales in QuantizeLinear. A newer file keeps its own."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from laconic.arrays import Arrays
 from laconic.errors import CaptureError
 from laconic.runtimes.runtime import Session
-from laconic.tensor import Arrays
 
 PARITY = 1e-4
 """The largest difference allowed, relative to the largest output. Measured: 1e-7 for tiny models, 1e-6 for MiniLM."""

@@ -5,9 +5,9 @@ import numpy as np
 from onnx import helper
 
 from export.passes.rewrite import GraphRewriter
+from laconic.arrays import Array
 from laconic.quantization.graph import Layer
 from laconic.quantization.qparams import FLOAT8_MAX
-from laconic.tensor import Array
 
 
 def write_float8_weight(rewrite: GraphRewriter, layer: Layer) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 MOVES = frozenset({"Reshape", "Transpose"})
 """Operators that only move values."""

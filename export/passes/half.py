@@ -13,8 +13,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from export.passes.opset import raise_opset
+from laconic.arrays import Array
 from laconic.errors import UnsupportedPrecision
-from laconic.tensor import Array
 
 HalfType = Literal["float16", "bfloat16"]
 ELEMENT_TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -7,11 +7,11 @@ from onnx import TensorProto, helper
 
 from export.passes.opset import raise_opset, require_opset
 from export.passes.rewrite import GraphRewriter
+from laconic.arrays import Array
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import QuantizedWeight
 from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, INT4_RANGE
-from laconic.tensor import Array
 
 OPSET = 21
 """The first opset in which Cast and DequantizeLinear take INT4."""

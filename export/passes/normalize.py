@@ -13,8 +13,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from export.passes.fold import fold_scales, split_key_transposes
+from laconic.arrays import Array
 from laconic.quantization.graph import Layer
-from laconic.tensor import Array, TensorSpec
+from laconic.tensor import TensorSpec
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 MODULE = "laconic.module"

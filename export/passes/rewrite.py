@@ -6,10 +6,10 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.passes.half import HalfType, to_half
+from laconic.arrays import Array
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
 from laconic.quantization.qparams import ActivationType, activation_qparams, quantize_weight
-from laconic.tensor import Array
 
 STORAGE: dict[ActivationType, np.dtype[np.generic]] = {
     "uint8": np.dtype(np.uint8),

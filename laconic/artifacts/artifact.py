@@ -22,8 +22,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from laconic import registry
+from laconic.arrays import Arrays
 from laconic.artifacts.manifest import MANIFEST, MODEL, Manifest, read_manifest, read_measurements
-from laconic.artifacts.placement import Placement, find_fastest_placement, time_placements
+from laconic.artifacts.placement import Placement, find_fastest_placement
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, RuntimeFailure, UnprovenArtifact, UsageError
 from laconic.files import find_replaced, replace_folder
@@ -31,7 +32,7 @@ from laconic.hardware import this_machine
 from laconic.hashing import check_digest, hash_of
 from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
-from laconic.tensor import Arrays
+from laconic.timing.benchmark import measure_speeds
 from laconic.timing.measurements import Measurements
 
 
@@ -198,7 +199,7 @@ class Artifact:
                     with suppress(UnprovenArtifact, RuntimeFailure):
                         (opened,) = self.open_placement(make_runtime(name), each, threads=threads)
                         sessions[name] = stack.enter_context(opened)
-                speeds = time_placements(sessions, self.task(), threads) if len(sessions) > 1 else {}
+                speeds = measure_speeds(sessions, self.task(), threads) if len(sessions) > 1 else {}
                 return dict.fromkeys(installed, 0.0) | dict.fromkeys(sessions, 1.0) | speeds
 
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.record import Record
-from laconic.data.dataset import read
+from laconic.data.reader import read
 from laconic.errors import UsageError
 from laconic.hardware import cores
 from laconic.runtimes.predict import predict

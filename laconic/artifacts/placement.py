@@ -1,17 +1,12 @@
 """A placement: an artifact's graph as one engine runs it best, with outputs and a verdict of its own."""
 
-import time
 from collections.abc import Mapping
-from statistics import geometric_mean
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from laconic import registry
 from laconic.artifacts.verdict import ENGINE, Verdict
-from laconic.progress import Steps
-from laconic.runtimes.runtime import Compute, Session
-from laconic.tasks.task import Task
-from laconic.timing.benchmark import TRIAL_BATCHES, benchmark_sessions
+from laconic.runtimes.runtime import Compute
 
 GOLDEN_FLOOR = 0.98
 """The fidelity that golden outputs must reach at load. The same engine on another processor (BF16 or not, another INT8
@@ -53,24 +48,6 @@ class Placement(BaseModel):
             if comparison.subject == ENGINE:
                 return min(GOLDEN_FLOOR, 1 - 2 * (1 - comparison.figures["fidelity_worst"]))
         return GOLDEN_FLOOR
-
-
-def time_placements(sessions: Mapping[str, Session], task: Task, threads: int) -> dict[str, float]:
-    """The speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
-
-    By processor time, so that other programs on the machine do not influence the choice.
-    """
-    with Steps(quiet=True).step("race", len(TRIAL_BATCHES)) as step:
-        timings = benchmark_sessions(
-            sessions,
-            task,
-            baseline=next(iter(sessions)),
-            batches=TRIAL_BATCHES,
-            threads=threads,
-            step=step,
-            clock=time.process_time,
-        )
-    return {name: geometric_mean(each.speedup for each in timings if each.engine == name) for name in sessions}
 
 
 def find_fastest_placement(speeds: Mapping[str, float]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors.numpy import save
 
+from laconic.arrays import Arrays
 from laconic.artifacts.manifest import (
     CALIBRATION,
     FORMAT,
@@ -21,7 +22,6 @@ from laconic.artifacts.manifest import (
 from laconic.artifacts.placement import Placement
 from laconic.hashing import digest_file, seal
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays
 from laconic.timing.measurements import Measurements
 
 GRAPH_KEY = "graph"

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Threads, Trust
-from laconic.commands.output import print_json
+from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Threads, Trust, print_json
 from laconic.errors import GoalMissed, UsageError
 
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.commands.options import ArtifactPath, Builder, Data, Json, Output, Source, Task, Trust
-from laconic.commands.output import print_json
+from laconic.commands.options import ArtifactPath, Builder, Data, Json, Output, Source, Task, Trust, print_json
 from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:

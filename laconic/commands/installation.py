@@ -1,7 +1,6 @@
 """Commands about the installation: `doctor`, `recipes`, `schema`."""
 
-from laconic.commands.options import Json
-from laconic.commands.output import print_json
+from laconic.commands.options import Json, print_json
 
 
 def doctor(as_json: Json = False) -> None:

@@ -1,7 +1,8 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and the output of --json."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,3 +20,8 @@ Data = Annotated[
 ]
 Threads = Annotated[int, typer.Option(min=1, help="Threads per engine.")]
 RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; default: the one the artifact is for.")]
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON to the standard output stream."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from laconic.console import OUT, make_table
+from laconic.commands.console import OUT, make_table
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.units import choose_unit, format_count
 

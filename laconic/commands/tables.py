@@ -15,8 +15,8 @@ from laconic.artifacts.inspection import Check
 from laconic.artifacts.ledger import StageEntry, format_config, format_entry, make_ledger
 from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
+from laconic.commands.console import OUT, make_table
 from laconic.commands.doctor import Finding
-from laconic.console import OUT, make_table
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes
 

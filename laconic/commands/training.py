@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.commands.options import Builder, Json, Source, Task, Trust
-from laconic.commands.output import print_json
+from laconic.commands.options import Builder, Json, Source, Task, Trust, print_json
 from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:
+    from laconic.finetune.finetune import FinetuneResult
     from laconic.training.settings import TrainingRecipe
 
 
@@ -52,7 +52,6 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    from laconic.commands.finetune_summary import show, summary
     from laconic.finetune.finetune import finetune
     from laconic.training.observers import ObserverSettings
 
@@ -60,7 +59,7 @@ def finetune(
     tuned = finetune(chosen, output, trust=trust, auto=auto, observers=observers)
     if os.environ.get("RANK", "0") != "0":
         return  # only the first rank prints the result
-    print_json(summary(tuned)) if as_json else show(tuned)
+    print_json(summarize_tuned(tuned)) if as_json else print_tuned(tuned)
 
 
 def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
@@ -71,6 +70,37 @@ def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: boo
     if path is None and not {"source", "data"} <= given.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
     return TrainingRecipe.load(path, trust=trust, **given)
+
+
+def print_tuned(result: "FinetuneResult") -> None:
+    """Print the figures before and after, and the next command."""
+    from laconic.commands.console import OUT, make_table
+
+    table = make_table(
+        f"{result.folder.name}: {result.checkpoint.task.name}", "on the validation set", "before", "after", right=(1, 2)
+    )
+    for name, value in result.after.items():
+        table.add_row(name, f"{result.before[name]:.4f}" if name in result.before else "", f"{value:.4f}")
+    OUT.print(table)
+    for line in (result.changed, result.training.waiting, result.training.energy):
+        if line:
+            OUT.print(f"\n{line}", soft_wrap=True)
+    trust = " --trust" if result.checkpoint.source["kind"] == "builder" else ""  # it names code that is not Laconic's
+    OUT.print(f"\nNext: laconic compress {result.folder} --data FILE{trust} -o {result.folder}.laconic", soft_wrap=True)
+
+
+def summarize_tuned(result: "FinetuneResult") -> dict[str, Any]:
+    """The result of fine-tuning, JSON-ready."""
+    return {
+        "checkpoint": str(result.folder),
+        "task": result.checkpoint.task.name,
+        "before": dict(result.before),
+        "after": dict(result.after),
+        "losses": list(result.training.losses),
+        "turned_on": result.changed,
+        "waiting": result.training.waiting,
+        "energy": result.training.energy,
+    }
 
 
 def plan(

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.data.rows import LABEL, Row
 from laconic.errors import DataError, InputError
 from laconic.registry import did_you_mean
 from laconic.tasks.task import SampleKind, Task
-from laconic.tensor import Array, TensorSpec
+from laconic.tensor import TensorSpec
 from laconic.units import format_bytes
 
 MAX_EXPANSION, MIN_EXPANDED = 50, 2**28

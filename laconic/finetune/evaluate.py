@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from laconic.data.dataset import Dataset, batches
+from laconic.arrays import Array, Arrays
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
 from laconic.runtimes.predict import stack_padded
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 from laconic.training.data.batch_builder import BatchBuilder
 from laconic.training.data.batch_sampler import BatchSampler
 from laconic.training.step.objective import Objective, first_output

@@ -13,7 +13,8 @@ import torch
 
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset, read, split
+from laconic.data.dataset import Dataset, split
+from laconic.data.reader import read
 from laconic.errors import OutOfMemory, RecipeError, UsageError
 from laconic.finetune.advice import advise, copy_structure, fit_to_memory, measure_available, measure_longest
 from laconic.finetune.evaluate import ROWS, evaluate

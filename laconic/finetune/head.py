@@ -7,16 +7,17 @@ from typing import Any
 import torch
 
 from laconic import registry
-from laconic.data.dataset import read_rows
+from laconic.data.reader import read_rows
 from laconic.data.rows import LABEL
 from laconic.errors import DataError, SourceError
 from laconic.models import huggingface
-from laconic.models.checkpoint import Checkpoint, load_source, read_licence
-from laconic.models.checkpoint_card import CARD, prepare, rebuild
-from laconic.models.embedder import MODULES, read_modules, read_source_json
+from laconic.models.checkpoint import Checkpoint, load_source, read_licence, rebuild
+from laconic.models.checkpoint_card import CARD, prepare
+from laconic.models.embedder import MODULES, read_modules
 from laconic.models.pretrained import is_head_weight, reset_head
 from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
+from laconic.models.source_json import read_source_json
 from laconic.tasks.classification import find_class
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.training.settings import TrainingRecipe

@@ -14,8 +14,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.offload.activation_store import ActivationStore, FileStore, HostStore, StoredTensor
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Technique
 from laconic.units import Bytes
 
 

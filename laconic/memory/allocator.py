@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Technique
 from laconic.units import Bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

@@ -11,8 +11,9 @@ from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from laconic.training.objectives.deferred_gradient import DeferredLinearCrossEntropy
 from laconic.training.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 DEFERRED = {"chunked-cross-entropy": {"defer": True, "chunk": 256}}
 """As lean combinations of other techniques use it."""

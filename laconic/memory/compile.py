@@ -10,8 +10,9 @@ import torch
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Technique
 
 
 class Compile(Technique):

@@ -7,8 +7,9 @@ import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 
 class GradientAccumulation(Technique):

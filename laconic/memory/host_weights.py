@@ -12,8 +12,9 @@ from laconic.offload.host_memory import HostMemory, account_steps_on_host
 from laconic.offload.memory_accounting import account_as
 from laconic.offload.streamed_weights import ResidentCopies, StreamedWeights, may_compute_in_16_bits
 from laconic.training.step.cast_inputs import cast_inputs_to_bf16
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 from torch import nn
 
 from laconic.errors import RecipeError
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Technique
 
 GRADIENT_FROM_OUTPUT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
 """Functions whose gradient is computed from their output. The others (SiLU, Hardswish, Mish) would save a copy of their

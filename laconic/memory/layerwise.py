@@ -12,8 +12,9 @@ from laconic.layerwise.layer_stack import StackState, convert_to_stack
 from laconic.layerwise.layerwise_pass import PassConfig
 from laconic.memory.chunked_cross_entropy import DEFERRED
 from laconic.models.repeated_layers import find_layer_lists, find_layers
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 
 class Layerwise(Technique):

@@ -19,8 +19,9 @@ from transformers.pytorch_utils import Conv1D
 from laconic import registry
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 LINEAR = (nn.Linear, Conv1D)
 """Classes of layers that take an adapter. Subclasses are left out, since their forward pass is not known."""

@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 
 class Bf16(Technique):

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from laconic.training.optimizers import Groups
+from laconic.training.optimizers.optimizer import Groups
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import OptimizerFactory, StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 
 class OptimizerInBackward(Technique):

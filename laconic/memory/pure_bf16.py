@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from laconic.training.step.cast_inputs import cast_inputs_to_bf16
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Technique
 
 
 class PureBf16(Technique):

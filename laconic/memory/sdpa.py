@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Proposal, Slot, Technique
+from laconic.training.step.technique import Proposal, Technique
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import RecipeError
-from laconic.tensor import Array, Arrays
 from laconic.training.objectives.next_token import FILLED, NextToken, TextLayout, blank, write
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Slot, Technique
+from laconic.training.step.technique import Technique
 
 
 class SequencePacking(Technique):

@@ -11,14 +11,15 @@ from typing import Any
 import yaml
 from torch import nn
 
+from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import open_scratch_folder
-from laconic.errors import CorruptArtifact, SourceError, UsageError
+from laconic.errors import CorruptArtifact, LaconicError, SourceError, UsageError
 from laconic.files import replace_folder
 from laconic.hashing import hash_of, seal
 from laconic.models import builder as builders
 from laconic.models import huggingface
-from laconic.models.checkpoint_card import BUILD, CARD, Card, prepare, read_card, rebuild_from_card
+from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
 from laconic.models.processors import plain_task
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
@@ -26,6 +27,8 @@ from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 
 WEIGHTS = "model.safetensors"
+BUILD = {"huggingface": huggingface.build, "builder": builders.build}
+"""Functions that build a module without its weights, by the kind of its source: BUILDABLE."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ class Checkpoint:
 
     def check_buildable(self) -> None:
         """Raise SourceError unless the module can be rebuilt from its source, which saving requires."""
-        if self.source["kind"] not in BUILD:
+        if self.source["kind"] not in BUILDABLE:
             raise SourceError(
                 f"a model from a {self.source['kind']} cannot be saved, since nothing says how to build it again. "
                 f"Give its weights with a --builder"
@@ -137,6 +140,33 @@ class Checkpoint:
         if loaded.key != card.key:
             raise SourceError(f"{folder} is not the checkpoint that was saved: its files were changed. Copy it again")
         return loaded
+
+
+def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:
+    """The module without its weights: built from the source, then each structural change replayed."""
+    module = prepare(BUILD[source["kind"]](source))
+    for record in history:
+        stage = registry.resolve("stage", record.stage)
+        if hasattr(stage, "rebuild"):  # what only trains changes no structure
+            stage.rebuild(module, record)
+    return module
+
+
+def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
+    """The module of a saved checkpoint without its weights.
+
+    trust: whether stages may be given by their address. Raises SourceError for a source or a change that does not fit.
+    """
+    try:
+        with registry.trust_addresses(trust):
+            return rebuild(card.source, card.history)
+    except LaconicError:
+        raise
+    except Exception as error:  # whatever a crafted config or structure makes of a model
+        raise SourceError(
+            f"{folder / CARD} does not describe a model: {type(error).__name__}, {' '.join(str(error).split())}. "
+            f"Save the checkpoint again"
+        ) from error
 
 
 def is_onnx(source: Path) -> bool:

@@ -1,6 +1,5 @@
-"""The card of a saved checkpoint: what its weights belong to, and how the module is built again."""
+"""The card of a saved checkpoint: what its weights belong to, and of what the module is built again."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,14 +9,14 @@ from torch import nn
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import explain
-from laconic.errors import CorruptArtifact, LaconicError, SourceError, UntrustedSource
+from laconic.errors import CorruptArtifact, SourceError, UntrustedSource
 from laconic.hashing import unseal
-from laconic.models import builder as builders
-from laconic.models import huggingface
 from laconic.tensor import TensorSpec
 
 CARD = "model.json"
 FORMAT: Literal[1] = 1
+BUILDABLE = ("builder", "huggingface")
+"""The kinds of sources that say how their module is built again."""
 
 
 class Card(BaseModel):
@@ -54,8 +53,10 @@ def read_card(folder: Path, *, trust: bool) -> Card:
     except ValidationError as error:
         raise SourceError(explain(error, f"{folder / CARD} does not fit its format")) from None
     kind, code = card.source.get("kind"), card.source.get("code")
-    if not isinstance(kind, str) or kind not in BUILD:
-        raise SourceError(f"{folder} comes from a source of kind {kind!r}. {registry.did_you_mean(str(kind), BUILD)}")
+    if not isinstance(kind, str) or kind not in BUILDABLE:
+        raise SourceError(
+            f"{folder} comes from a source of kind {kind!r}. {registry.did_you_mean(str(kind), BUILDABLE)}"
+        )
     if card.task not in registry.TASKS:
         raise SourceError(f"{folder} is for task {card.task!r}. {registry.did_you_mean(card.task, registry.TASKS)}")
     named = [str(card.source.get("builder"))] if kind == "builder" else []
@@ -68,37 +69,6 @@ def read_card(folder: Path, *, trust: bool) -> Card:
     return card
 
 
-BUILD = {"huggingface": huggingface.build, "builder": builders.build}
-"""Functions that build a module without its weights, by the kind of its source."""
-
-
 def prepare(module: nn.Module) -> nn.Module:
     """The same module in evaluation mode, float32, without gradients."""
     return module.eval().float().requires_grad_(False)
-
-
-def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:
-    """The module without its weights: built from the source, then each structural change replayed."""
-    module = prepare(BUILD[source["kind"]](source))
-    for record in history:
-        stage = registry.resolve("stage", record.stage)
-        if hasattr(stage, "rebuild"):  # what only trains changes no structure
-            stage.rebuild(module, record)
-    return module
-
-
-def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
-    """The module of a saved checkpoint without its weights.
-
-    trust: whether stages may be given by their address. Raises SourceError for a source or a change that does not fit.
-    """
-    try:
-        with registry.trust_addresses(trust):
-            return rebuild(card.source, card.history)
-    except LaconicError:
-        raise
-    except Exception as error:  # whatever a crafted config or structure makes of a model
-        raise SourceError(
-            f"{folder / CARD} does not describe a model: {type(error).__name__}, {' '.join(str(error).split())}. "
-            f"Save the checkpoint again"
-        ) from error

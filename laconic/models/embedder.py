@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.files import read_json
+from laconic.models.source_json import read_source_json
 from laconic.models.weights import read_weights
 
 Pooling = Literal["mean", "cls", "max"]
@@ -183,13 +183,3 @@ def fill_projections(embedder: TextEmbedder, weights: tuple[Path, ...]) -> None:
             projection.load_state_dict({name.replace("linear.", "0."): value for name, value in tensors.items()})
         except RuntimeError as error:
             raise SourceError(f"{path} does not fit its config: {error}") from error
-
-
-def read_source_json(path: Path) -> Any:
-    """The JSON in a file of the source. Raises SourceError."""
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        raise SourceError(f"{path} is missing. Copy the model's folder again, with all of its files") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path} does not read as JSON: {error}. Copy the model's folder again") from error

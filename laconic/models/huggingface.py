@@ -24,12 +24,12 @@ from laconic.models.embedder import (
     TextEmbedder,
     fill_projections,
     read_modules,
-    read_source_json,
 )
 from laconic.models.image_processor import read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
 from laconic.models.processors import read_tokenizer, resolve_task
+from laconic.models.source_json import read_source_json
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task
 

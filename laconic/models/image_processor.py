@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 
 from laconic.errors import SourceError
-from laconic.models.embedder import read_source_json
+from laconic.models.source_json import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 SETTINGS = "preprocessor_config.json"

@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from laconic.errors import SourceError
-from laconic.models.embedder import read_source_json
+from laconic.models.source_json import read_source_json
 
 ENCODER = "AutoModel"
 """The Auto class of a bare encoder, without a head."""

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, normalizers
 
 from laconic import registry
 from laconic.errors import SourceError
-from laconic.models.embedder import read_source_json
+from laconic.models.source_json import read_source_json
 from laconic.tasks.task import DEFAULT_TASK, Task
 from laconic.tensor import TensorSpec
 

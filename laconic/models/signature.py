@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from laconic.arrays import Arrays
 from laconic.errors import SourceError
-from laconic.tensor import BATCH, Arrays, TensorSpec, sample_inputs
+from laconic.tensor import BATCH, TensorSpec, sample_inputs
 
 ROWS = (2, 5)
 """Batch sizes of the two runs that find the free axes of the outputs. Every other free axis takes sizes of its own, the

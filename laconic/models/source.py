@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task

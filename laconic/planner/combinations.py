@@ -11,10 +11,10 @@ from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.meta_model import MetaModel
 from laconic.planner.simulate import fakify, make_fake_mode
-from laconic.training.optimizers import Optimizer
+from laconic.training.optimizers.optimizer import Optimizer
 from laconic.training.settings import Training
-from laconic.training.step.compatibility import find_conflict
-from laconic.training.step.technique import SLOTS, Proposal, Slot, Technique
+from laconic.training.step.compatibility import SLOTS, Slot, find_conflict
+from laconic.training.step.technique import Proposal, Technique
 from laconic.training.step_assembly import make_step_parts
 
 GRID: tuple[Slot, ...] = ("precision", "activations", "batch")

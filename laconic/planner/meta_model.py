@@ -12,8 +12,8 @@ from laconic import registry
 from laconic.errors import SourceError
 from laconic.models import builder as builders
 from laconic.models import huggingface
-from laconic.models.checkpoint import is_onnx
-from laconic.models.checkpoint_card import CARD, read_card, rebuild_from_card
+from laconic.models.checkpoint import is_onnx, rebuild_from_card
+from laconic.models.checkpoint_card import CARD, read_card
 from laconic.models.embedder import MODULES
 from laconic.models.processors import plain_task
 from laconic.tasks.image_preprocess import ImagePreprocess

@@ -76,10 +76,9 @@ def wrap(name: str, width: int = 58) -> str:
 
 def plot_chosen(plan: MemoryPlan, path: Path) -> None:
     """Plot the memory of two steps of the chosen combination, by allocation. Raises UsageError where none fits."""
-    if plan.chosen is None:
+    timeline = plan.predict_whole(plan.chosen).timeline if plan.chosen else None
+    if timeline is None:
         raise UsageError("there is no time-line to draw, since nothing fits. Give more --memory")
-    timeline = plan.predict_whole(plan.chosen).timeline
-    assert timeline is not None
     names = [timeline.positions[place][0] for place in timeline.places]
     events = np.arange(timeline.device.size)
     series = {str(name): values for name, values in timeline.series("device").items()}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 Precision = Literal[
     "int4-weight", "int8", "int8-dynamic", "int8-weight", "float8", "float16-weight", "bfloat16-weight", "float32"

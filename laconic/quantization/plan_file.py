@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from laconic.arrays import Array, Arrays
 from laconic.quantization.plan import Plan, Range, Smoothing
-from laconic.tensor import Array, Arrays
 
 
 def pack_plan(plan: Plan) -> Arrays:

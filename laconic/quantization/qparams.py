@@ -4,8 +4,8 @@ from typing import Literal
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.quantization.plan import Range
-from laconic.tensor import Array
 
 INT8_MAX = 127
 """Signed INT8 is symmetric: -128 is not used, so that a number and its negative are equally exact."""

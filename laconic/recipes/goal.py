@@ -1,11 +1,8 @@
-"""The tolerance that a goal requires, and the parts of a goal that an artifact does not meet."""
+"""The goal of a recipe, and the tolerance that it requires."""
 
-from collections.abc import Iterator
-
-from laconic.artifacts.artifact import Artifact
-from laconic.recipes.recipe import Goal
+from laconic.config import Strict
 from laconic.tasks.task import Task, Tolerance
-from laconic.units import format_bytes, format_seconds
+from laconic.units import Bytes, Seconds, Share
 
 MARGIN = 0.6
 """The share of the allowed infidelity (1 - fidelity) that may be spent on the validation samples, since other samples
@@ -15,6 +12,22 @@ text by more, and for texts of another kind, descriptions of datasets, it was 1.
 WORST = 10
 """How many times the mean infidelity the worst sample may have, if a goal gives the mean alone: the worst of 400 texts
 had four to eight times the mean."""
+
+
+class Goal(Strict):
+    """What the result must reach. Keys that are not given require nothing, except that the task's default tolerance
+    applies if no fidelity is given.
+
+    fidelity, worst: the mean and the lowest fidelity over the samples (1 = identical outputs). max_drop: the largest
+    decrease of the task's metric against labels, relative to the original's. max_latency: seconds for one sample.
+    max_size: bytes.
+    """
+
+    fidelity: Share | None = None
+    worst: Share | None = None
+    max_drop: Share | None = None
+    max_latency: Seconds | None = None
+    max_size: Bytes | None = None
 
 
 def required_tolerance(task: Task, goal: Goal) -> Tolerance:
@@ -30,18 +43,3 @@ def tighten(goal: Tolerance, margin: float = MARGIN) -> Tolerance:
     worst of 0 requires nothing and is kept."""
     worst = 1 - margin * (1 - goal.worst) if goal.worst else goal.worst
     return Tolerance(mean=1 - margin * (1 - goal.mean), worst=worst)
-
-
-def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
-    """Yield a sentence for each part of the goal that the artifact does not meet."""
-    if artifact.manifest.verdict:
-        yield from artifact.manifest.verdict.failures
-    if goal.max_size is not None and artifact.size > goal.max_size:
-        yield f"size is {format_bytes(artifact.size)}, the goal is {format_bytes(goal.max_size)}"
-    if goal.max_latency is None:
-        return
-    lone = artifact.measured.lone_latency
-    if lone is None:
-        yield f"latency was not measured, the goal is {format_seconds(goal.max_latency)}: the engine is not here"
-    elif lone > goal.max_latency:
-        yield f"latency is {format_seconds(lone)}, the goal is {format_seconds(goal.max_latency)}"

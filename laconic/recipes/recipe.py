@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from laconic import registry
 from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError, UntrustedCode
+from laconic.recipes.goal import Goal
 from laconic.recipes.stage import Stage, TorchStage
 from laconic.recipes.stage_order import check_order, find_stages_to_heal
 from laconic.tensor import TensorSpec
-from laconic.units import Bytes, Seconds, Share
 
 DEFAULT_STAGES = {"cpu": ("quantize.static",), "cuda": (), "tensorrt": ("quantize.static",)}
 """The stages of a recipe that names none, by target. ONNX Runtime has no INT8 kernels on GPUs: there it is FP16."""
@@ -43,22 +43,6 @@ class NamedStage(NamedSettings):
         """Make the stage with these settings. Raises RecipeError, or MissingPackage for a package that it needs."""
         stage: Stage = self.configure("stage", Stage)
         return stage
-
-
-class Goal(Strict):
-    """What the result must reach. Keys that are not given require nothing, except that the task's default tolerance
-    applies if no fidelity is given.
-
-    fidelity, worst: the mean and the lowest fidelity over the samples (1 = identical outputs). max_drop: the largest
-    decrease of the task's metric against labels, relative to the original's. max_latency: seconds for one sample.
-    max_size: bytes.
-    """
-
-    fidelity: Share | None = None
-    worst: Share | None = None
-    max_drop: Share | None = None
-    max_latency: Seconds | None = None
-    max_size: Bytes | None = None
 
 
 class Origin(Strict):

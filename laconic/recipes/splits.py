@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from laconic.data.dataset import Dataset, read, split
+from laconic.data.dataset import Dataset, split
+from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import Task
@@ -84,5 +85,5 @@ def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
 
 def make_samples(task: Task, seed: int) -> SampleSplits:
     """Splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
-    parts = split(Dataset.of(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
+    parts = split(make_dataset(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
     return SampleSplits(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})

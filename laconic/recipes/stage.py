@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from laconic import registry
+from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
@@ -16,7 +17,6 @@ from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.tasks.task import Task
-from laconic.tensor import Array
 
 if TYPE_CHECKING:
     from torch import nn

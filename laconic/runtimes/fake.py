@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from laconic.arrays import Array, Arrays
 from laconic.config import explain
 from laconic.errors import RuntimeFailure
 from laconic.files import read_json
 from laconic.runtimes.runtime import Compute, Runtime, Session
-from laconic.tensor import Array, Arrays
 
 
 class FakeModel(BaseModel):

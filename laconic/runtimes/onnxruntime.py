@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import Node, read_nodes
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
-from laconic.tensor import Array, Arrays
 
 # The official builds send telemetry to Microsoft unless it is disabled before the import (Privacy.md, 1.31).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

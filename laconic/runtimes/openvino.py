@@ -4,9 +4,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
-from laconic.tensor import Array, Arrays
 
 # Importing openvino sends telemetry to Google Analytics and writes an identifier into the home folder, without consent
 # (openvino/tools/ovc/__init__.py, 2026.4). If that converter cannot be imported, openvino works without it. Nothing

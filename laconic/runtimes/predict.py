@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from laconic.data.dataset import Dataset, batches
+from laconic.arrays import Array, Arrays
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import Array, Arrays
 
 ROWS = 16
 """Samples per run. With texts sorted by length, larger batches gained nothing on two cores."""

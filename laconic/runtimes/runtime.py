@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import ClassVar, Literal, Self
 
 from laconic import registry
-from laconic.tensor import Array, Arrays
+from laconic.arrays import Array, Arrays
 
 Compute = Literal["float32", "bfloat16", "float16"]
 """The arithmetic of the layers that are not quantized."""

@@ -7,12 +7,13 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Tokenizer
 
+from laconic.arrays import Arrays
 from laconic.errors import DataError, InputError
 from laconic.tasks.classification import Classification
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import PREPROCESS, HealingLoss, read_asset, to_json
 from laconic.tasks.text import TextTask
-from laconic.tensor import Arrays, TensorSpec
+from laconic.tensor import TensorSpec
 
 
 class CausalLm(Classification, TextTask):

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_mean_scorer, overlap, softmax
 from laconic.tasks.task import LABELS, HealingLoss, Tolerance, first, read_asset, to_json
-from laconic.tensor import Array, Arrays
 
 SHOWN = 5
 """How many classes an answer lists, the most probable first."""

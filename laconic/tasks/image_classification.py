@@ -8,12 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from laconic.arrays import Arrays
 from laconic.errors import InputError, SourceError
 from laconic.tasks.classification import Classification
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
-from laconic.tensor import BATCH, Arrays, TensorSpec
+from laconic.tensor import BATCH, TensorSpec
 
 
 class ImageClassification(Classification, Task):

@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict
 
+from laconic.arrays import Array
 from laconic.errors import InputError
-from laconic.tensor import Array
 
 MAX_PIXELS = 36_000_000
 """A larger image is refused before it is decoded: a few kilobytes of PNG can hold gigabytes of pixels. Decoding takes 4

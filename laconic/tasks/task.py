@@ -13,10 +13,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from laconic import registry
+from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError, SourceError, UsageError
 from laconic.files import read_json
 from laconic.metrics import Scorer
-from laconic.tensor import Array, Arrays, TensorSpec, sample_inputs
+from laconic.tensor import TensorSpec, sample_inputs
 
 if TYPE_CHECKING:
     from laconic.tasks.preprocessing import Preprocessing

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_mean_scorer
 from laconic.tasks.task import Task, Tolerance, first
-from laconic.tensor import Array, Arrays, TensorSpec, check_inputs
+from laconic.tensor import TensorSpec, check_inputs
 
 
 class Tensors(Task):

@@ -8,10 +8,11 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Tokenizer
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError, UsageError
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import PREPROCESS, TOKENIZER, Task, read_asset, to_json
-from laconic.tensor import BATCH, Array, Arrays, TensorSpec
+from laconic.tensor import BATCH, TensorSpec
 
 WORDS = (
     "the",

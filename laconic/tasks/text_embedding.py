@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import TextTask
-from laconic.tensor import Array, Arrays
 
 
 class TextEmbedding(TextTask):

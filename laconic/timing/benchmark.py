@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import geometric_mean
 
-from laconic.progress import Step
+from laconic.arrays import Array
+from laconic.progress import Step, Steps
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import Array
 from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
@@ -50,6 +51,24 @@ def benchmark_sessions(
         if sum(map(sum, seconds.values())) * 2 > patience:
             break
     return found
+
+
+def measure_speeds(sessions: Mapping[str, Session], task: Task, threads: int) -> dict[str, float]:
+    """The speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
+
+    By processor time, so that other programs on the machine do not influence a choice by it.
+    """
+    with Steps(quiet=True).step("race", len(TRIAL_BATCHES)) as step:
+        timings = benchmark_sessions(
+            sessions,
+            task,
+            baseline=next(iter(sessions)),
+            batches=TRIAL_BATCHES,
+            threads=threads,
+            step=step,
+            clock=time.process_time,
+        )
+    return {name: geometric_mean(each.speedup for each in timings if each.engine == name) for name in sessions}
 
 
 def find_free_length(inputs: Mapping[str, Array], task: Task) -> int:

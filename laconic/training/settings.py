@@ -14,7 +14,7 @@ from laconic.errors import RecipeError, UntrustedCode
 from laconic.recipes.recipe import Origin, check_builder
 from laconic.registry import trust_addresses
 from laconic.training.data.batch_loader import LoaderSettings
-from laconic.training.optimizers import Optimizer
+from laconic.training.optimizers.optimizer import Optimizer
 from laconic.training.optimizers.schedule import Schedule
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.step.compatibility import check_compatibility

@@ -1,16 +1,22 @@
 """From settings to the parts of a training step: the same for training, for simulating a step, and for timing it."""
 
+from collections.abc import Mapping
+from math import ceil
+
 import torch
 from torch import nn
 
+from laconic.errors import RecipeError
 from laconic.offload.host_memory import HostMemory
-from laconic.training.optimizers import Groups, parameter_groups
-from laconic.training.parallel.distribute import distribute
+from laconic.training.optimizers.optimizer import Groups, parameter_groups
+from laconic.training.parallel.data_parallel import replicate_model
+from laconic.training.parallel.fully_sharded import shard_parameters
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training, TrainingComponents
-from laconic.training.step.compatibility import check_compatibility, sort_by_slot
+from laconic.training.step.compatibility import SLOTS, check_compatibility
 from laconic.training.step.objective import Objective
 from laconic.training.step.step_parts import StepParts
+from laconic.training.step.technique import Technique
 
 
 def make_step_parts(
@@ -44,16 +50,34 @@ def make_step_parts(
 
 
 def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
-    """Apply the mesh of the settings, after all techniques. Every rank calls it.
+    """Replicate or shard the model over the ranks, which train as one on their parts of each batch. Every rank calls
+    it, after all techniques are applied.
 
-    Raises RecipeError where mesh, techniques, optimizer or task cannot be combined.
+    The loss of a step is the mean over the whole batch, and so is its gradient. Raises RecipeError where mesh,
+    techniques, optimizer or task cannot be combined.
     """
-    if ranks.is_group:
-        components = training.components()
-        check_compatibility(
-            components.techniques,
-            components.optimizer,
-            max_grad_norm=training.max_grad_norm,
-            parallelism=training.mesh.parallelism,
+    if not ranks.is_group:
+        return
+    components, mesh = training.components(), training.mesh
+    check_compatibility(
+        components.techniques,
+        components.optimizer,
+        max_grad_norm=training.max_grad_norm,
+        parallelism=mesh.parallelism,
+    )
+    if not parts.objective.splittable and ranks.world > 1:
+        raise RecipeError(
+            "mesh: this task compares the rows of a batch with one another, and each rank sees its own alone. Train on "
+            "one device"
         )
-        distribute(parts, training.mesh, ranks, training.batch_size)
+    rows = parts.micro_batch_rows
+    micro_batches = ceil(ceil(training.batch_size / ranks.world) / rows) if rows else 1
+    if ranks.axes is None:
+        replicate_model(parts, ranks, micro_batches, mesh.compress)
+    else:
+        shard_parameters(parts, ranks, ranks.axes, micro_batches, mesh)
+
+
+def sort_by_slot(techniques: Mapping[str, Technique]) -> list[Technique]:
+    """The techniques in the order in which they are applied."""
+    return sorted(techniques.values(), key=lambda technique: SLOTS.index(technique.slot))

@@ -5,9 +5,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, RecipeError
-from laconic.tensor import Array
 
 
 class BatchSampler:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
 from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.tasks.task import Task
-from laconic.tensor import Array
 
 SHARE = 0.5
 """The share of the machine's memory, or of the free disk, that the store may take; further samples are decoded each

@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
+from laconic.arrays import Array, Arrays
 from laconic.errors import DataError
 from laconic.tasks.causal_lm import CausalLm
-from laconic.tensor import Array, Arrays
 from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
 
 LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laconic import registry
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 UPPER = 1 << 16
 """Patterns of the upper 16 bits of a float32, by which codes are looked up."""

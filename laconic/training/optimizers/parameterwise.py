@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from laconic.errors import UsageError
 from laconic.training.optimizers.optimizer import Groups
-from laconic.training.optimizers.stochastic_rounding import round_stochastically
 
 State = dict[str, Any]
 
@@ -99,3 +98,14 @@ def noise(seed: int, step: int, like: Tensor) -> torch.Generator:
     """
     device = torch.device("cpu") if like.is_meta else like.device
     return torch.Generator(device).manual_seed(hash((seed, step, like.numel())) % 2**63)
+
+
+def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
+    """BF16 neighbours of finite float32 values, the nearer one the more often, so that the mean is the value.
+
+    BF16 has 8 bits of mantissa: rounding to nearest drops every update below 1/512 of its weight, and training stands
+    still. (Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192.) Same shape as `values`.
+    """
+    bits = values.view(torch.int32)
+    low = torch.randint(0, 1 << 16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
+    return low.add_(bits).bitwise_and_(-(1 << 16)).view(torch.float32).bfloat16()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -41,15 +42,14 @@ class FullySharded(RanksStrategy):
         return nullcontext() if self._root is None else gather_root(self._root)
 
 
-def shard_parameters(parts: StepParts, ranks: Ranks, micro_batches: int, mesh: Mesh) -> None:
+def shard_parameters(parts: StepParts, ranks: Ranks, axes: DeviceMesh, micro_batches: int, mesh: Mesh) -> None:
     """Shard the parameters of a model (FSDP2: Zhao et al., arXiv 2304.11277): each repeated layer by itself, and the
-    rest together, which stays gathered from the forward pass to the end of the backward pass.
+    rest together, which stays gathered from the forward pass to the end of the backward pass. axes: of the ranks.
 
     Every micro-batch is reduced at once: gradients that waited for the last one would wait unsharded. A module can be
     sharded once in its life. Raises RecipeError where a parameter cannot be sharded.
     """
-    assert ranks.axes is not None
-    axes, strategy = ranks.axes, FullySharded(ranks, micro_batches)
+    strategy = FullySharded(ranks, micro_batches)
     for name, parameter in parts.module.named_parameters():
         if parameter.ndim == 0:
             raise RecipeError(f"mesh: {name} is a single number, which cannot be sharded. Set shard: 1")

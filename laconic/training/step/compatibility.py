@@ -1,10 +1,33 @@
 """Which techniques and optimizers may be combined, from what each declares, checked before anything runs."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 from laconic.errors import RecipeError
-from laconic.training.step.technique import SLOTS, Technique
+
+Slot = Literal["allocator", "batch", "weights", "attention", "loss", "precision", "activations", "compile", "optimizer"]
+SLOTS: tuple[Slot, ...] = (
+    "allocator",
+    "batch",
+    "weights",
+    "attention",
+    "loss",
+    "precision",
+    "activations",
+    "compile",
+    "optimizer",
+)
+"""The parts of a step that techniques replace, in the order in which techniques are applied."""
+
+
+class Combinable(Protocol):
+    """What the check reads of a technique; `Technique` says what each means."""
+
+    slot: ClassVar[Slot]
+    excludes: ClassVar[Mapping[str, str]]
+    requires: ClassVar[Sequence[str]]
+    requires_of_optimizer: ClassVar[Sequence[str]]
+
 
 NEEDS = {
     "per-parameter": ("per_parameter", "steps one parameter at a time, which this optimizer cannot"),
@@ -20,7 +43,7 @@ EXCLUSIVE_SLOTS = {"precision", "loss", "attention", "weights", "compile", "allo
 
 
 def check_compatibility(
-    techniques: Mapping[str, Technique],
+    techniques: Mapping[str, Combinable],
     optimizer: Any,
     *,
     max_grad_norm: float | None = None,
@@ -33,7 +56,7 @@ def check_compatibility(
 
 
 def find_conflict(
-    techniques: Mapping[str, Technique],
+    techniques: Mapping[str, Combinable],
     optimizer: Any,
     *,
     max_grad_norm: float | None = None,
@@ -66,8 +89,3 @@ def find_conflict(
         if slot in EXCLUSIVE_SLOTS and len(held) > 1:
             return f"{' and '.join(held)} cannot be combined: each is the {slot} of a step. Remove one of them"
     return None
-
-
-def sort_by_slot(techniques: Mapping[str, Technique]) -> list[Technique]:
-    """The techniques in the order in which they are applied."""
-    return sorted(techniques.values(), key=lambda technique: SLOTS.index(technique.slot))

@@ -36,7 +36,7 @@ class Objective(ABC):
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        """The batch of some samples and their labels, as `laconic.data.dataset` gives them. Raises DataError."""
+        """The batch of some samples and their labels, as `laconic.data.reader` gives them. Raises DataError."""
 
     @abstractmethod
     def count_terms(self, batch: Batch) -> int:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from laconic.offload.host_memory import HostMemory
 from laconic.offload.weight_provider import ResidentWeights, WeightProvider
-from laconic.training.optimizers import Groups
+from laconic.training.optimizers.optimizer import Groups
 from laconic.training.step.objective import LossModule, Objective
 from laconic.training.step.parallel_strategy import ParallelStrategy
 from laconic.training.step.train_state import StepSettings, TrainState

@@ -8,21 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
-
-Slot = Literal["allocator", "batch", "weights", "attention", "loss", "precision", "activations", "compile", "optimizer"]
-SLOTS: tuple[Slot, ...] = (
-    "allocator",
-    "batch",
-    "weights",
-    "attention",
-    "loss",
-    "precision",
-    "activations",
-    "compile",
-    "optimizer",
-)
-"""The parts of a step that techniques replace, in the order in which techniques are applied."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from laconic.training.optimizers import Groups
+from laconic.training.optimizers.optimizer import Groups
 
 
 class TrainedModules:

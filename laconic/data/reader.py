@@ -1,0 +1,90 @@
+"""Reading datasets: from a file or a folder, or from samples in memory, each parsed and checked by the task."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laconic import registry
+from laconic.data.dataset import Dataset, Samples
+from laconic.data.rows import LABEL, ParsedRow, Row, digest_content, parse_row
+from laconic.errors import DataError
+from laconic.hardware import cores
+from laconic.hashing import hash_of
+from laconic.tasks.task import Task
+
+
+def read(path: Path, task: Task) -> Dataset:
+    """Read and check every sample of a file or a folder; the suffix gives the format.
+
+    Raises DataError, naming the row, for the first one that does not fit; MissingPackage where a format needs one.
+    """
+    path = Path(path)
+    rows = read_rows(path, task)
+    check = partial(parse_row, task=task, path=path)
+    if task.decodes_files:
+        with ThreadPoolExecutor(cores()) as pool:
+            entries = list(pool.map(check, rows))
+    else:
+        entries = [check(row) for row in rows]
+    return join_rows(entries, task, path.name, file=None if path.is_dir() else path)
+
+
+def read_rows(path: Path, task: Task) -> Iterator[Row]:
+    """The rows of a file or a folder, unparsed. Raises DataError, MissingPackage."""
+    if not path.exists():
+        near = [entry.name for entry in path.parent.glob("[!.]*")] if path.parent.is_dir() else []
+        raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
+    kind = "folder" if path.is_dir() else path.suffix.lower()
+    if kind not in registry.FORMATS:
+        raise DataError(
+            f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
+        )
+    rows: Iterator[Row] = registry.resolve("format", kind)(path, task)
+    return rows
+
+
+def make_dataset(samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | None = None, name: str = "") -> Dataset:
+    """Make a dataset of samples in memory, in any form that `Task.parse` takes. Raises DataError as `read` does."""
+    values = list(samples)
+    if labels is not None and len(labels) != len(values):
+        raise DataError(f"{len(labels)} labels for {len(values)} samples")
+    rows = (
+        Row(number, {task.field: value} | ({} if labels is None else {LABEL: labels[number - 1]}))
+        for number, value in enumerate(values, 1)
+    )
+    return join_rows([parse_row(row, task, Path(name)) for row in rows], task, name)
+
+
+def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None = None) -> Dataset:
+    """Make a dataset of parsed rows. Raises DataError for rows that do not go together, as pairs with single texts."""
+    if not entries:
+        raise DataError(f"{name} holds no samples")
+    if len({len(one.sources) for one in entries}) > 1:
+        raise DataError(f"{name} holds both pairs of texts and single texts. Put them into two files")
+    labelled = [one.label is not None for one in entries]
+    if any(labelled) and not all(labelled):
+        raise DataError(
+            f"{name}: {labelled.count(False)} of {len(entries)} samples have no label, the first of them is sample "
+            f"{labelled.index(False) + 1}. Label all of them, or none"
+        )
+    shapes = {np.shape(one.label) for one in entries}
+    if len(shapes) > 1:
+        raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
+    keys = tuple(one.key for one in entries)
+    labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
+    kinds = tuple(one.kind for one in entries for _ in one.sources)
+    whole = digest_content(file).hex() if file else ""
+    return Dataset(
+        name=name,
+        samples=Samples([source for one in entries for source in one.sources], task.parse),
+        labels=labels,
+        fingerprint=hash_of(whole, keys, labels),
+        keys=keys,
+        lengths=tuple(length for one in entries for length in one.lengths),
+        shapes=tuple(each for one in entries for each in one.shapes),
+        kinds=kinds if any(kinds) else (),
+    )
