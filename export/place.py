@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 
-from export.model_file import save_model
+from export.capture.model_file import save_model
 from export.passes.float8_weights import write_float8_weight
 from export.passes.half import convert_to_half
 from export.passes.int4_weights import write_int4_weight

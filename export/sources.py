@@ -8,8 +8,8 @@ import onnx
 from pydantic import TypeAdapter
 
 from export.capture.capture import capture, measure_parity
+from export.capture.model_file import save_model
 from export.capture.onnx_source import import_onnx
-from export.model_file import save_model
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
 from laconic.errors import SourceError, UntrustedCode

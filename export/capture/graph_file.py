@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from export.model_file import LARGEST
+from export.capture.model_file import LARGEST
 from export.passes.normalize import normalize
 from laconic import __version__
 from laconic.artifacts.manifest import MODEL
