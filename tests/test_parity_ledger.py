@@ -21,9 +21,12 @@ from export.parity.captured_divergence import find_captured_divergence
 from export.parity.engine_divergence import find_engine_divergence
 from export.parity.error_sum import ErrorSum
 from export.parity.follower import is_identical
+from export.parity.placed_divergence import find_placed_divergence
+from export.parity.stage_results import find_teacher
 from export.sources import capture_graph
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL
+from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE, Cache
 from laconic.commands.http_session import open_served
 from laconic.errors import RuntimeFailure
@@ -234,6 +237,17 @@ def test_without_the_pruned_module_its_steps_are_left_out(reader, pruned, laconi
     assert [each["against"] for each in rows["placed"]["comparisons"]] == ["original"]
 
 
+def test_a_damaged_module_in_the_cache_is_left_out(reader, pruned, cache, laconic, monkeypatch, tmp_path):
+    _, weights, data = reader
+    shutil.copytree(cache.folder, tmp_path / "cache")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    (found,) = (tmp_path / "cache").glob("stage-*/checkpoint/model.safetensors")
+    found.write_bytes(found.read_bytes()[:-1])
+    code, rows, _ = read_ledger(laconic, pruned, weights, "--builder", BUILDER, "--data", data, "--trust")
+    assert code == 0
+    assert "cannot be opened" in rows["compressed"]["skipped"]
+
+
 def test_an_original_with_other_weights_misses_where_its_weights_are_read(reader, laconic, tmp_path):
     artifact, weights, data = reader
     other = digits.DigitsNet()
@@ -294,6 +308,56 @@ def test_a_graph_that_is_not_exact_is_followed_nevertheless(reader, folder, laco
     code, rows, _ = read_ledger(laconic, artifact, weights, "--builder", BUILDER, "--data", data)
     assert code == 0
     assert rows["captured"]["comparisons"][0]["figures"]["exactness"] > 0.9999
+
+
+def test_a_miss_without_a_wrong_layer_names_none(reader, laconic, monkeypatch):
+    """Limits that nothing meets: each step misses, and says what there is to say."""
+    artifact, weights, data = reader
+    monkeypatch.setattr("export.parity.step_list.CAPTURE_EXACTNESS", 1.1)
+    monkeypatch.setattr("export.parity.step_list.describe_tolerance", lambda tolerance: {"fidelity": 1.1})
+    monkeypatch.setattr("export.parity.step_list.engine_fidelity", lambda tolerance: {"fidelity": 1.1})
+    code, rows, err = read_ledger(laconic, artifact, weights, "--builder", BUILDER, "--data", data)
+    assert code == 3
+    assert "Failed: captured, placed, engine, HTTP" in err
+    assert [rows[step]["divergence"]["layer"] for step in ("captured", "placed", "engine")] == [None] * 3
+    assert "modules that could be compared agrees" in rows["captured"]["divergence"]["says"]
+    assert "its quantization explains the error of each layer" in rows["placed"]["divergence"]["says"]
+    assert "though each layer runs in the precision" in rows["engine"]["divergence"]["says"]
+
+
+def test_an_onnx_file_is_followed_from_its_graph(reader, folder, cache, laconic, monkeypatch):
+    _, weights, data = reader
+    checkpoint = load_source(weights, builder=BUILDER)
+    source = shutil.copy(capture_graph(CheckpointSource.of(checkpoint), cache).path, folder / "digits.onnx")
+    stages = [{"quantize.weights": {}}]
+    artifact = make_artifact(folder, "graph", source=str(source), data=str(data), engine_only="openvino", stages=stages)
+    code, rows, _ = read_ledger(laconic, artifact, source, "--data", data)
+    assert code == 0
+    assert rows["original"]["ran"] == "onnxruntime, float32"
+    monkeypatch.setattr("export.parity.step_list.CAPTURE_EXACTNESS", 1.1)
+    code, rows, _ = read_ledger(laconic, artifact, source, "--data", data)
+    assert code == 3
+    assert rows["captured"]["divergence"]["says"] == "not bisected: an ONNX source has no modules"
+
+
+def test_after_a_stage_that_teaches_the_original_binds_nothing(reader, laconic, monkeypatch):
+    """The verdict of such an artifact compares with the model after that stage."""
+    artifact, weights, data = reader
+    monkeypatch.setattr("export.parity.step_list.find_teacher", lambda records, trust: "finetune")
+    code, rows, _ = read_ledger(laconic, artifact, weights, "--builder", BUILDER, "--data", data)
+    assert code == 0
+    assert rows["engine"]["comparisons"][1]["required"] == {}
+    records = [Record(stage=name, config={}, key="0") for name in ("finetune", "prune.channels")]
+    assert find_teacher(records, trust=False) == "finetune"
+    assert find_teacher(records[1:], trust=False) == ""
+
+
+def test_a_placed_graph_of_another_model_is_not_bisected(reader, embedder, cache):
+    checkpoint = load_source(embedder[1])
+    graph = capture_graph(CheckpointSource.of(checkpoint), cache)
+    found = find_placed_divergence(graph, reader[0] / MODEL, {}, [])
+    assert found.layer is None
+    assert "made from another captured graph" in found.says
 
 
 def test_layers_that_an_engine_runs_in_another_precision_are_named():

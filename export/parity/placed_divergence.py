@@ -53,7 +53,7 @@ def find_placed_divergence(
     if not wrong:
         return describe_largest(tensors, errors)
     first, error = wrong[0], errors[wrong[0].name].relative
-    others = f"; {len(wrong) - 1} later ones are beyond theirs, too" if len(wrong) > 1 else ""
+    others = f"; {len(wrong) - 1} more after it" if len(wrong) > 1 else ""
     return Divergence(
         says=(
             f"{first.layer} ({first.kind}, {first.precision}) is the first layer that its quantization does not "

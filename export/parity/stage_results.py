@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
-from laconic.errors import UntrustedSource
+from laconic.errors import SourceError, UntrustedSource
 from laconic.files import read_json
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.checkpoint_card import CARD
@@ -51,6 +51,8 @@ def find_compressed(records: Sequence[Record], cache: Cache, *, trust: bool) -> 
             return CheckpointSource.of(Checkpoint.load(card.parent, trust=trust)), ""
         except UntrustedSource:
             return None, f"the module after {last.stage} is made by code of your own. Give --trust to have it opened"
+        except SourceError as error:
+            return None, f"the module after {last.stage} cannot be opened: {error}"
     return None, (
         f"the module after {last.stage} is not in the cache of this machine ({cache.folder}). Repeat the compression "
         f"here to have it compared"
