@@ -57,7 +57,10 @@ class FloatReference:
         self._weights = {tensor.name: tensor for tensor in self._captured.initializer}
         self._nodes = {node.name: node for node in self._placed.node}
         self._layers = {layer.node: layer for layer in graph.layers}
-        self._precision = precision
+        # A manifest may hold any name; one that is unknown explains no error.
+        self._precision: dict[str, Precision] = {
+            node: known for known in BITS for node, name in precision.items() if name == known
+        }
         self._added: set[str] = set()
         self._biased = self._find_biased(graph.layers)
 
@@ -95,7 +98,7 @@ class FloatReference:
             return
         chained = [tensor for tensor in node.input if tensor in self._biased]
         layer = self._biased[chained[0]] if chained else self._layers.get(node.name)
-        precision: Precision = "float32" if layer is None else self._precision[layer.node]  # type: ignore[assignment]
+        precision = self._precision.get(layer.node, "float32") if layer else "float32"
         read = self._nodes[node.name].input
         quantized = [
             tensor
@@ -149,12 +152,11 @@ class FloatReference:
     def _round_weight(self, layer: Layer, precision: Precision) -> str:
         """Add a layer's weight, rounded to nearest in the bits of its precision."""
         weight = numpy_helper.to_array(self._weights[layer.weight])
-        bits = BITS[precision]
-        if bits == BITS["float16-weight"]:
-            rounded = weight.astype(np.float16).astype(np.float32)
-        elif bits == BITS["int8"]:
-            rounded = fake_quantize_weight(weight, layer.axis)
-        else:
+        if precision == "float16-weight":
+            rounded = weight.astype(np.float16)
+        elif precision == "int4-weight" and layer.kind == "MatMul":
             integers, scales = quantize_int4(weight, DEFAULT_GROUP_SIZE)
             rounded = integers * expand_scales(scales, len(weight), DEFAULT_GROUP_SIZE)
+        else:
+            rounded = fake_quantize_weight(weight, layer.axis)
         return self._add_weight(f"{layer.node}/weight{ROUNDED}", rounded.astype(np.float32))
