@@ -95,7 +95,12 @@ def as_checkpoint_source(source: Source) -> CheckpointSource:
 
 
 def open_original(path: Path, artifact: Path, threads: int, *, builder: str | None = None, trust: bool) -> Session:
-    """Open the model that an artifact was made from, in full precision.
+    """Open the model that an artifact was made from, in full precision. Raises what `open_original_source` raises."""
+    return open_original_source(path, artifact, builder=builder, trust=trust).open(threads)
+
+
+def open_original_source(path: Path, artifact: Path, *, builder: str | None = None, trust: bool) -> Source:
+    """Load the model that an artifact was made from.
 
     builder: the "package.module:factory" that builds the module, from the user: code that the artifact names is never
     imported. Its arguments are those that the artifact recorded, if that is trusted. Raises SourceError, UntrustedCode,
@@ -116,7 +121,7 @@ def open_original(path: Path, artifact: Path, threads: int, *, builder: str | No
                 f"Give --trust if the artifact is yours"
             )
         given |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
-    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust).open(threads)
+    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust)
 
 
 def copy_graph(graph: Graph, folder: Path) -> list[Path]:

@@ -17,17 +17,23 @@ def largest_difference(reference: Session, candidate: Session, batches: Iterable
 
     Raises CaptureError if shapes differ.
     """
+    return max((relative_difference(reference.run(inputs), candidate.run(inputs)) for inputs in batches), default=0.0)
+
+
+def relative_difference(expected: Arrays, found: Arrays) -> float:
+    """Compute the largest difference between outputs by name, relative to the largest value of each.
+
+    Raises CaptureError if shapes differ.
+    """
     worst = 0.0
-    for inputs in batches:
-        expected, found = reference.run(inputs), candidate.run(inputs)
-        for name, array in expected.items():
-            if array.shape != found[name].shape:
-                raise CaptureError(
-                    f"output {name!r} of the graph has shape {list(found[name].shape)}, expected {list(array.shape)}: "
-                    f"a dynamic axis was captured as fixed"
-                )
-            scale = float(np.max(np.abs(array), initial=0.0)) or 1.0
-            difference = np.max(np.abs(array.astype(np.float64) - found[name]), initial=0.0)
-            # NaN in only one of the two counts as an infinite difference.
-            worst = max(worst, float("inf") if np.isnan(difference) else float(difference) / scale)
+    for name, array in expected.items():
+        if array.shape != found[name].shape:
+            raise CaptureError(
+                f"output {name!r} of the graph has shape {list(found[name].shape)}, expected {list(array.shape)}: "
+                f"a dynamic axis was captured as fixed"
+            )
+        scale = float(np.max(np.abs(array), initial=0.0)) or 1.0
+        difference = np.max(np.abs(array.astype(np.float64) - found[name]), initial=0.0)
+        # NaN in only one of the two counts as an infinite difference.
+        worst = max(worst, float("inf") if np.isnan(difference) else float(difference) / scale)
     return worst

@@ -28,11 +28,29 @@ def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json =
     print_json(summarize(opened) | {"kernels": kernels}) if as_json else print_artifact(opened, kernels)
 
 
-def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
+def verify(
+    artifact: ArtifactPath,
+    runtime: RuntimeName = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Follow the outputs from the original to the HTTP response.")
+    ] = False,
+    original: Annotated[Path | None, typer.Option(help="The source model; for --ledger.")] = None,
+    data: Data = None,
+    builder: Builder = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
     """Check the digests, golden outputs and verdict of an artifact on this machine.
 
-    All checks are listed; the exit code is 3 if one fails.
+    All checks are listed; the exit code is 3 if one fails. With --ledger, run a few samples through each step from the
+    original model to the HTTP response instead, and name the first layer whose outputs diverge.
     """
+    if ledger:
+        follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
+        return
+    given = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
+    if unused := [option for option, value in given.items() if value is not None]:
+        raise UsageError(f"{', '.join(unused)} is for the ledger, and none was requested. Give --ledger, too")
     from laconic.artifacts.inspection import verify
     from laconic.commands.tables import print_checks
 
@@ -41,6 +59,37 @@ def verify(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = 
     failed = [check.check for check in checks if not check.passed]
     if failed:
         raise GoalMissed(f"{artifact} failed verification: {', '.join(failed)}")
+
+
+def follow(
+    path: Path,
+    original: Path | None,
+    runtime: str | None,
+    data: Path | None,
+    *,
+    builder: str | None,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Print the parity ledger of an artifact; raise GoalMissed where a step misses what is required."""
+    if original is None:
+        raise UsageError("the ledger starts with the original model, and none was given. Give --original SOURCE")
+    from export.parity.follower import make_parity_ledger
+    from export.parity.model_step import Serving
+    from laconic.artifacts.artifact import Artifact
+    from laconic.commands.http_session import LaidOutSession, open_served
+    from laconic.commands.parity_table import print_ledger
+
+    artifact = Artifact.load(path)
+    choice = artifact.choose(runtime)
+    serving = Serving(
+        lay_out=lambda session: LaidOutSession.of(session, artifact),
+        open=lambda: open_served(artifact, choice.engine.name),
+    )
+    found = make_parity_ledger(artifact, original, choice, serving, data=data, builder=builder, trust=trust)
+    print_json(found.plain()) if as_json else print_ledger(found)
+    if found.missed:
+        raise GoalMissed(f"{path} does not keep the original's outputs. Failed: {', '.join(found.missed)}")
 
 
 def bench(

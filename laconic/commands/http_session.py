@@ -1,0 +1,140 @@
+"""A session that asks a server over HTTP, and one that lays its batches out as a server does."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from urllib.parse import quote
+
+import numpy as np
+
+from laconic.artifacts.artifact import Artifact
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.runtime import Kernel, Session
+from laconic.tensor import Array, Arrays
+from serve.app import create_app
+from serve.kserve import DATATYPES, DTYPES
+from serve.layout import STEP, Layout
+from serve.server import Server, bind, listen
+from serve.server_settings import Settings
+
+HOST = "127.0.0.1"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+PATIENCE = 60
+"""Seconds that a response may take."""
+
+
+class HttpSession(Session):
+    """Sends each run as a KServe V2 request with binary tensors, on one connection."""
+
+    def __init__(self, connection: http.client.HTTPConnection, model: str) -> None:
+        self._connection = connection
+        self._path = f"/v2/models/{quote(model, safe='')}/infer"
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        header, body = write_request(inputs)
+        try:
+            self._connection.request("POST", self._path, body, {HEADER_LENGTH: str(header)})
+            response = self._connection.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise RuntimeFailure(f"the server closed the connection: {error}") from error
+        if response.status != http.client.OK:
+            raise RuntimeFailure(f"the server answered {response.status}: {content[:400].decode(errors='replace')}")
+        return read_response(content, int(response.headers[HEADER_LENGTH]))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def write_request(inputs: Mapping[str, Array]) -> tuple[int, bytes]:
+    """A V2 request that asks for binary outputs: the length of its JSON, and the body."""
+    data = [np.ascontiguousarray(array).tobytes() for array in inputs.values()]
+    described = [
+        {
+            "name": name,
+            "datatype": DATATYPES[array.dtype],
+            "shape": array.shape,
+            "parameters": {"binary_data_size": len(content)},
+        }
+        for (name, array), content in zip(inputs.items(), data, strict=True)
+    ]
+    header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+    return len(header), b"".join([header, *data])
+
+
+def read_response(content: bytes, header: int) -> Arrays:
+    """The outputs of a V2 response with binary tensors, by name. header: the length of its JSON."""
+    outputs: Arrays = {}
+    place = header
+    for output in json.loads(content[:header])["outputs"]:
+        size = output["parameters"]["binary_data_size"]
+        array = np.frombuffer(content[place : place + size], DTYPES[output["datatype"]])
+        outputs[output["name"]] = array.reshape(output["shape"])
+        place += size
+    return outputs
+
+
+class LaidOutSession(Session):
+    """A session that is given each batch as the server would lay out a request that is alone in the queue: free axes
+    padded to the same sizes, and the padding cut from the outputs."""
+
+    def __init__(self, session: Session, layout: Layout) -> None:
+        self._session = session
+        self._layout = layout
+
+    @classmethod
+    def of(cls, session: Session, artifact: Artifact) -> "LaidOutSession":
+        """Lay batches out as for this artifact."""
+        manifest = artifact.manifest
+        step = STEP if manifest.batching else 1
+        return cls(session, Layout(manifest.inputs, manifest.outputs, artifact.task().padding, step=step))
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        part = self._layout.make_part(dict(inputs))
+        (outputs,) = self._layout.split_outputs(self._session.run(self._layout.join_inputs([part])), [part])
+        return outputs
+
+    def kernels(self) -> list[Kernel]:
+        return self._session.kernels()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+@contextmanager
+def open_served(artifact: Artifact, runtime: str) -> Iterator[HttpSession]:
+    """Serve an artifact in a thread of this process, on one engine thread and a free port of this machine, as
+    `laconic serve` does; and open a session that sends it requests.
+
+    Its verdict need not have passed. Raises UnprovenArtifact if it does not give its golden outputs.
+    """
+    settings = Settings(runtime=runtime, threads=1, drain=0, unproven=True)
+    app = create_app([artifact.path], settings)
+    ready = threading.Event()
+    with bind(HOST, 0) as listener:
+        listen(listener, HOST, 0)
+        server = Server(app, settings, ready.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
+        thread.start()
+        try:
+            wait_until_ready(ready, thread)
+            with closing(connect(listener)) as connection:
+                yield HttpSession(connection, artifact.name)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def wait_until_ready(ready: threading.Event, thread: threading.Thread) -> None:
+    """Wait for the server. Raises RuntimeFailure if it ends before it is ready."""
+    while not ready.wait(0.1):
+        if not thread.is_alive():
+            raise RuntimeFailure("the server ended before it was ready; its log above says why")
+
+
+def connect(listener: socket.socket) -> http.client.HTTPConnection:
+    """A connection to the port of a listening socket, that is made with the first request."""
+    return http.client.HTTPConnection(HOST, listener.getsockname()[1], timeout=PATIENCE)
