@@ -12,15 +12,15 @@ from onnx import NodeProto
 from torch import Tensor, nn
 
 from export.capture.parity import PARITY, relative_difference
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.parity_ledger import Divergence
 from laconic.errors import CaptureError
 from laconic.hardware import cores
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
-from laconic.models.torch_runtime import TorchSession
+from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.tensor import Array, Arrays
 
 
 @dataclass

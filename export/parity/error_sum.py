@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from laconic.tensor import Array
+from laconic.arrays import Array
 
 
 class ErrorSum:

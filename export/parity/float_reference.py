@@ -7,10 +7,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, helper, numpy_helper
 
+from laconic.arrays import Array
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import BITS, Precision
 from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, expand_scales, fake_quantize_weight, quantize_int4
-from laconic.tensor import Array
 
 REFERENCE, ROUNDED, REQUANTIZED = "/reference", "/rounded", "/requantized"
 """Suffixes of the tensors that are added."""

@@ -9,17 +9,19 @@ from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.step_list import StepList
 from export.sources import open_original_source
 from export.validate import fidelity_of
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.parity_ledger import ParityLedger, ParityRow
 from laconic.artifacts.verdict import Comparison
-from laconic.data.dataset import Dataset, read
+from laconic.data.dataset import Dataset
+from laconic.data.reader import make_dataset, read
 from laconic.errors import CaptureError, RuntimeFailure, SourceError, UnprovenArtifact
 from laconic.models.source import CheckpointSource, GraphSource, Source
 from laconic.progress import Steps
 from laconic.runtimes.predict import predict
 from laconic.tasks.task import Task
-from laconic.tensor import Arrays, TensorSpec
+from laconic.tensor import TensorSpec
 
 
 def make_parity_ledger(
@@ -53,7 +55,7 @@ def make_parity_ledger(
 def read_samples(data: Path | None, task: Task) -> Dataset:
     """At most PARITY_SAMPLES samples of a file, or as many synthetic examples."""
     if data is None:
-        return Dataset.of(task.examples(PARITY_SAMPLES), task, name="made-up samples")
+        return make_dataset(task.examples(PARITY_SAMPLES), task, name="made-up samples")
     return read(data, task).take(PARITY_SAMPLES)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from laconic.arrays import Arrays
 from laconic.artifacts.parity_ledger import Divergence
 from laconic.runtimes.runtime import Session
-from laconic.tensor import Arrays
 
 Explain = Callable[[Sequence[Arrays]], Divergence]
 """Finds where a step diverges from the one before it, given the inputs of each sample."""

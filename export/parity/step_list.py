@@ -13,6 +13,7 @@ from export.parity.placed_divergence import find_placed_divergence
 from export.parity.stage_results import find_compressed, find_teacher, list_module_records
 from export.sources import capture_graph
 from export.validate import CAPTURE_EXACTNESS, engine_fidelity
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.artifacts.parity_ledger import Divergence
 from laconic.artifacts.verdict import Verdict
@@ -23,7 +24,6 @@ from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime, OrtSession
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task, Tolerance
-from laconic.tensor import Arrays
 
 ORIGINAL, COMPRESSED, CAPTURED, PLACED, ENGINE, HTTP = "original", "compressed", "captured", "placed", "engine", "HTTP"
 NODE_BY_NODE = "onnxruntime, node by node"

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import numpy as np
 
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Kernel, Session
-from laconic.tensor import Array, Arrays
 from serve.app import create_app
 from serve.kserve import DATATYPES, DTYPES
 from serve.layout import STEP, Layout

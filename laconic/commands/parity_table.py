@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from laconic.artifacts.parity_ledger import ParityLedger, ParityRow
 from laconic.artifacts.verdict import Comparison
-from laconic.console import OUT, make_table
+from laconic.commands.console import OUT, make_table
 from laconic.units import format_fidelity
 
 NO_BOUND = (
