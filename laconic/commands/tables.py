@@ -205,13 +205,30 @@ def print_checks(checks: Sequence[Check]) -> None:
     OUT.print(table)
 
 
+def print_lint(found: Mapping[str, Any]) -> None:
+    """Print the findings of `lint`, and how many layers are quantized."""
+    for finding in found["findings"]:
+        head = f"{finding['severity']:<9}{finding['rule']}: "
+        where = f"{finding['node']}: " if finding["node"] else ""
+        print_wrapped(head, where + finding["message"], indent=9)
+    count = found["quantized"]
+    floating = f", in float: {', '.join(count['floating'])}" if count["floating"] else ""
+    text = f"{count['quantized']} of {count['total']} linear layers and convolutions quantized{floating}"
+    print_wrapped("", text, indent=9)
+
+
+def print_wrapped(head: str, text: str, *, indent: int) -> None:
+    """Print text on lines as wide as the console, at least 60 columns. indent: of the lines after the first."""
+    for line in textwrap.wrap(
+        text, max(OUT.width, 60), initial_indent=head, subsequent_indent=" " * indent, break_long_words=False
+    ):
+        OUT.print(line, soft_wrap=True)
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print the findings of `doctor`."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "
         text = f"{finding.found}. Try: {finding.remedy}" if finding.remedy else finding.found
-        for line in textwrap.wrap(
-            text, max(OUT.width, 60), initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False
-        ):
-            OUT.print(line, soft_wrap=True)
+        print_wrapped(head, text, indent=len(head))
