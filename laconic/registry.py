@@ -37,6 +37,7 @@ OBJECTIVES = {
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
+    "tensorrt": "laconic.runtimes.tensorrt:TensorRt",
     "torch": "laconic.models.torch_runtime:Torch",
     "fake": "laconic.runtimes.fake:Fake",
 }
@@ -185,6 +186,7 @@ EXTRAS = {
     "onnxruntime": "cpu",
     "openvino": "cpu",
     "tensorrt": "tensorrt",
+    "cuda": "tensorrt",
     "fastapi": "serve",
     "uvicorn": "serve",
     "orjson": "serve",
