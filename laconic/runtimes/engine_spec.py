@@ -88,6 +88,10 @@ def describe_model(
         digests = tuple((name, digest_file(path.parent / name).sha256) for name in (path.name, *sorted(files)))
         profile = make_profile(read_inputs(path), shapes)
         return digests, profile, any(is_sparse(weight, path.parent) for weight in weights)
+    except FileNotFoundError as error:
+        raise RuntimeFailure(
+            f"tensorrt refused {path}: {error.filename} is missing. Copy the model again, with its external data"
+        ) from None
     except (OSError, ValueError) as error:
         raise RuntimeFailure(
             f"tensorrt refused {path}: {error}. Copy the model again, with its external data"

@@ -14,7 +14,7 @@ import numpy as np
 import tensorrt as trt
 
 from laconic.cache import Cache
-from laconic.errors import LaconicError, RuntimeFailure
+from laconic.errors import LaconicError, RuntimeFailure, UsageError
 from laconic.runtimes.cuda_device import CudaGraph, CudaStream, DeviceMemory, Gpu, PinnedBuffer, find_gpu
 from laconic.runtimes.device_policy import ReplayCache, grow
 from laconic.runtimes.engine_inspector import parse_kernels
@@ -237,11 +237,11 @@ class TensorRt(Runtime):
             found = describe_model(model, self._shapes)
             loaded = self._load(model, make_spec(found, find_gpu(), self._workspace, self.version()))
             return open_sessions(loaded, count)
-        except LaconicError as error:
-            if str(model) in str(error):
-                raise
-            raise RuntimeFailure(f"tensorrt refused {model}: {error}") from error
+        except UsageError:
+            raise
         except Exception as error:
+            if isinstance(error, RuntimeFailure) and str(model) in str(error):
+                raise
             raise RuntimeFailure(f"tensorrt refused {model}: {error}") from error
 
     def _load(self, model: Path, spec: EngineSpec) -> LoadedEngine:
