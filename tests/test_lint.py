@@ -385,6 +385,17 @@ def test_scales_in_fp16_need_opset_19(opset, rules, lint):
     assert {finding.rule for finding in lint(model)} == rules
 
 
+@pytest.mark.parametrize(("opset", "rules"), [(18, {"quantization-opset"}), (19, set()), (25, set())])
+def test_fp8_is_taken_from_opset_19(opset, rules, lint):
+    model = make_mlp((8, 4))
+    for each in model.graph.initializer:
+        if each.data_type == TensorProto.INT8:
+            kind, size = TensorProto.FLOAT8E4M3FN, int(np.prod(each.dims))
+            each.CopyFrom(helper.make_tensor(each.name, kind, each.dims, bytes(size), raw=True))
+    set_opset(model, opset)
+    assert {finding.rule for finding in lint(model)} == rules
+
+
 def test_nodes_inside_of_branches_are_looked_at(lint):
     model = make_mlp()
     value = helper.make_tensor_value_info("u", TensorProto.FLOAT, None)
@@ -502,6 +513,18 @@ def test_the_command_lists_findings_and_exits_with_3(laconic, tmp_path):
         ("half-quantized", "error", "fc1")
     ]
     assert found["quantized"] == {"quantized": 1, "total": 2, "floating": ["fc1"]}
+
+
+def test_of_a_rule_that_is_broken_everywhere_a_few_findings_are_shown(laconic, tmp_path):
+    model = make_mlp((8, 16, 16, 16, 16, 4))
+    for each in model.graph.initializer:
+        if each.name.endswith("/zero"):
+            put(model, each.name, np.int8(1))
+    onnx.save(model, tmp_path / "model.onnx")
+    _, out, _ = laconic("lint", tmp_path / "model.onnx")
+    assert out.count("has the zero point 1") == 3
+    assert "2 more of zero-point; --json prints all" in out
+    assert len(json.loads(laconic("lint", tmp_path / "model.onnx", "--json")[1])["findings"]) == 5
 
 
 def test_the_command_exits_with_0_where_there_are_warnings_alone(laconic, tmp_path):

@@ -21,6 +21,10 @@ from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes
 
 
+MAX_FINDINGS = 3
+"""Findings of one rule that are printed: a model for another engine breaks the same rule in every layer."""
+
+
 def print_compressed(artifact: Artifact) -> None:
     """Print the table at the end of a run: original against artifact."""
     manifest = artifact.manifest
@@ -206,11 +210,14 @@ def print_checks(checks: Sequence[Check]) -> None:
 
 
 def print_lint(found: Mapping[str, Any]) -> None:
-    """Print the findings of `lint`, and how many layers are quantized."""
-    for finding in found["findings"]:
-        head = f"{finding['severity']:<9}{finding['rule']}: "
-        where = f"{finding['node']}: " if finding["node"] else ""
-        print_wrapped(head, where + finding["message"], indent=9)
+    """Print the findings of `lint`, at most `MAX_FINDINGS` of a rule, and how many layers are quantized."""
+    for rule in dict.fromkeys(finding["rule"] for finding in found["findings"]):
+        findings = [finding for finding in found["findings"] if finding["rule"] == rule]
+        for finding in findings[:MAX_FINDINGS]:
+            where = f"{finding['node']}: " if finding["node"] else ""
+            print_wrapped(f"{finding['severity']:<9}{rule}: ", where + finding["message"], indent=9)
+        if len(findings) > MAX_FINDINGS:
+            print_wrapped(" " * 9, f"{len(findings) - MAX_FINDINGS} more of {rule}; --json prints all", indent=9)
     count = found["quantized"]
     floating = f", in float: {', '.join(count['floating'])}" if count["floating"] else ""
     text = f"{count['quantized']} of {count['total']} linear layers and convolutions quantized{floating}"
