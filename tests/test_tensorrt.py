@@ -184,6 +184,9 @@ def test_the_key_holds_the_external_data(tmp_path):
     before = make_spec(path).key
     (tmp_path / "data").write_bytes(bytes(128))
     assert make_spec(path).key != before
+    (tmp_path / "data").write_bytes(bytes(100))
+    with pytest.raises(RuntimeFailure, match="data ends before w does"):
+        make_spec(path)
     (tmp_path / "data").unlink()
     with pytest.raises(RuntimeFailure, match=r"model\.onnx.*external data"):
         make_spec(path)

@@ -20,7 +20,6 @@ from laconic.console import OUT, make_table
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes
 
-
 MAX_FINDINGS = 3
 """Findings of one rule that are printed: a model for another engine breaks the same rule in every layer."""
 

@@ -1,5 +1,6 @@
 """What a TensorRT engine is built from: the model, the bounds of its axes, the flags, the GPU. Needs no TensorRT."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -133,8 +134,10 @@ def is_sparse(weight: Weight, folder: Path) -> bool:
     if len(weight.shape) < 2 or not weight.dtype:
         return False
     dtype = np.dtype(INTEGER_VIEWS.get(weight.dtype, weight.dtype))
-    count = int(np.prod(weight.shape))
+    count = math.prod(weight.shape)
     if weight.file:
+        if (folder / weight.file).stat().st_size < weight.offset + count * dtype.itemsize:
+            raise ValueError(f"its external data {weight.file} ends before {weight.name} does")
         values: Array = np.memmap(folder / weight.file, dtype, "r", weight.offset, (count,))
     elif len(weight.data) == count * dtype.itemsize:
         values = np.frombuffer(weight.data, dtype)
