@@ -69,17 +69,18 @@ def pair_ladders(
 ) -> Iterator[tuple[PrecisionLadder, EngineOption]]:
     """Yield each engine option with the part of the ladder to try on it, the preferred first.
 
-    BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic in
-    INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
+    On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
+    in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
     and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
     back where a model is so small that INT8 costs more than it saves.
     """
     choice = len(ladder.rungs) > 1
     tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))
-    yield from ((tops, option) for option in options if choice and option.compute == "bfloat16")
+    on_cpu = [option for option in options if not option.on_gpu]
+    yield from ((tops, option) for option in on_cpu if choice and option.compute == "bfloat16")
     yield from ((ladder, option) for option in options)
     last = PrecisionLadder.of(ladder.rungs[-1][-1])
-    yield from ((last, option) for option in options if choice and option.compute == "float32")
+    yield from ((last, option) for option in on_cpu if choice and option.compute == "float32")
 
 
 def find_plan(ladder: PrecisionLadder, trial: Callable[[Plan], Array], goal: Tolerance) -> tuple[Plan, Array, bool]:

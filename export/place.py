@@ -119,8 +119,24 @@ def inputs_between(rewrite: GraphRewriter, results: set[str], rules: PlacementRu
     for name, node in rewrite.nodes.items():
         inputs = [tensor for tensor in node.input if tensor and not rewrite.is_initializer(tensor)]
         if node.op_type in rules.between and inputs and all(tensor in results for tensor in inputs):
-            yield from ((tensor, name) for tensor in inputs)
+            fused = find_fused_input(rewrite, node) if rules.fused_add else ""
+            yield from ((tensor, name) for tensor in inputs if tensor != fused)
             results.add(skip_fused(rewrite, node.output[0], rules.fused))
+
+
+def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
+    """The input of an addition that comes straight from a convolution, which computes the addition as well; empty where
+    there is none. Of two the one that is computed last is taken."""
+    if node.op_type != "Add":
+        return ""
+    order = list(rewrite.nodes)
+    found = [
+        (order.index(producer.name), tensor)
+        for tensor in node.input
+        for producer in [rewrite.producer(tensor)]
+        if producer is not None and producer.op_type == "Conv" and rewrite.readers(tensor) == [node.name]
+    ]
+    return max(found, default=(0, ""))[1]
 
 
 def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:

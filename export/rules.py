@@ -28,10 +28,11 @@ class PlacementRules:
     blocked DequantizeLinear, or casts; None where the engine reads no such weight. int4_group_size: inputs that share a
     scale there, where a plan does not say.
 
-    signed: whether quantized activations are signed and symmetric, else unsigned and asymmetric. float8: operators that
-    run in FP8. instead: for a precision that the engine has no kernels for, the one that its layers get. explicit:
-    whether the graph itself must be in the arithmetic of the layers that are not quantized, since the engine does not
-    choose it; float32: operators that stay in FP32 then.
+    signed: whether quantized activations are signed and symmetric, else unsigned and asymmetric. fused_add: whether a
+    convolution takes an addition after it into its kernel, so that only the other input is quantized. float8:
+    operators that run in FP8. instead: for a precision that the engine has no kernels for, the one that its layers get.
+    explicit: whether the graph itself must be in the arithmetic of the layers that are not quantized, since the engine
+    does not choose it; float32: operators that stay in FP32 then.
     """
 
     inputs: frozenset[str]
@@ -44,6 +45,7 @@ class PlacementRules:
     int4: Literal["blocks", "dequantize", "cast"] | None = None
     int4_group_size: int = DEFAULT_GROUP_SIZE
     signed: bool = False
+    fused_add: bool = False
     float8: frozenset[str] = frozenset()
     instead: Mapping[Precision, Precision] = field(default_factory=dict)
     explicit: bool = False
@@ -56,6 +58,8 @@ class PlacementRules:
         without it.
         """
         found = self.instead.get(precision, precision)
+        if found == "int4-weight" and self.int4 == "dequantize" and layer.shape[0] % self.int4_group_size:
+            found = "float32"  # a block may not reach beyond the last input
         if found == "float8" and layer.kind not in self.float8:
             if not self.float8:
                 raise UnsupportedPrecision(

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, serve, tune, verify
+from laconic.commands.artifacts import bench, compare, inspect, lint, serve, tune, verify
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.training import finetune, plan
@@ -43,6 +43,7 @@ COMMANDS = (
     (doctor, "laconic doctor"),
     (recipes, "laconic compress all-MiniLM-L6-v2 --recipe text-embedding --data texts.jsonl -o slim"),
     (compare, "laconic compare one.laconic two.laconic --data texts.jsonl"),
+    (lint, "laconic lint minilm.laconic"),
     (schema, "laconic schema > recipe.schema.json"),
 )
 """The commands in the order of the help, each with an example."""

@@ -38,6 +38,7 @@ RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
     "onnxruntime-cuda": "laconic.runtimes.onnxruntime_cuda:OnnxRuntimeCuda",
+    "tensorrt": "laconic.runtimes.tensorrt:TensorRt",
     "torch": "laconic.models.torch_runtime:Torch",
     "fake": "laconic.runtimes.fake:Fake",
 }
@@ -133,7 +134,7 @@ SCHEDULES = {
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": ("openvino", "onnxruntime"),
     "cuda": ("onnxruntime-cuda",),
-    "tensorrt": ("onnxruntime-cuda",),
+    "tensorrt": ("tensorrt", "onnxruntime-cuda"),
 }
 """The engines of each target, in order of preference."""
 
@@ -189,6 +190,7 @@ EXTRAS = {
     "onnxruntime": "cpu",
     "openvino": "cpu",
     "tensorrt": "tensorrt",
+    "cuda": "tensorrt",
     "fastapi": "serve",
     "uvicorn": "serve",
     "orjson": "serve",

@@ -13,6 +13,7 @@ from torch import nn
 
 from export.build import EngineOption
 from export.capture.capture import capture
+from export.lint.tensorrt_lint import count_quantized, lint_tensorrt
 from export.magnitudes import find_overflow
 from export.passes.half import convert_to_half, to_half
 from export.reference import open_reference
@@ -80,10 +81,12 @@ def test_tensorrt_quantizes_both_sides_of_every_layer_symmetrically(zoo, tmp_pat
             if len(producer.input) > 2:
                 assert constants[producer.input[2]] == 0
                 assert constants[producer.input[2]].dtype == np.int8
-    for node in model.node:  # a residual addition after a convolution has both sides quantized, or none
-        if node.op_type == "Add" and name == "residual":
-            sides = [producers[each].op_type for each in node.input if each in producers]
-            assert len(set(sides)) == 1, node.name
+    assert [finding.message for finding in lint_tensorrt(path)] == []
+    count = count_quantized(path)
+    assert count.quantized == count.total
+    additions = [node for node in model.node if node.op_type == "Add"]
+    sides = [{producers[each].op_type for each in node.input if each in producers} for node in additions]
+    assert name != "residual" or {"Conv", "DequantizeLinear"} in sides, "the shortcut alone is quantized"
 
 
 def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):  # noqa: F811

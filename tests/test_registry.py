@@ -152,5 +152,5 @@ def test_a_missing_package_comes_with_the_command_that_brings_it(tmp_path, monke
 
 def test_every_extra_that_is_promised_exists():
     pyproject = (Path(registry.__file__).parents[1] / "pyproject.toml").read_text()
-    for extra in set(registry.EXTRAS.values()) - {"tensorrt"}:
+    for extra in set(registry.EXTRAS.values()):
         assert f"\n{extra} = [" in pyproject

@@ -10,9 +10,8 @@ from laconic.runtimes.runtime import Compute
 HALF = PlacementRules(
     inputs=frozenset({"MatMul", "Gemm", "Conv"}),
     outputs=frozenset(),
-    # A residual addition is fused into the convolution before it only if its other input is quantized as well.
     between=frozenset({"Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat"}),
-    fused=frozenset({"Relu", "Clip"}),
+    fused=frozenset({"Relu", "Clip", "HardSwish"}),
     # The fused attention kernels are those of FP16 and BF16.
     attention=False,
     normalization=False,
@@ -20,6 +19,9 @@ HALF = PlacementRules(
     int4="dequantize",
     int4_group_size=128,
     signed=True,
+    # With Q/DQ between a convolution and the addition after it there are two kernels; with the other input in float as
+    # well.
+    fused_add=True,
     float8=frozenset({"MatMul"}),
     # There is no dynamic INT8 in its ONNX parser, and INT8 is no type of a table whose rows are looked up.
     instead={"int8-dynamic": "float32", "int8-weight": "float32"},

@@ -84,6 +84,11 @@ class Artifact:
         """The path of the preferred placement's graph."""
         return self.path / MODEL
 
+    def model_for(self, runtime: str) -> Path:
+        """The path of the graph that is placed for an engine; without one, of the preferred placement's graph."""
+        own = next((each for each in self.manifest.placements if each.runtime == runtime), None)
+        return self.path / own.model if own else self.model
+
     @property
     def size(self) -> int:
         """Bytes of the files that are needed to serve the artifact."""

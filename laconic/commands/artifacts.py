@@ -1,6 +1,7 @@
-"""Commands on artifacts: `inspect`, `verify`, `bench`, `serve`, `compare`."""
+"""Commands on artifacts: `inspect`, `verify`, `bench`, `serve`, `compare`, `lint`."""
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -191,3 +192,32 @@ def compare(
 
     found = compare(first, second, data, runtime)
     print_json(found) if as_json else print_comparison(found)
+
+
+def lint(
+    model: Annotated[Path, typer.Argument(help="Folder of an artifact, or an ONNX file.", metavar="ARTIFACT_OR_ONNX")],
+    target: Annotated[str, typer.Option(help="Target that the graph is for.")] = "tensorrt",
+    as_json: Json = False,
+) -> None:
+    """Say, without a GPU, why TensorRT would refuse a graph, or what would leave INT8 or FP8.
+
+    The exit code is 3 if there is an error.
+    """
+    from export.lint.tensorrt_lint import count_quantized, lint_tensorrt
+    from laconic.artifacts.artifact import Artifact
+    from laconic.commands.tables import print_lint
+
+    if target != "tensorrt":
+        raise UsageError(f"there are no lint rules for target {target!r}. Known: tensorrt")
+    path = Artifact.load(model).model_for(target) if model.is_dir() else model
+    findings = lint_tensorrt(path)
+    found = {
+        "model": str(path),
+        "target": target,
+        "findings": [asdict(finding) for finding in findings],
+        "quantized": asdict(count_quantized(path)),
+    }
+    print_json(found) if as_json else print_lint(found)
+    errors = [finding.rule for finding in findings if finding.severity == "error"]
+    if errors:
+        raise GoalMissed(f"{path} is not fit for {target}: {', '.join(dict.fromkeys(errors))}")

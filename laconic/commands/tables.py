@@ -20,6 +20,9 @@ from laconic.commands.doctor import Finding
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes
 
+MAX_FINDINGS = 3
+"""Findings of one rule that are printed: a model for another engine breaks the same rule in every layer."""
+
 
 def print_compressed(artifact: Artifact) -> None:
     """Print the table at the end of a run: original against artifact."""
@@ -205,13 +208,33 @@ def print_checks(checks: Sequence[Check]) -> None:
     OUT.print(table)
 
 
+def print_lint(found: Mapping[str, Any]) -> None:
+    """Print the findings of `lint`, at most `MAX_FINDINGS` of a rule, and how many layers are quantized."""
+    for rule in dict.fromkeys(finding["rule"] for finding in found["findings"]):
+        findings = [finding for finding in found["findings"] if finding["rule"] == rule]
+        for finding in findings[:MAX_FINDINGS]:
+            where = f"{finding['node']}: " if finding["node"] else ""
+            print_wrapped(f"{finding['severity']:<9}{rule}: ", where + finding["message"], indent=9)
+        if len(findings) > MAX_FINDINGS:
+            print_wrapped(" " * 9, f"{len(findings) - MAX_FINDINGS} more of {rule}; --json prints all", indent=9)
+    count = found["quantized"]
+    floating = f", in float: {', '.join(count['floating'])}" if count["floating"] else ""
+    text = f"{count['quantized']} of {count['total']} linear layers and convolutions quantized{floating}"
+    print_wrapped("", text, indent=9)
+
+
+def print_wrapped(head: str, text: str, *, indent: int) -> None:
+    """Print text on lines as wide as the console, at least 60 columns. indent: of the lines after the first."""
+    for line in textwrap.wrap(
+        text, max(OUT.width, 60), initial_indent=head, subsequent_indent=" " * indent, break_long_words=False
+    ):
+        OUT.print(line, soft_wrap=True)
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print the findings of `doctor`."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "
         text = f"{finding.found}. Try: {finding.remedy}" if finding.remedy else finding.found
-        for line in textwrap.wrap(
-            text, max(OUT.width, 60), initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False
-        ):
-            OUT.print(line, soft_wrap=True)
+        print_wrapped(head, text, indent=len(head))

@@ -1,19 +1,25 @@
-"""A reader of the nodes of an ONNX file that does not need the onnx package, which the server must not import.
+"""A reader of the nodes, inputs and weights of an ONNX file that does not need the onnx package, which the server must
+not import.
 
-An ONNX file is a protocol buffer. This parses what the kernel audit needs, by the field numbers of onnx.proto, and
-skips the rest.
+An ONNX file is a protocol buffer. This parses what the kernel audit and the engine builder need, by the field numbers
+of onnx.proto, and skips the rest.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 GRAPH = 7
-NODE, INITIALIZER = 1, 5
+NODE, INITIALIZER, GRAPH_INPUT = 1, 5, 11
 INPUT, NAME, KIND = 1, 3, 4
-DTYPE, TENSOR_NAME = 2, 8
+DIMS, DTYPE, TENSOR_NAME, RAW_DATA, EXTERNAL_DATA = 1, 2, 8, 9, 13
+VALUE_NAME, VALUE_TYPE, TENSOR_TYPE, SHAPE, AXIS, AXIS_SIZE, AXIS_NAME = 1, 2, 1, 2, 1, 1, 2
+ENTRY_KEY, ENTRY_VALUE = 1, 2
 FIXED = {1: 8, 5: 4}
 """Bytes of the wire types of fixed size."""
+Fields = Sequence[tuple[int, int, bytes]]
+Parsed = TypeVar("Parsed")
 DTYPES = {1: "float32", 2: "int8", 3: "int8", 10: "float16", 16: "bfloat16"}
 """Element types of weights, by their number in onnx.proto; signed and unsigned INT8 are one arithmetic."""
 
@@ -27,15 +33,109 @@ class Node:
     weights: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class GraphInput:
+    """An input of an ONNX graph. shape: an integer for a fixed axis, a name for a dynamic one."""
+
+    name: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An initializer of an ONNX graph.
+
+    dtype: its element type, empty for one that is not in `DTYPES`. data: its bytes, empty where they are stored in
+    another form. file: the file beside the model that holds them instead, from byte `offset` on; empty for none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+    file: str = ""
+    offset: int = 0
+
+
 def read_nodes(path: Path) -> list[Node]:
     """Read the nodes of the main graph. Raises ValueError for a file that is not ONNX."""
-    try:
-        graph = next(content for number, _, content in parse_fields(path.read_bytes()) if number == GRAPH)
-        parts = list(parse_fields(graph))
+
+    def parse(parts: Fields) -> list[Node]:
         dtypes = dict(parse_tensor(content) for number, _, content in parts if number == INITIALIZER)
         return [parse_node(content, dtypes) for number, _, content in parts if number == NODE]
+
+    return parse_graph(path, parse)
+
+
+def read_inputs(path: Path) -> list[GraphInput]:
+    """Read the inputs of the main graph. Raises ValueError for a file that is not ONNX.
+
+    A dynamic axis without a name is called after its input: `x.0`.
+    """
+
+    def parse(parts: Fields) -> list[GraphInput]:
+        weights = {parse_tensor(content)[0].decode() for number, _, content in parts if number == INITIALIZER}
+        inputs = [parse_input(content) for number, _, content in parts if number == GRAPH_INPUT]
+        return [each for each in inputs if each.name not in weights]
+
+    return parse_graph(path, parse)
+
+
+def read_weights(path: Path) -> list[Weight]:
+    """Read the initializers of the main graph. Raises ValueError for a file that is not ONNX."""
+    return parse_graph(
+        path, lambda parts: [parse_weight(content) for number, _, content in parts if number == INITIALIZER]
+    )
+
+
+def parse_graph(path: Path, parse: Callable[[Fields], Parsed]) -> Parsed:
+    """Parse the fields of the main graph with a function. Raises ValueError for a file that is not ONNX."""
+    try:
+        graph = next(content for number, _, content in parse_fields(path.read_bytes()) if number == GRAPH)
+        return parse(list(parse_fields(graph)))
     except (IndexError, KeyError, StopIteration, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not an ONNX file") from error
+
+
+def parse_input(message: bytes) -> GraphInput:
+    """Parse an input of a graph."""
+    found = {number: content for number, _, content in parse_fields(message)}
+    name = found[VALUE_NAME].decode()
+    content = found.get(VALUE_TYPE, b"")
+    for field in (TENSOR_TYPE, SHAPE):
+        content = {number: inner for number, _, inner in parse_fields(content)}.get(field, b"")
+    axes = [inner for number, _, inner in parse_fields(content) if number == AXIS]
+    return GraphInput(name, tuple(parse_axis(axis, f"{name}.{place}") for place, axis in enumerate(axes)))
+
+
+def parse_axis(message: bytes, unnamed: str) -> int | str:
+    """Parse an axis of a shape: its size or its name; `unnamed` for one with neither."""
+    for number, value, content in parse_fields(message):
+        if number == AXIS_SIZE:
+            return value
+        if number == AXIS_NAME and content:
+            return content.decode()
+    return unnamed
+
+
+def parse_weight(message: bytes) -> Weight:
+    """Parse an initializer."""
+    fields = list(parse_fields(message))
+    name, dtype = parse_tensor(message)
+    shape: list[int] = []
+    external: dict[str, str] = {}
+    data = b""
+    for number, value, content in fields:
+        if number == DIMS:
+            shape += parse_packed(content) if content else [value]
+        elif number == RAW_DATA:
+            data = content
+        elif number == EXTERNAL_DATA:
+            entry = {field: inner.decode() for field, _, inner in parse_fields(content)}
+            external[entry.get(ENTRY_KEY, "")] = entry.get(ENTRY_VALUE, "")
+    offset = external.get("offset", "")
+    start = int(offset) if offset.isdecimal() else 0
+    return Weight(name.decode(), dtype, tuple(shape), data, external.get("location", ""), start)
 
 
 def parse_tensor(message: bytes) -> tuple[bytes, str]:
@@ -67,6 +167,15 @@ def parse_fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
             content = message[place : place + size]
             place += size
         yield tag >> 3, value, content
+
+
+def parse_packed(content: bytes) -> list[int]:
+    """Parse the varints of a packed field."""
+    values, place = [], 0
+    while place < len(content):
+        value, place = parse_varint(content, place)
+        values.append(value)
+    return values
 
 
 def parse_varint(message: bytes, place: int) -> tuple[int, int]:
