@@ -70,9 +70,9 @@ def pair_ladders(
     """Yield each engine option with the part of the ladder to try on it, the preferred first.
 
     On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
-    in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
-    and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
-    back where a model is so small that INT8 costs more than it saves.
+    in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its
+    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the
+    way back where a model is so small that INT8 costs more than it saves.
     """
     choice = len(ladder.rungs) > 1
     tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))

@@ -3,7 +3,7 @@
 import platform
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -159,7 +159,7 @@ class EngineBuild:
         with self.steps.step("find what exceeds FP16") as step:
             batches = (batch for _, batch in iterate_batches(self.samples.probe, self.task, 1))
             overflow = find_overflow(graph, batches, self.folder)
-            step.note = f"{len(overflow)} tensors" + (f": {', '.join(sorted(overflow)[:3])}" if overflow else "")
+            step.note = f"{len(overflow)} tensors" + (f": {shorten(overflow)}" if overflow else "")
         return [replace(option, overflow=overflow) for option in options]
 
     def plan(
@@ -329,3 +329,9 @@ class EngineBuild:
 def folder_size(folder: Path) -> int:
     """Sum the bytes of the files in a folder."""
     return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def shorten(names: Collection[str], most: int = 5) -> str:
+    """The first few names in order, and the number of the others."""
+    first = sorted(names)[:most]
+    return ", ".join(first) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -148,7 +148,11 @@ def check_golden_outputs(artifact: Artifact, runtime: str | None) -> Iterator[Ch
         for placement in installed:
             yield from check_placement(artifact, make_runtime(placement.runtime), placement)
         return
-    choice = artifact.choose(runtime)
+    try:
+        choice = artifact.choose(runtime)
+    except LaconicError as error:
+        yield Check(check="golden outputs", found=f"not run: {error}", passed=False)
+        return
     yield from check_placement(artifact, choice.engine, choice.placement)
 
 
