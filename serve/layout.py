@@ -117,11 +117,15 @@ class Layout:
         return Part(inputs, rows, sizes)
 
     def split_request(self, inputs: Arrays, cap: Cap) -> list[Part]:
-        """Split a request into parts of at most one batch each."""
+        """Split a request that is larger than one batch into parts of a quarter of a batch each.
+
+        Of parts as large as a batch, each would keep an executor from small requests for as long as it can be.
+        """
         whole = self.make_part(inputs)
         most = cap.rows_at(whole.sizes)
         if whole.rows <= most:
             return [whole]
+        most = max(1, most // 4)
         return [
             Part({name: array[start : start + most] for name, array in inputs.items()}, rows, whole.sizes)
             for start in range(0, whole.rows, most)

@@ -14,10 +14,13 @@ class Settings(BaseModel):
 
     runtime: the engine; the artifact's own where None. threads: cores that each model may use, all where None.
     executors: batches of a model that run at a time, sharing those threads; as many as threads where None, up to
-    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. queue: rows of
-    a model that may wait. max_body: bytes of a request, also unpacked. drain: seconds between the signal to stop, when
-    the server says that it is not ready, and the closing of its port. grace: seconds that requests under way have to
-    end after that. unproven: serve artifacts whose verdict failed or is missing.
+    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. unproven: serve
+    artifacts whose verdict failed or is missing.
+
+    queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
+    still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
+    request, also unpacked. drain: seconds between the signal to stop, when the server says that it is not ready, and
+    the closing of its port. grace: seconds that requests under way have to end after that.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,7 +28,9 @@ class Settings(BaseModel):
     runtime: str | None = None
     executors: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
-    queue: int = Field(default=512, ge=1)
+    queue_seconds: float = Field(default=1.0, gt=0)
+    deadline: float = Field(default=60.0, gt=0)
+    max_rows: int = Field(default=4096, ge=1)
     max_body: int = Field(default=64 * MIB, ge=1)
     drain: float = Field(default=1.0, ge=0)
     grace: float = Field(default=30.0, ge=0)

@@ -77,7 +77,7 @@ def to_answer(error: Exception) -> Answer:
         return Answer(to_json({"error": f"the server failed ({type(error).__name__}); its log says more"}), 500)
     headers = []
     if isinstance(error, (Overloaded, NotReady)):
-        headers.append((b"retry-after", b"1"))
+        headers.append((b"retry-after", b"%d" % error.retry_after))
     if isinstance(error, BodyTooLarge):
         # What is left of the body will not be read: the connection is of no further use.
         headers.append((b"connection", b"close"))
