@@ -113,6 +113,37 @@ def check_inputs(specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array]) -> 
         spec.check(arrays[spec.name], sizes)
 
 
+FITS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""The kinds of numbers that an array of each kind takes, in numpy's letters."""
+KINDS = {"b": "booleans", "i": "whole numbers", "u": "whole numbers", "f": "fractions, or numbers beyond 64 bits"}
+
+
+def read_numbers(values: Any, dtype: np.dtype[Any], what: str) -> Array:
+    """An array of numbers as JSON has them; a number may be rounded to the dtype, but is never cut or wrapped.
+
+    values: a number, lists of numbers, or an array. what: their name in messages. Raises InputError.
+    """
+    try:
+        numbers = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise InputError(f"{what} is not an array of {dtype}: it is ragged, or nested too deep") from None
+    if numbers.dtype.kind not in FITS[dtype.kind] and numbers.size:
+        held = KINDS.get(numbers.dtype.kind, "something other than numbers")
+        raise InputError(f"{what} is not an array of {dtype}: it holds {held}")
+    if dtype.kind in "iu" and numbers.size:
+        low, high = int(numbers.min()), int(numbers.max())
+        allowed = np.iinfo(dtype)
+        if low < allowed.min or high > allowed.max:
+            raise InputError(
+                f"{what} runs from {low} to {high}, and {dtype} holds {allowed.min} to {allowed.max}: give another type"
+            )
+    try:
+        with np.errstate(over="raise"):
+            return numbers.astype(dtype, copy=False)
+    except FloatingPointError:
+        raise InputError(f"{what} holds a number too large for {dtype}") from None
+
+
 def sample_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
     """Random inputs of the given sizes of free axes. Masks are all ones: attention over nothing is not defined."""
     rng = np.random.default_rng(seed)

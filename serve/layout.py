@@ -132,6 +132,14 @@ class Layout:
             for rows in [min(most, whole.rows - start)]
         ]
 
+    def halve(self, part: Part) -> list[Part]:
+        """Both halves of a part of several rows."""
+        half = part.rows // 2
+        return [
+            Part({name: array[rows] for name, array in part.inputs.items()}, count, part.sizes)
+            for rows, count in ((slice(half), half), (slice(half, None), part.rows - half))
+        ]
+
     def join_outputs(self, parts: Sequence[Arrays]) -> Arrays:
         """Join the outputs of a request's parts."""
         if len(parts) == 1:

@@ -79,6 +79,7 @@ class Model:
         the engine raised for these inputs. On cancellation, parts that still wait are dropped.
         """
         check_inputs(self.inputs, inputs)
+        self.task.check_values(inputs)
         layout = self.batcher.layout
         parts = layout.split_request(inputs, self.batcher.cap)
         rows = sum(part.rows for part in parts)

@@ -19,8 +19,10 @@ class Settings(BaseModel):
 
     queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
     still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
-    request, also unpacked. drain: seconds between the signal to stop, when the server says that it is not ready, and
-    the closing of its port. grace: seconds that requests under way have to end after that.
+    request, also unpacked. max_json: those of them that may be JSON. max_json_elements: its numbers, texts and so on;
+    lists and objects count as 10. max_in_flight: bytes of all requests under way. drain: seconds between the signal to
+    stop, when the server says that it is not ready, and the closing of its port. grace: seconds that requests under
+    way have to end after that.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,6 +34,9 @@ class Settings(BaseModel):
     deadline: float = Field(default=60.0, gt=0)
     max_rows: int = Field(default=4096, ge=1)
     max_body: int = Field(default=64 * MIB, ge=1)
+    max_json: int = Field(default=16 * MIB, ge=1)
+    max_json_elements: int = Field(default=500_000, ge=1)
+    max_in_flight: int = Field(default=256 * MIB, ge=1)
     drain: float = Field(default=1.0, ge=0)
     grace: float = Field(default=30.0, ge=0)
     unproven: bool = False

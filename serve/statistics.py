@@ -38,13 +38,17 @@ class Statistics:
             self.failed_ns += lasted
         self.last_ms = time.time_ns() // 1_000_000
 
-    def count_batch(self, *, rows: int, parts: int, waited_ns: int, ran_ns: int) -> None:
+    def count_wait(self, *, parts: int, waited_ns: int) -> None:
+        """Count parts of requests that an executor took from the queue. From any thread."""
+        with self._lock:
+            self.parts += parts
+            self.waited_ns += waited_ns
+
+    def count_batch(self, *, rows: int, ran_ns: int) -> None:
         """Count a batch that the engine ran. From any thread."""
         with self._lock:
             self.rows += rows
             self.batches += 1
-            self.parts += parts
-            self.waited_ns += waited_ns
             self.ran_ns += ran_ns
 
     def describe(self, name: str, version: str) -> dict[str, Any]:
