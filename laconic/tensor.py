@@ -13,6 +13,8 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 
 BATCH = "batch"
+ANY_SIZE = (1, 2**63 - 1)
+"""The bounds of an axis that has none."""
 DTYPES = (
     "bool",
     "int8",
@@ -75,7 +77,7 @@ class TensorSpec(BaseModel):
                         f"axis {axis} must be {expected}"
                     )
                 continue
-            low, high = self.bounds.get(expected, (1, np.iinfo(np.int64).max))
+            low, high = self.bounds.get(expected, ANY_SIZE)
             if not low <= size <= high:
                 raise InputError(f"input {self.name!r} has {size} along axis {expected!r}, expected {low} to {high}")
             if sizes.setdefault(expected, size) != size:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from laconic.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailure
 from laconic.runtimes.runtime import Session
@@ -26,6 +27,13 @@ SHARED = 1.0
 """Seconds after a small request in which bulk requests leave one executor free for the next."""
 
 log = logging.getLogger("laconic.serve")
+
+
+class Run(NamedTuple):
+    """A run of the engine: its rows, and the nanoseconds that it took."""
+
+    rows: int
+    ns: int
 
 
 class QueueFull(Overloaded):
@@ -53,6 +61,7 @@ class Batcher:
         self._bulk_formed = False
         self._closed = False
         self._changed = threading.Condition()
+        self._counting = threading.Lock()
         self.executors = [
             threading.Thread(target=self._execute, args=(session,), name=f"executor-{number}", daemon=True)
             for number, session in enumerate(sessions)
@@ -67,38 +76,55 @@ class Batcher:
             return sum(len(flow.items) for flow in (*self._queue.small, *self._queue.bulk))
 
     def check_room(self, rows: int) -> None:
-        """Raise QueueFull where a request of so many rows would wait too long, and NotReady when the server stops."""
-        with self._changed:
-            self._check_room(rows)
+        """Raise QueueFull where a request of so many rows would wait too long, and NotReady when the server stops.
 
-    def open(self, rows: int) -> Flow:
+        From the event loop only, as all that announces requests and drops them.
+        """
+        if self._closed:
+            raise NotReady("the server is stopping. Try again, or try another replica")
+        ahead = self._queue.rows_ahead(rows)
+        wait = ahead * self.throughput.seconds_per_row
+        if wait > self.max_wait:
+            after = max(1, math.ceil(wait - self.max_wait))
+            raise QueueFull(
+                f"the queue is full: {ahead} rows would run first and take about {wait:.1f} s, and requests may wait "
+                f"{self.max_wait:g} s. Try again in {after} s, or send less at a time",
+                after,
+            )
+
+    def open(self, rows: int, parts: Sequence[Part] = ()) -> tuple[Flow, list[Item]]:
         """Announce a request of so many rows, before any work is done for it. Every flow must be closed with `drop`.
 
-        Raises what `check_room` raises.
+        parts: those that are queued at once. Raises what `check_room` raises.
         """
+        self.check_room(rows)
+        flow = self._queue.open(rows)
+        items = make_items(flow, parts)
+        if not flow.bulk:
+            self._last_small = time.monotonic()
         with self._changed:
-            self._check_room(rows)
-            flow = self._queue.open(rows)
-            if not flow.bulk:
-                self._last_small = time.monotonic()
-            return flow
+            self._queue.announce(flow)
+            self._put(flow, items)
+        return flow, items
 
     def submit(self, flow: Flow, parts: Sequence[Part]) -> list[Item]:
-        """Queue parts of a request, each a batch at most. From the event loop only.
-
-        Raises DeadlineExceeded if the request has expired meanwhile.
-        """
-        loop = asyncio.get_running_loop()
-        items = [Item(flow, part, loop.create_future()) for part in parts]
+        """Queue parts of a request, each a batch at most. Raises DeadlineExceeded if it has expired meanwhile."""
+        items = make_items(flow, parts)
         with self._changed:
             if flow.error is not None:
                 raise flow.error
+            self._put(flow, items)
+        return items
+
+    def _put(self, flow: Flow, items: Sequence[Item]) -> None:
+        if items:
             self._queue.put(flow, items)
             self._changed.notify(len(items))
-        return items
 
     def drop(self, flow: Flow) -> None:
         """Forget what no executor has taken of a request. From the event loop only."""
+        if not flow.rows and not flow.bulk:
+            return
         with self._changed:
             dropped = self._queue.drop(flow)
         for item in dropped:
@@ -122,32 +148,19 @@ class Batcher:
         for executor in self.executors:
             executor.join()
 
-    def _check_room(self, rows: int) -> None:
-        if self._closed:
-            raise NotReady("the server is stopping. Try again, or try another replica")
-        ahead = self._queue.rows_ahead(rows)
-        wait = self.throughput.seconds_for(ahead)
-        if wait > self.max_wait:
-            after = max(1, math.ceil(wait - self.max_wait))
-            raise QueueFull(
-                f"the queue is full: {ahead} rows would run first and take about {wait:.1f} s, and requests may wait "
-                f"{self.max_wait:g} s. Try again in {after} s, or send less at a time",
-                after,
-            )
-
     def _execute(self, session: Session) -> None:
-        while True:
-            batch, bulk = self._take()
-            if not batch:
-                return
+        batch, bulk = self._take(ran_bulk=False)
+        while batch:
             self._run(session, batch)
-            if bulk:
-                with self._changed:
-                    self._running_bulk -= 1
+            batch, bulk = self._take(ran_bulk=bulk)
 
-    def _take(self) -> tuple[list[Item], bool]:
-        """The next batch and whether it is of bulk requests alone, or nothing when the batcher is closed."""
+    def _take(self, *, ran_bulk: bool) -> tuple[list[Item], bool]:
+        """The next batch and whether it is of bulk requests alone, or nothing when the batcher is closed.
+
+        ran_bulk: whether the last batch was of bulk requests alone.
+        """
         with self._changed:
+            self._running_bulk -= ran_bulk
             while not self._closed:
                 # Beside bulk rows that run already, or have just run, a batch of small requests takes no more of them.
                 with_bulk = not self._running_bulk and not self._bulk_formed
@@ -166,13 +179,19 @@ class Batcher:
 
     def _run(self, session: Session, batch: list[Item]) -> None:
         started = time.monotonic_ns()
-        self.statistics.count_wait(parts=len(batch), waited_ns=sum(started - item.queued_ns for item in batch))
-        answers = self._answer(session, [item.part for item in batch])
+        runs: list[Run] = []
+        answers = self._answer(session, [item.part for item in batch], runs)
+        with self._counting:
+            for run in runs:
+                self.throughput.count(run.rows, run.ns / 1e9)
+                self.statistics.count_batch(rows=run.rows, ran_ns=run.ns)
+            waited = sum(started - item.queued_ns for item in batch)
+            self.statistics.count_wait(parts=len(batch), waited_ns=waited)
         with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
             batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
 
-    def _answer(self, session: Session, parts: list[Part]) -> list[Arrays | Exception]:
-        """The outputs of each part, or why it has none.
+    def _answer(self, session: Session, parts: list[Part], runs: list[Run]) -> list[Arrays | Exception]:
+        """The outputs of each part, or why it has none. runs: where each run of the engine is noted.
 
         A batch that fails is halved again and again, so that only the part that made it fail fails: of 64, it is found
         in 12 runs. Where memory runs out, the rows of a part are halved too.
@@ -183,17 +202,15 @@ class Batcher:
         except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
             if len(parts) > 1:
                 half = len(parts) // 2
-                return self._answer(session, parts[:half]) + self._answer(session, parts[half:])
+                return self._answer(session, parts[:half], runs) + self._answer(session, parts[half:], runs)
             if parts[0].rows > 1 and is_out_of_memory(error):
-                halves = [self._answer(session, [half])[0] for half in self.layout.halve(parts[0])]
+                halves = [self._answer(session, [half], runs)[0] for half in self.layout.halve(parts[0])]
                 outputs = [half for half in halves if not isinstance(half, Exception)]
-                return [self.layout.join_outputs(outputs)] if len(outputs) == len(halves) else halves[-1:]
+                if len(outputs) == len(halves):
+                    return [self.layout.join_outputs(outputs)]
+                return [next(half for half in halves if isinstance(half, Exception))]
             return [explain(error)]
-        ran = time.monotonic_ns() - started
-        rows = sum(part.rows for part in parts)
-        with self._changed:
-            self.throughput.count(rows, ran / 1e9)
-        self.statistics.count_batch(rows=rows, ran_ns=ran)
+        runs.append(Run(sum(part.rows for part in parts), time.monotonic_ns() - started))
         return list(answers)
 
 
@@ -216,6 +233,12 @@ def explain(error: Exception) -> Exception:
     if is_out_of_memory(error):
         return NotReady("the engine has too little memory for these inputs. Send less at a time, or shorter inputs")
     return RuntimeFailure("the engine failed on these inputs; the server's log says why")
+
+
+def make_items(flow: Flow, parts: Sequence[Part]) -> list[Item]:
+    """The parts of a request as items for the queue. On the event loop."""
+    loop = asyncio.get_running_loop()
+    return [Item(flow, part, loop.create_future()) for part in parts]
 
 
 def deliver(batch: Sequence[Item], answers: Sequence[Arrays | Exception]) -> None:

@@ -13,7 +13,7 @@ from serve.body import MemoryBudget, Reservation, read_body
 from serve.model import VERSION, Model
 from serve.repository import Repository
 from serve.server_settings import Settings
-from serve.wire import Answer, ClientGone, Headers, Receive, Scope, Send, to_answer, to_json, while_connected
+from serve.wire import Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer, to_json
 
 TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 
@@ -42,18 +42,17 @@ class Endpoint(ABC):
             error = f"{scope['method']} {scope['path']}: this route takes POST. GET /openapi.json lists what there is"
             await Answer(to_json({"error": error}), 405, headers=[(b"allow", b"POST")]).send(send)
             return True
-        headers: Headers = dict(scope["headers"])
         reservation = Reservation(self.budget)
         try:
             answer = await self._answer(
-                match[1], match[2] if match.lastindex == 2 else VERSION, headers, receive, reservation
+                match[1], match[2] if match.lastindex == 2 else VERSION, scope, receive, reservation
             )
         except ClientGone:
             reservation.release()
             return True
         except Exception as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
             answer = to_answer(error)
-            if b"expect" in headers:
+            if any(name == b"expect" for name, _ in scope["headers"]):
                 # The client may or may not send its body now: what comes next on the connection is not known.
                 answer.headers.append((b"connection", b"close"))
         try:
@@ -63,15 +62,16 @@ class Endpoint(ABC):
         return True
 
     async def _answer(
-        self, name: str, version: str, headers: Headers, receive: Receive, reservation: Reservation
+        self, name: str, version: str, scope: Scope, receive: Receive, reservation: Reservation
     ) -> Answer:
         model = self.repository.get(name, version)
+        headers: Headers = dict(scope["headers"])
         started, success = time.monotonic_ns(), False
         try:
             model.batcher.check_room(1)  # before the body is read
             body = await read_body(headers, receive, self.settings.max_body, reservation)
             started = time.monotonic_ns()
-            async with while_connected(receive):
+            async with WhileConnected(scope, receive):
                 answer = await self.respond(model, body, headers, reservation)
             success = True
             return answer

@@ -51,8 +51,9 @@ class Flow:
 
     def restore(self) -> bool:
         """Put skipped items back in their places. Returns whether items wait."""
-        self.items.extendleft(reversed(self.skipped))
-        self.skipped.clear()
+        if self.skipped:
+            self.items.extendleft(reversed(self.skipped))
+            self.skipped.clear()
         self.waits = bool(self.items)
         return self.waits
 
@@ -69,13 +70,15 @@ class FairQueue:
         self._bulk_flows: set[Flow] = set()
 
     def open(self, rows: int) -> Flow:
-        """Announce a request."""
-        flow = Flow(rows, bulk=rows > self.cap.rows)
+        """A request of so many rows."""
+        return Flow(rows, bulk=rows > self.cap.rows)
+
+    def announce(self, flow: Flow) -> None:
+        """Count the rows of a request among those to come."""
         if flow.bulk:
             self._bulk_flows.add(flow)
         else:
-            self.small_rows += rows
-        return flow
+            self.small_rows += flow.rows
 
     def put(self, flow: Flow, items: Sequence[Item]) -> None:
         """Append items to the flow."""
@@ -101,20 +104,20 @@ class FairQueue:
 
     def form_small(self, *, with_bulk: bool) -> list[Item]:
         """A batch of small requests. with_bulk: each bulk request has its turn too, with one item."""
+        if not self.small:
+            return []
         batch = Batch(self.layout, self.cap)
-        if not with_bulk or not self.small:
-            return self._take_small(batch)
-        taken, self.bulk = take_in_turns(batch, self.bulk, once=True)
-        return taken + self._take_small(batch)
+        bulk: list[Item] = []
+        if with_bulk and self.bulk:
+            bulk, self.bulk = take_in_turns(batch, self.bulk, once=True)
+        bulk_rows = batch.rows
+        taken, self.small = take_in_turns(batch, self.small)
+        self.small_rows -= batch.rows - bulk_rows
+        return bulk + taken
 
     def form_bulk(self, *, once: bool) -> list[Item]:
         """A batch of bulk requests. once: one item of each, however much space is left."""
         taken, self.bulk = take_in_turns(Batch(self.layout, self.cap), self.bulk, once=once)
-        return taken
-
-    def _take_small(self, batch: Batch) -> list[Item]:
-        taken, self.small = take_in_turns(batch, self.small)
-        self.small_rows -= sum(item.part.rows for item in taken)
         return taken
 
 
@@ -127,15 +130,20 @@ def take_in_turns(batch: Batch, turns: deque[Flow], *, once: bool = False) -> tu
     taken: list[Item] = []
     passed: list[Flow] = []
     served: deque[Flow] = deque()
-    spent: list[Flow] = []
     while turns and not batch.full:
         flow = turns.popleft()
         item = flow.take(batch)
         if item is None:
             passed.append(flow)
-        else:
-            taken.append(item)
+            continue
+        taken.append(item)
+        if flow.items or flow.skipped:
             served.append(flow)
+        else:
+            flow.waits = False
+    if not passed and not served:
+        return taken, turns
+    spent: list[Flow] = []
     while served and not once and not batch.full:
         flow = served.popleft()
         item = flow.take(batch)

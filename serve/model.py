@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,13 +81,17 @@ class Model:
         self.task.check_values(inputs)
         layout = self.batcher.layout
         parts = layout.split_request(inputs, self.batcher.cap)
-        rows = sum(part.rows for part in parts)
+        rows = parts[0].rows if len(parts) == 1 else sum(part.rows for part in parts)
         self._check_rows(rows)
-        with self._flow(rows, timeout) as flow:
-            items = self.batcher.submit(flow, parts)
+        flow, items = self.batcher.open(rows, parts)
+        expiry = self._expire_after(timeout, flow)
+        try:
             if len(items) == 1:
                 return await items[0].future
             return layout.join_outputs(await asyncio.gather(*(item.future for item in items)))
+        finally:
+            expiry.cancel()
+            self.batcher.drop(flow)
 
     async def predict(self, values: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """One answer per value; each is queued on its own, to share batches with values of a similar length.
@@ -111,7 +114,9 @@ class Model:
                     answers.extend(await offload(self._decode, outputs[:], long=long))
                     outputs.clear()
 
-        with self._flow(len(values), timeout) as flow, abandoned_on_error(waiting):
+        flow, _ = self.batcher.open(len(values))
+        expiry = self._expire_after(timeout, flow)
+        try:
             for start in range(0, len(values), CHUNK):
                 # Always off the event loop: a tokenizer takes 0.1 ms for a line, 4 ms for a page; a photograph 100 ms.
                 chunk = values[start : start + CHUNK]
@@ -120,7 +125,11 @@ class Model:
                 largest = max(cap.rows_at(part.sizes) for part in parts)
                 await collect(AHEAD * largest * len(self._sessions))
             await collect(0)
-        return answers + self._decode(outputs)
+            return answers + self._decode(outputs)
+        finally:
+            expiry.cancel()
+            self.batcher.drop(flow)
+            abandon(waiting)
 
     def close(self) -> None:
         """Stop after the running batches, and close the sessions."""
@@ -135,17 +144,10 @@ class Model:
                 f"Send several requests"
             )
 
-    @contextmanager
-    def _flow(self, rows: int, timeout: float | None) -> Iterator[Flow]:
-        """A request in the queue: expired after the timeout, and dropped when its client has left or has its answer."""
-        flow = self.batcher.open(rows)
+    def _expire_after(self, timeout: float | None, flow: Flow) -> asyncio.TimerHandle:
+        """The timer of a request's deadline, in the queue."""
         deadline = self.settings.deadline if timeout is None else timeout
-        expiry = asyncio.get_running_loop().call_later(deadline, self.batcher.expire, flow)
-        try:
-            yield flow
-        finally:
-            expiry.cancel()
-            self.batcher.drop(flow)
+        return asyncio.get_running_loop().call_later(deadline, self.batcher.expire, flow)
 
     def _encode(self, values: Sequence[Any], start: int, flow: Flow) -> list[Part]:
         """Parts of one value each. start: the index of the first value in its request."""
@@ -174,16 +176,11 @@ class Model:
         return self.task.decode(outputs)[0]
 
 
-@contextmanager
-def abandoned_on_error(items: deque[Item]) -> Iterator[None]:
-    """Cancel the items' futures if the body fails; asyncio would log each exception that nobody looked at."""
-    try:
-        yield
-    except BaseException:
-        for item in items:
-            if not item.future.cancel() and not item.future.cancelled():
-                item.future.exception()
-        raise
+def abandon(items: Iterable[Item]) -> None:
+    """Cancel the futures of items that nobody waits for; asyncio would log each exception that nobody looked at."""
+    for item in items:
+        if not item.future.cancel() and not item.future.cancelled():
+            item.future.exception()
 
 
 def describe_race(choice: Choice) -> str:

@@ -9,20 +9,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from laconic.errors import UsageError
 from serve.app import App, create_app
+from serve.connection import Connection, Phase, enforce_deadlines
 from serve.model import Model
 from serve.server_settings import Settings
 from serve.wire import to_json
 
 BACKLOG = 2048
 MAX_PORT = 65_535
+TICKS = 5
+"""Tenths of a second between two looks at the deadlines of connections."""
 LONGEST_EXAMPLE = 400
 """Characters. A longer request, as an image in numbers, is not shown as an example."""
 
@@ -38,11 +42,19 @@ class Server(uvicorn.Server):
             server_header=False,
             lifespan="on",
             timeout_graceful_shutdown=math.ceil(settings.grace),
+            timeout_keep_alive=math.ceil(settings.keep_alive),
+            http=cast(type[asyncio.Protocol], partial(Connection, settings=settings)),
         )
         super().__init__(config)
         self.app = app
         self.drain = settings.drain
         self.on_ready = on_ready
+
+    async def on_tick(self, counter: int) -> bool:
+        """What is done ten times a second while the server runs."""
+        if counter % TICKS == 0:
+            enforce_deadlines(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
         """Serve until a signal comes, then report not ready while still answering, so that load balancers drain it."""
@@ -56,7 +68,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.05)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down; when forced, Uvicorn would leave the application running, which is closed here in any case."""
+        """Shut down. Requests that have not arrived in full are cut first: they would keep the others' time to end.
+
+        When forced, Uvicorn would leave the application running, which is closed here in any case.
+        """
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection) and connection.phase in (Phase.HEADERS, Phase.BODY):
+                connection.cut(503, "the server is stopping. Try again, or try another replica")
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()

@@ -20,9 +20,13 @@ class Settings(BaseModel):
     queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
     still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
     request, also unpacked. max_json: those of them that may be JSON. max_json_elements: its numbers, texts and so on;
-    lists and objects count as 10. max_in_flight: bytes of all requests under way. drain: seconds between the signal to
-    stop, when the server says that it is not ready, and the closing of its port. grace: seconds that requests under
-    way have to end after that.
+    lists and objects count as 10. max_in_flight: bytes of all requests under way.
+
+    max_connections: at a time. max_headers: bytes of a request's headers. header_timeout, keep_alive, write_timeout:
+    seconds for the headers, between requests, and without the client taking anything of its answer. body_timeout,
+    min_body_rate: seconds for the body, and another second for each so many bytes that have arrived. drain: seconds
+    between the signal to stop, when the server says that it is not ready, and the closing of its port. grace: seconds
+    that requests under way have to end after that.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,6 +41,13 @@ class Settings(BaseModel):
     max_json: int = Field(default=16 * MIB, ge=1)
     max_json_elements: int = Field(default=500_000, ge=1)
     max_in_flight: int = Field(default=256 * MIB, ge=1)
+    max_connections: int = Field(default=1000, ge=1)
+    max_headers: int = Field(default=32 << 10, ge=1)
+    header_timeout: float = Field(default=10.0, gt=0)
+    body_timeout: float = Field(default=20.0, gt=0)
+    min_body_rate: int = Field(default=16 << 10, ge=1)
+    keep_alive: float = Field(default=75.0, gt=0)
+    write_timeout: float = Field(default=30.0, gt=0)
     drain: float = Field(default=1.0, ge=0)
     grace: float = Field(default=30.0, ge=0)
     unproven: bool = False

@@ -9,7 +9,7 @@ MEMORY = 2.0
 
 @dataclass
 class Throughput:
-    """Rows per second of all executors of a model, were their batches full.
+    """The time of all executors of a model for a row, were their batches full. 0 before the first batch.
 
     A batch takes `start + per_row * rows` seconds: a line through the last batches, by least squares. A queue holds
     many rows only while batches are full, so the rate of the small batches of quieter times would turn requests away
@@ -19,6 +19,7 @@ class Throughput:
 
     executors: int
     cap: int
+    seconds_per_row: float = 0.0
     _count: float = 0.0
     _rows: float = 0.0
     _seconds: float = 0.0
@@ -33,13 +34,8 @@ class Throughput:
         self._seconds = kept * self._seconds + seconds
         self._squares = kept * self._squares + rows * rows
         self._products = kept * self._products + rows * seconds
-
-    def seconds_for(self, rows: int) -> float:
-        """The time that the executors take for so many rows. 0 before the first batch: it is not known."""
-        if not self._count:
-            return 0.0
         spread = self._squares * self._count - self._rows * self._rows
         slope = (self._products * self._count - self._rows * self._seconds) / spread if spread > 1e-9 else 0.0
         per_row = min(max(slope, 0.0), self._seconds / self._rows)
         start = (self._seconds - per_row * self._rows) / self._count
-        return rows * (start / self.cap + per_row) / self.executors
+        self.seconds_per_row = (start / self.cap + per_row) / self.executors

@@ -31,6 +31,7 @@ def part(rows: int = 1) -> Part:
 def put(queue: FairQueue, items: int) -> Flow:
     """A request of so many single rows in the queue."""
     flow = queue.open(items)
+    queue.announce(flow)
     queue.put(flow, [Item(flow, part(), LOOP.create_future()) for _ in range(items)])
     return flow
 
@@ -86,6 +87,7 @@ def test_a_length_that_does_not_fit_opens_the_next_batch() -> None:
     flows = []
     for number in range(6):
         flow = queue.open(1)
+        queue.announce(flow)
         sized = Part(part().inputs, 1, {"seq": 1 + number % 2})
         queue.put(flow, [Item(flow, sized, LOOP.create_future())])
         flows.append(flow)
@@ -111,11 +113,11 @@ def test_the_rate_of_full_batches_is_read_off_batches_of_any_size(start: float, 
     throughput = Throughput(executors=2, cap=8)
     for rows in [*sizes[-10:], 1, 8]:
         throughput.count(rows, start + each * rows)
-    assert throughput.seconds_for(160) == pytest.approx(10 * (start + 8 * each), rel=0.02)
+    assert 160 * throughput.seconds_per_row == pytest.approx(10 * (start + 8 * each), rel=0.02)
 
 
 def test_an_unmeasured_model_turns_nobody_away() -> None:
-    assert Throughput(executors=1, cap=8).seconds_for(10**6) == 0
+    assert Throughput(executors=1, cap=8).seconds_per_row == 0
 
 
 def test_single_rows_beside_3000_samples_are_all_answered_and_wait_for_two_batches_at_most(tmp_path: Path) -> None:
