@@ -59,8 +59,6 @@ class Connection(HttpToolsProtocol):
         settings = self.settings
         if self.phase is Phase.BODY:
             self.received += len(data)
-            if self.received > 2 * settings.max_body:  # an answer was given long ago, and the client has not read it
-                self.transport.close()
         elif self.phase is Phase.HEADERS:
             # Where headers begin within the data, a body may be in front of them.
             self.received += len(data) if waited_for is Phase.HEADERS else min(len(data), settings.max_headers)
@@ -107,7 +105,9 @@ class Connection(HttpToolsProtocol):
         if self.phase is Phase.ANSWER or self.flow.read_paused:
             return write
         if self.phase is Phase.BODY:
-            return min(write, self.since + settings.body_timeout + self.received / settings.min_body_rate)
+            # What follows a refusal is thrown away: a client that has not read it yet must not be reset.
+            earned = 0 if self.cycle.response_complete else self.received / settings.min_body_rate
+            return min(write, self.since + settings.body_timeout + earned)
         return min(
             write, self.since + (settings.header_timeout if self.phase is Phase.HEADERS else settings.keep_alive)
         )
