@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import shlex
 import signal
 import socket
@@ -21,6 +22,7 @@ from serve.app import App, create_app
 from serve.connection import Connection, Phase, enforce_deadlines
 from serve.model import Model
 from serve.server_settings import Settings
+from serve.settings_file import load_settings
 from serve.wire import to_json
 
 BACKLOG = 2048
@@ -97,26 +99,28 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     announce: Callable[[str], None] | None = None,
+    settings: Path | None = None,
     **options: Any,
 ) -> None:
     """Serve until a signal stops it.
 
-    port: 0 takes a free one. announce: called with the line for a ready server. options: those of Settings.
-    Raises UsageError for a port that cannot be bound, and what opening the artifacts raises.
+    port: 0 takes a free one. announce: called with the line for a ready server. settings: a file. options: those of
+    Settings, which win over the environment and the file. Raises UsageError for settings that are none and for a port
+    that cannot be bound, and what opening the artifacts raises.
     """
-    settings = Settings(**options)
+    limits = load_settings(options, os.environ, settings)
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
     with bind(host, port) as listener:
-        app = create_app(artifacts, settings)
+        app = create_app(artifacts, limits)
         listen(listener, host, port)
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
             (announce or write_line)(format_welcome(app, host, port))
 
-        Server(app, settings, on_ready).run(sockets=[listener])
+        Server(app, limits, on_ready).run(sockets=[listener])
 
 
 def leave(sig: int, frame: FrameType | None) -> None:

@@ -1,15 +1,24 @@
 """Settings of the server."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
+from laconic.config import Strict
 from laconic.hardware import cores
+from laconic.units import parse_bytes
 
+KIB = 1 << 10
 MIB = 1 << 20
 MAX_EXECUTORS = 8
 """Each executor holds the model once more, so beyond this many the remaining cores go to threads within."""
 
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+"""A number of bytes, or a size with its unit."""
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-class Settings(BaseModel):
+
+class Settings(Strict):
     """How models are opened and requests are bounded.
 
     runtime: the engine; the artifact's own where None. threads: cores that each model may use, all where None.
@@ -29,27 +38,25 @@ class Settings(BaseModel):
     that requests under way have to end after that.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     runtime: str | None = None
     executors: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
-    queue_seconds: float = Field(default=1.0, gt=0)
-    deadline: float = Field(default=60.0, gt=0)
+    queue_seconds: Seconds = 1.0
+    deadline: Seconds = 60.0
     max_rows: int = Field(default=4096, ge=1)
-    max_body: int = Field(default=64 * MIB, ge=1)
-    max_json: int = Field(default=16 * MIB, ge=1)
+    max_body: Bytes = 64 * MIB
+    max_json: Bytes = 16 * MIB
     max_json_elements: int = Field(default=500_000, ge=1)
-    max_in_flight: int = Field(default=256 * MIB, ge=1)
+    max_in_flight: Bytes = 256 * MIB
     max_connections: int = Field(default=1000, ge=1)
-    max_headers: int = Field(default=32 << 10, ge=1)
-    header_timeout: float = Field(default=10.0, gt=0)
-    body_timeout: float = Field(default=20.0, gt=0)
-    min_body_rate: int = Field(default=16 << 10, ge=1)
-    keep_alive: float = Field(default=75.0, gt=0)
-    write_timeout: float = Field(default=30.0, gt=0)
-    drain: float = Field(default=1.0, ge=0)
-    grace: float = Field(default=30.0, ge=0)
+    max_headers: Bytes = 32 * KIB
+    header_timeout: Seconds = 10.0
+    body_timeout: Seconds = 20.0
+    min_body_rate: Bytes = 16 * KIB
+    keep_alive: Seconds = 75.0
+    write_timeout: Seconds = 30.0
+    drain: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    grace: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     unproven: bool = False
 
     def parallelism(self) -> tuple[int, int]:
