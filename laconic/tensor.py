@@ -125,6 +125,8 @@ def read_numbers(values: Any, dtype: np.dtype[Any], what: str) -> Array:
 
     values: a number, lists of numbers, or an array. what: their name in messages. Raises InputError.
     """
+    if not isinstance(values, np.ndarray) and holds_text(values):
+        raise InputError(f"{what} is not an array of {dtype}: it holds text")
     try:
         numbers = np.asarray(values)
     except (ValueError, OverflowError):
@@ -144,6 +146,25 @@ def read_numbers(values: Any, dtype: np.dtype[Any], what: str) -> Array:
             return numbers.astype(dtype, copy=False)
     except FloatingPointError:
         raise InputError(f"{what} holds a number too large for {dtype}") from None
+
+
+MAX_AXES = 64
+"""Of numpy's arrays."""
+
+
+def holds_text(values: Any, depth: int = 0) -> bool:
+    """Whether there is text in lists of lists. Lists that are nested deeper than arrays can be are not looked at.
+
+    numpy gives every element the length of the longest text: a megabyte among 100,000 numbers would take 400 GB.
+    """
+    if isinstance(values, str):
+        return True
+    if not isinstance(values, (list, tuple)) or depth > MAX_AXES:
+        return False
+    kinds = set(map(type, values))
+    return str in kinds or (
+        not kinds.isdisjoint((list, tuple)) and any(holds_text(value, depth + 1) for value in values)
+    )
 
 
 def sample_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:

@@ -3,12 +3,13 @@
 FastAPI's routing alone costs 2.7 times the whole of this, and a BaseHTTPMiddleware would hide that a client hung up.
 """
 
+import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from laconic.errors import InputError
+from laconic.errors import InputError, NotReady
 from serve.body import MemoryBudget, Reservation, read_body
 from serve.model import VERSION, Model
 from serve.repository import Repository
@@ -50,6 +51,8 @@ class Endpoint(ABC):
         except ClientGone:
             reservation.release()
             return True
+        except asyncio.CancelledError:  # the time that requests under way have to end is over
+            answer = to_answer(NotReady("the server stopped before this request had its turn. Try another replica"))
         except Exception as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
             answer = to_answer(error)
             if any(name == b"expect" for name, _ in scope["headers"]):

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from laconic.errors import InputError
-from laconic.tensor import Array, Arrays, TensorSpec, read_numbers
+from laconic.tensor import MAX_AXES, Array, Arrays, TensorSpec, read_numbers
 from serve.body import from_json
 from serve.server_settings import Settings
 from serve.wire import BINARY, JSON, Answer, to_json
@@ -36,8 +36,6 @@ DATATYPES = {np.dtype(dtype): datatype for datatype, dtype in DTYPES.items()}
 """By dtype: asking a dtype for its name takes 6 us."""
 MAX_DIGITS = 15
 """Of the header's length: more digits than any body has bytes."""
-MAX_AXES = 64
-"""Of numpy's arrays."""
 PRINTED = 1 << 15
 """Numbers that are printed in one go: 1 ms."""
 KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}

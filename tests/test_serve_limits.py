@@ -185,6 +185,19 @@ def test_numbers_that_the_input_does_not_hold_get_400(server: Running, x: object
     assert answer.status_code == 400, answer.text
 
 
+def test_text_among_numbers_gets_400_and_takes_no_memory(server: Running) -> None:
+    data = [1.0] * 100_000 + ["a" * 1_000_000]
+    with server.client() as http:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [33367, 3], "data": data}
+        for path, body in (
+            ("/v2/models/twice/infer", {"inputs": [tensor]}),
+            ("/v1/models/twice/predict", {"inputs": {"x": [[data]]}}),
+        ):
+            answer = http.post(path, json=body)
+            assert answer.status_code == 400
+            assert "it holds text" in answer.json()["error"]
+
+
 @pytest.mark.parametrize("token", [-1, 10**6, 2**62])
 def test_a_token_that_the_vocabulary_does_not_have_gets_400_and_reaches_no_engine(server: Running, token: int) -> None:
     before = len(server.batches("text"))
