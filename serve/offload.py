@@ -10,7 +10,7 @@ from laconic.hardware import cores
 T = TypeVar("T")
 
 _SHORT = ThreadPoolExecutor(min(8, cores()), thread_name_prefix="short")
-_LONG = ThreadPoolExecutor(2, thread_name_prefix="long")
+_LONG = ThreadPoolExecutor(max(2, cores() // 2), thread_name_prefix="long")
 """Where large requests have their pieces of work done, so that they keep no threads from small ones."""
 
 
