@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--executors", type=int, default=None)
     parser.add_argument("--runtime", default=None)
     arguments = parser.parse_args()
-    settings = Settings(executors=arguments.executors, runtime=arguments.runtime, queue=4096, unproven=True)
+    settings = Settings(executors=arguments.executors, runtime=arguments.runtime, queue_seconds=60, unproven=True)
     artifact = Artifact.load(arguments.artifact)
     executors, threads = settings.parallelism()
     batch = read_cap(artifact).rows_at({"length": arguments.length})

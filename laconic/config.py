@@ -41,17 +41,22 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the keys and values of a recipe file, its relative paths resolved against its folder. Raises RecipeError."""
+    return resolve_paths(read_mapping(path, "recipe", RecipeError), path.parent)
+
+
+def read_mapping(path: Path, what: str, error_type: type[UsageError] = UsageError) -> dict[str, Any]:
+    """Read the keys and values of a YAML file. what: its kind, in messages. Raises the given error."""
     try:
         content = yaml.load(read_bounded(path, RECIPE_BYTES).decode("utf-8"), UniqueKeyLoader)  # noqa: S506 - a safe loader
     except FileNotFoundError:
-        raise RecipeError(f"there is no recipe {path}") from None
+        raise error_type(f"there is no {what} {path}") from None
     except RecursionError:
-        raise RecipeError(f"{path} is not valid YAML: it is nested too deeply") from None
+        raise error_type(f"{path} is not valid YAML: it is nested too deeply") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise error_type(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(content).__name__}")
-    return resolve_paths(content, path.parent)
+        raise error_type(f"{path} is not a {what}: expected keys and values, got {type(content).__name__}")
+    return content
 
 
 def resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:

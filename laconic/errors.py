@@ -125,15 +125,17 @@ class UnknownModel(LaconicError):
 
 
 class Overloaded(LaconicError):
-    """The request queue is full."""
+    """The request queue is full. retry_after: seconds."""
 
     status = 429
+    retry_after = 1
 
 
 class NotReady(LaconicError):
-    """The model is loading or stopping."""
+    """The model is loading or stopping. retry_after: seconds."""
 
     status = 503
+    retry_after = 1
 
 
 class DeadlineExceeded(LaconicError):

@@ -1,6 +1,7 @@
 """The signature of a model: tensor names, dtypes and shapes, with dynamic axes by name."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -9,6 +10,8 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 
 BATCH = "batch"
+ANY_SIZE = (1, 2**63 - 1)
+"""The bounds of an axis that has none."""
 DTYPES = (
     "bool",
     "int8",
@@ -71,7 +74,7 @@ class TensorSpec(BaseModel):
                         f"axis {axis} must be {expected}"
                     )
                 continue
-            low, high = self.bounds.get(expected, (1, np.iinfo(np.int64).max))
+            low, high = self.bounds.get(expected, ANY_SIZE)
             if not low <= size <= high:
                 raise InputError(f"input {self.name!r} has {size} along axis {expected!r}, expected {low} to {high}")
             if sizes.setdefault(expected, size) != size:
@@ -107,6 +110,58 @@ def check_inputs(specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array]) -> 
     sizes: dict[str, int] = {}
     for spec in specs:
         spec.check(arrays[spec.name], sizes)
+
+
+FITS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""The kinds of numbers that an array of each kind takes, in numpy's letters."""
+KINDS = {"b": "booleans", "i": "whole numbers", "u": "whole numbers", "f": "fractions, or numbers beyond 64 bits"}
+
+
+def read_numbers(values: Any, dtype: np.dtype[Any], what: str) -> Array:
+    """An array of numbers as JSON has them; a number may be rounded to the dtype, but is never cut or wrapped.
+
+    values: a number, lists of numbers, or an array. what: their name in messages. Raises InputError.
+    """
+    if not isinstance(values, np.ndarray) and holds_text(values):
+        raise InputError(f"{what} is not an array of {dtype}: it holds text")
+    try:
+        numbers = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise InputError(f"{what} is not an array of {dtype}: it is ragged, or nested too deep") from None
+    if numbers.dtype.kind not in FITS[dtype.kind] and numbers.size:
+        held = KINDS.get(numbers.dtype.kind, "something other than numbers")
+        raise InputError(f"{what} is not an array of {dtype}: it holds {held}")
+    if dtype.kind in "iu" and numbers.size:
+        low, high = int(numbers.min()), int(numbers.max())
+        allowed = np.iinfo(dtype)
+        if low < allowed.min or high > allowed.max:
+            raise InputError(
+                f"{what} runs from {low} to {high}, and {dtype} holds {allowed.min} to {allowed.max}: give another type"
+            )
+    try:
+        with np.errstate(over="raise"):
+            return numbers.astype(dtype, copy=False)
+    except FloatingPointError:
+        raise InputError(f"{what} holds a number too large for {dtype}") from None
+
+
+MAX_AXES = 64
+"""Of numpy's arrays."""
+
+
+def holds_text(values: Any, depth: int = 0) -> bool:
+    """Whether there is text in lists of lists. Lists that are nested deeper than arrays can be are not looked at.
+
+    numpy gives every element the length of the longest text: a megabyte among 100,000 numbers would take 400 GB.
+    """
+    if isinstance(values, str):
+        return True
+    if not isinstance(values, (list, tuple)) or depth > MAX_AXES:
+        return False
+    kinds = set(map(type, values))
+    return str in kinds or (
+        not kinds.isdisjoint((list, tuple)) and any(holds_text(value, depth + 1) for value in values)
+    )
 
 
 def sample_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:

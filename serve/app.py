@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from serve.body import MemoryBudget
 from serve.control import create_control
 from serve.infer import Infer
 from serve.repository import Repository
 from serve.server_settings import Settings
+from serve.task_endpoint import Predict
 from serve.wire import Receive, Scope, Send
 
 
@@ -15,13 +17,19 @@ class App:
 
     def __init__(self, repository: Repository, settings: Settings) -> None:
         self.repository = repository
-        self.control = create_control(repository, settings)
-        self._infer = Infer(repository, settings)
+        self.control = create_control(repository)
+        budget = MemoryBudget(settings.max_in_flight)
+        self._infer = Infer(repository, settings, budget)
+        self._predict = Predict(repository, settings, budget)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection's request, or the lifespan."""
-        if not await self._infer(scope, receive, send):
-            await self.control(scope, receive, send)
+        """One request, or the lifespan."""
+        if scope["type"] == "http":
+            if await self._infer(scope, receive, send) or await self._predict(scope, receive, send):
+                return
+            if scope["method"] == "HEAD":  # of its answer, the connection sends the headers alone
+                scope = {**scope, "method": "GET"}
+        await self.control(scope, receive, send)
 
 
 def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> App:

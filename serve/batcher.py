@@ -6,158 +6,239 @@ there was little to do; under load the queue fills while the engine is busy, and
 """
 
 import asyncio
+import logging
+import math
+import re
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from laconic.arrays import Arrays
-from laconic.errors import DeadlineExceeded, NotReady, Overloaded
+from laconic.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailure
 from laconic.runtimes.runtime import Session
-from serve.layout import Batch, Cap, Layout, Part
+from serve.fair_queue import FairQueue, Flow, Item
+from serve.layout import Cap, Layout, Part
 from serve.statistics import Statistics
+from serve.throughput import Throughput
+
+SHARED = 1.0
+"""Seconds after a small request in which bulk requests leave one executor free for the next."""
+
+log = logging.getLogger("laconic.serve")
 
 
-@dataclass(slots=True, eq=False)
-class Item:
-    """A part of a request in the queue, and the future of its outputs."""
+class Run(NamedTuple):
+    """A run of the engine: its rows, and the nanoseconds that it took."""
 
-    part: Part
-    future: asyncio.Future[Arrays]
-    queued_ns: int = field(default_factory=time.monotonic_ns)
+    rows: int
+    ns: int
+
+
+class QueueFull(Overloaded):
+    """A request would wait longer than requests may. retry_after: whole seconds until there is room."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class Batcher:
-    """A queue and its executors. cap: the largest batch. limit: the most rows in the queue."""
+    """A queue and its executors. cap: the largest batch. max_wait: the most seconds that a request is to wait."""
 
     def __init__(
-        self, sessions: Sequence[Session], layout: Layout, *, cap: Cap, limit: int, statistics: Statistics
+        self, sessions: Sequence[Session], layout: Layout, *, cap: Cap, max_wait: float, statistics: Statistics
     ) -> None:
         self.layout = layout
         self.cap = cap if layout.batched else Cap(1)
-        self.limit = limit
+        self.max_wait = max_wait
         self.statistics = statistics
-        self._queue: deque[Item] = deque()
-        self._queued_rows = 0
+        self.throughput = Throughput(len(sessions), self.cap.rows)
+        self._queue = FairQueue(layout, self.cap)
+        self._last_small = -math.inf
+        self._running_bulk = 0
+        self._bulk_formed = False
         self._closed = False
         self._changed = threading.Condition()
-        self._executors = [
+        self._counting = threading.Lock()
+        self.executors = [
             threading.Thread(target=self._execute, args=(session,), name=f"executor-{number}", daemon=True)
             for number, session in enumerate(sessions)
         ]
-        for executor in self._executors:
+        for executor in self.executors:
             executor.start()
 
     @property
     def pending(self) -> int:
         """The number of parts of requests that wait for an executor."""
         with self._changed:
-            return sum(not item.future.done() for item in self._queue)
+            return sum(len(flow.items) for flow in (*self._queue.small, *self._queue.bulk))
 
-    def submit(self, parts: Sequence[Part]) -> list[Item]:
-        """Queue the parts of one request, each a batch at most: all of them, or none.
+    def check_room(self, rows: int) -> None:
+        """Raise QueueFull where a request of so many rows would wait too long, and NotReady when the server stops.
 
-        Raises Overloaded if the queue has no room for them. A request larger than the whole queue is accepted when
-        the queue is empty. From the event loop only; cancel an item's future to drop it.
+        From the event loop only, as all that announces requests and drops them.
         """
-        loop = asyncio.get_running_loop()
-        rows = sum(part.rows for part in parts)
-        items = [Item(part, loop.create_future()) for part in parts]
+        if self._closed:
+            raise NotReady("the server is stopping. Try again, or try another replica")
+        ahead = self._queue.rows_ahead(rows)
+        wait = ahead * self.throughput.seconds_per_row
+        if wait > self.max_wait:
+            after = max(1, math.ceil(wait - self.max_wait))
+            raise QueueFull(
+                f"the queue is full: {ahead} rows would run first and take about {wait:.1f} s, and requests may wait "
+                f"{self.max_wait:g} s. Try again in {after} s, or send less at a time",
+                after,
+            )
+
+    def open(self, rows: int, parts: Sequence[Part] = ()) -> tuple[Flow, list[Item]]:
+        """Announce a request of so many rows, before any work is done for it. Every flow must be closed with `drop`.
+
+        parts: those that are queued at once. Raises what `check_room` raises.
+        """
+        self.check_room(rows)
+        flow = self._queue.open(rows)
+        items = make_items(flow, parts)
+        if not flow.bulk:
+            self._last_small = time.monotonic()
         with self._changed:
-            if self._closed:
-                raise NotReady("the server is stopping. Try again, or try another replica")
-            if self._queued_rows and self._queued_rows + rows > self.limit:
-                self._drop_done()
-            if self._queued_rows and self._queued_rows + rows > self.limit:
-                raise Overloaded(
-                    f"the queue is full: {self._queued_rows} of {self.limit} rows wait, and this request has {rows}. "
-                    f"Try again later, or send less at a time"
-                )
-            self._queue.extend(items)
-            self._queued_rows += rows
-            self._changed.notify(len(items))
+            self._queue.announce(flow)
+            self._put(flow, items)
+        return flow, items
+
+    def submit(self, flow: Flow, parts: Sequence[Part]) -> list[Item]:
+        """Queue parts of a request, each a batch at most. Raises DeadlineExceeded if it has expired meanwhile."""
+        items = make_items(flow, parts)
+        with self._changed:
+            if flow.error is not None:
+                raise flow.error
+            self._put(flow, items)
         return items
 
-    def expire(self, items: Sequence[Item]) -> None:
-        """Fail those of the items that no executor has taken yet. From the event loop only."""
+    def _put(self, flow: Flow, items: Sequence[Item]) -> None:
+        if items:
+            self._queue.put(flow, items)
+            self._changed.notify(len(items))
+
+    def drop(self, flow: Flow) -> None:
+        """Forget what no executor has taken of a request. From the event loop only."""
+        if not flow.rows and not flow.bulk:
+            return
         with self._changed:
-            waiting = {id(item) for item in self._queue}
-            for item in items:
-                if id(item) in waiting and not item.future.done():
-                    late = DeadlineExceeded("the request's timeout passed while it waited in the queue")
-                    item.future.set_exception(late)
+            dropped = self._queue.drop(flow)
+        for item in dropped:
+            item.future.cancel()
+
+    def expire(self, flow: Flow) -> None:
+        """Fail what no executor has taken of a request. From the event loop only."""
+        with self._changed:
+            if not flow.rows:
+                return
+            flow.error = DeadlineExceeded("the request's timeout passed while it waited in the queue")
+            dropped = self._queue.drop(flow)
+        for item in dropped:
+            item.future.set_exception(flow.error)
 
     def close(self) -> None:
         """Stop the executors after their running batches. Waiting items are dropped: their clients are disconnected."""
         with self._changed:
             self._closed = True
-            self._queue.clear()
             self._changed.notify_all()
-        for executor in self._executors:
+        for executor in self.executors:
             executor.join()
 
-    def _drop_done(self) -> None:
-        self._queue = deque(item for item in self._queue if not item.future.done())
-        self._queued_rows = sum(item.part.rows for item in self._queue)
-
     def _execute(self, session: Session) -> None:
-        while batch := self._take():
+        batch, bulk = self._take(ran_bulk=False)
+        while batch:
             self._run(session, batch)
+            batch, bulk = self._take(ran_bulk=bulk)
 
-    def _take(self) -> list[Item]:
-        """The next batch, or nothing when the batcher is closed."""
-        with self._changed:
-            while True:
-                if batch := self._form():
-                    return batch
-                if self._closed:
-                    return []
-                self._changed.wait()
+    def _take(self, *, ran_bulk: bool) -> tuple[list[Item], bool]:
+        """The next batch and whether it is of bulk requests alone, or nothing when the batcher is closed.
 
-    def _form(self) -> list[Item]:
-        """The oldest item, and those behind it that fit. Items that were cancelled or expired are dropped here.
-
-        An item that does not fit keeps its place: it soon is the oldest, so that no shape starves another.
+        ran_bulk: whether the last batch was of bulk requests alone.
         """
-        batch = Batch(self.layout, self.cap)
-        taken: list[Item] = []
-        left: list[Item] = []
-        while self._queue and not batch.full:
-            item = self._queue.popleft()
-            if item.future.done():
-                self._queued_rows -= item.part.rows
-            elif batch.add(item.part):
-                taken.append(item)
-            else:
-                left.append(item)
-        self._queue.extendleft(reversed(left))
-        self._queued_rows -= batch.rows
-        return taken
+        with self._changed:
+            self._running_bulk -= ran_bulk
+            while not self._closed:
+                # Beside bulk rows that run already, or have just run, a batch of small requests takes no more of them.
+                with_bulk = not self._running_bulk and not self._bulk_formed
+                if batch := self._queue.form_small(with_bulk=with_bulk):
+                    self._bulk_formed = batch[0].flow.bulk
+                    return batch, False
+                shared_for = self._last_small + SHARED - time.monotonic()
+                alone = len(self.executors) == 1
+                free = shared_for <= 0 or alone or self._running_bulk < len(self.executors) - 1
+                if free and (batch := self._queue.form_bulk(once=alone and shared_for > 0)):
+                    self._bulk_formed = True
+                    self._running_bulk += 1
+                    return batch, True
+                self._changed.wait(shared_for if self._queue.bulk else None)
+            return [], False
 
     def _run(self, session: Session, batch: list[Item]) -> None:
-        parts = [item.part for item in batch]
         started = time.monotonic_ns()
-        answers: Sequence[Arrays | Exception]
+        runs: list[Run] = []
+        answers = self._answer(session, [item.part for item in batch], runs)
+        with self._counting:
+            for run in runs:
+                self.throughput.count(run.rows, run.ns / 1e9)
+                self.statistics.count_batch(rows=run.rows, ran_ns=run.ns)
+            waited = sum(started - item.queued_ns for item in batch)
+            self.statistics.count_wait(parts=len(batch), waited_ns=waited)
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
+
+    def _answer(self, session: Session, parts: list[Part], runs: list[Run]) -> list[Arrays | Exception]:
+        """The outputs of each part, or why it has none. runs: where each run of the engine is noted.
+
+        A batch that fails is halved again and again, so that only the part that made it fail fails: of 64, it is found
+        in 12 runs. Where memory runs out, the rows of a part are halved too.
+        """
+        started = time.monotonic_ns()
         try:
             answers = self.layout.split_outputs(session.run(self.layout.join_inputs(parts)), parts)
         except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
-            if len(batch) > 1:
-                # The rows of one item made the batch fail. Run one by one, only that item fails.
-                for item in batch:
-                    if not item.future.done():
-                        self._run(session, [item])
-                return
-            answers = [error]
-        self.statistics.count_batch(
-            rows=sum(part.rows for part in parts),
-            parts=len(parts),
-            waited_ns=sum(started - item.queued_ns for item in batch),
-            ran_ns=time.monotonic_ns() - started,
-        )
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-            batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
+            if len(parts) > 1:
+                half = len(parts) // 2
+                return self._answer(session, parts[:half], runs) + self._answer(session, parts[half:], runs)
+            if parts[0].rows > 1 and is_out_of_memory(error):
+                halves = [self._answer(session, [half], runs)[0] for half in self.layout.halve(parts[0])]
+                outputs = [half for half in halves if not isinstance(half, Exception)]
+                if len(outputs) == len(halves):
+                    return [self.layout.join_outputs(outputs)]
+                return [next(half for half in halves if isinstance(half, Exception))]
+            return [explain(error)]
+        runs.append(Run(sum(part.rows for part in parts), time.monotonic_ns() - started))
+        return list(answers)
+
+
+OUT_OF_MEMORY = re.compile("out of memory|bad_alloc|failed to allocate|allocation fail", re.IGNORECASE)
+"""What engines say; none has an exception of its own for it."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the engine had too little memory for a batch."""
+    while error is not None:
+        if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def explain(error: Exception) -> Exception:
+    """What the client is told of a failure of the engine, whose own words name nodes of the graph and files."""
+    log.error("the engine failed: %s", error)
+    if is_out_of_memory(error):
+        return NotReady("the engine has too little memory for these inputs. Send less at a time, or shorter inputs")
+    return RuntimeFailure("the engine failed on these inputs; the server's log says why")
+
+
+def make_items(flow: Flow, parts: Sequence[Part]) -> list[Item]:
+    """The parts of a request as items for the queue. On the event loop."""
+    loop = asyncio.get_running_loop()
+    return [Item(flow, part, loop.create_future()) for part in parts]
 
 
 def deliver(batch: Sequence[Item], answers: Sequence[Arrays | Exception]) -> None:

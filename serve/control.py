@@ -15,14 +15,12 @@ from serve import kserve, openapi, page
 from serve.model import VERSION, Model
 from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
-from serve.server_settings import Settings
-from serve.task_endpoint import predict
 from serve.wire import Answer, to_answer, to_json
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 
 
-def create_control(repository: Repository, settings: Settings) -> FastAPI:
+def create_control(repository: Repository) -> FastAPI:
     """The FastAPI application. When it shuts down, the repository is closed."""
 
     @asynccontextmanager
@@ -40,11 +38,10 @@ def create_control(repository: Repository, settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.describe(app, [model.task for model in repository])  # type: ignore[method-assign]
     add_errors(app)
     add_server(app, repository)
     add_models(app, repository)
-    add_predict(app, repository, settings)
     return app
 
 
@@ -179,18 +176,3 @@ def model_configuration(model: Model) -> dict[str, Any]:
 def model_statistics(model: Model) -> dict[str, Any]:
     """The model's counters."""
     return {"model_stats": [model.statistics.describe(model.name, VERSION)]}
-
-
-def add_predict(app: FastAPI, repository: Repository, settings: Settings) -> None:
-    """Add the predict endpoint."""
-
-    @app.post(
-        "/v1/models/{name}/predict",
-        tags=["models"],
-        response_class=Response,
-        openapi_extra=openapi.describe_predict_body(model.task for model in repository),
-        responses=openapi.PREDICT_ANSWER,
-    )
-    async def predict_samples(name: str, request: Request) -> Response:
-        """Answers for raw samples, as the model's task takes them: texts, images, arrays."""
-        return respond(await predict(repository.get(name), settings, request.scope, request.receive))

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
-from laconic.tensor import TensorSpec
-from serve.wire import BINARY, JSON, Answer, from_json, to_json
+from laconic.tensor import MAX_AXES, TensorSpec, read_numbers
+from serve.body import from_json
+from serve.server_settings import Settings
+from serve.wire import BINARY, JSON, Answer, to_json
 
 DTYPES = {
     "BOOL": "bool",
@@ -34,8 +37,8 @@ DATATYPES = {np.dtype(dtype): datatype for datatype, dtype in DTYPES.items()}
 """By dtype: asking a dtype for its name takes 6 us."""
 MAX_DIGITS = 15
 """Of the header's length: more digits than any body has bytes."""
-MAX_AXES = 64
-"""Of numpy's arrays."""
+PRINTED = 1 << 15
+"""Numbers that are printed in one go: 1 ms."""
 KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 REFUSED = ("shared_memory_region", "classification")
 """Extensions that would change the answer's meaning if they were ignored."""
@@ -51,14 +54,13 @@ class Request:
     timeout: float | None
 
 
-def read_request(body: bytes, header_length: bytes | None, outputs: Sequence[TensorSpec]) -> Request:
-    """A request's body. header_length: the HTTP header `Inference-Header-Content-Length`.
+def read_request(body: bytes, split: int, outputs: Sequence[TensorSpec], settings: Settings) -> Request:
+    """A request's body. split: the bytes of JSON at its front.
 
     The arrays are views of the body where they can be. Raises InputError for whatever is not a request; whether the
     inputs fit the model is checked elsewhere.
     """
-    split = len(body) if header_length is None else read_length(header_length, len(body))
-    content = expect(from_json(memoryview(body)[:split]), dict, "the request")
+    content = expect(from_json(body if split == len(body) else body[:split], settings), dict, "the request")
     identifier = content.get("id")
     if identifier is not None:
         expect(identifier, str, "'id'")
@@ -73,7 +75,7 @@ def read_request(body: bytes, header_length: bytes | None, outputs: Sequence[Ten
 
 
 def read_length(header: bytes, available: int) -> int:
-    """The number of bytes of JSON."""
+    """The bytes of JSON, from the HTTP header `Inference-Header-Content-Length`. Raises InputError."""
     if not (header.isdigit() and len(header) <= MAX_DIGITS and 0 < int(header) <= available):
         raise InputError(
             f"Inference-Header-Content-Length is {header.decode('latin-1')[:40]!r}, expected 1 to {available}, "
@@ -104,7 +106,7 @@ def read_inputs(tensors: list[Any], binary: memoryview) -> Arrays:
         shape = read_shape(tensor.get("shape"), name)
         size = parameters.get("binary_data_size")
         if size is None:
-            inputs[name] = read_numbers(tensor.get("data"), dtype, shape, name)
+            inputs[name] = read_data(tensor.get("data"), dtype, shape, name)
             continue
         if "data" in tensor:
             raise InputError(f"input {name!r} has both 'data' and 'binary_data_size': give one")
@@ -149,39 +151,13 @@ def read_bytes(data: memoryview, dtype: np.dtype[Any], shape: list[int], name: s
     return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
 
 
-def read_numbers(data: Any, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
-    """An array from JSON, flat or nested, in row-major order; a number may be rounded to the dtype, never wrapped."""
-    expect(data, list, f"'data' of input {name!r}")
-    try:
-        numbers = np.array(data)
-    except ValueError:
-        raise InputError(f"'data' of input {name!r} is ragged: its rows differ in length") from None
+def read_data(data: Any, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
+    """An array from JSON, flat or nested, in row-major order."""
+    what = f"'data' of input {name!r} ({DATATYPES[dtype]})"
+    numbers = read_numbers(expect(data, list, what), dtype, what)
     if numbers.size != math.prod(shape):
         raise InputError(f"input {name!r} has {numbers.size} numbers, but shape {shape} takes {math.prod(shape)}")
-    fits = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
-    if numbers.size and numbers.dtype.kind not in fits:
-        raise InputError(
-            f"'data' of input {name!r} does not fit {DATATYPES[dtype]}: it holds {describe_kind(numbers.dtype)}"
-        )
-    if dtype.kind in "iu" and numbers.size:
-        low, high = int(numbers.min()), int(numbers.max())
-        allowed = np.iinfo(dtype)
-        if low < allowed.min or high > allowed.max:
-            raise InputError(
-                f"'data' of input {name!r} runs from {low} to {high}; {DATATYPES[dtype]} holds "
-                f"{allowed.min} to {allowed.max}"
-            )
-    try:
-        with np.errstate(over="raise"):
-            return numbers.astype(dtype).reshape(shape)
-    except FloatingPointError:
-        raise InputError(f"'data' of input {name!r} holds a number too large for {DATATYPES[dtype]}") from None
-
-
-def describe_kind(dtype: np.dtype[Any]) -> str:
-    """What JSON values made numpy choose this dtype."""
-    kinds = {"b": "booleans", "i": "whole numbers", "u": "whole numbers", "f": "fractions, or numbers beyond 64 bits"}
-    return kinds.get(dtype.kind, "something other than numbers")
+    return numbers.reshape(shape)
 
 
 def read_outputs(wanted: Any, parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
@@ -236,7 +212,7 @@ def write_answer(request: Request, outputs: Arrays, *, model: str, version: str)
                     f"output {name!r} holds NaN or infinity, which JSON cannot hold. "
                     f"Ask for it in binary (outputs[].parameters.binary_data)"
                 )
-            output["data"] = array.ravel()
+            output["data"] = print_numbers(array.ravel())
         described.append(output)
     content: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": described}
     if request.id is not None:
@@ -246,6 +222,14 @@ def write_answer(request: Request, outputs: Arrays, *, model: str, version: str)
         return Answer(header, content_type=JSON)
     length = (b"inference-header-content-length", b"%d" % len(header))
     return Answer(b"".join([header, *binary]), content_type=BINARY, headers=[length])
+
+
+def print_numbers(array: Array) -> Any:
+    """The numbers as JSON takes them: many are printed in pieces, between which other threads may run."""
+    if array.size <= PRINTED:
+        return array
+    pieces = (to_json(array[start : start + PRINTED])[1:-1] for start in range(0, array.size, PRINTED))
+    return orjson.Fragment(b"".join([b"[", b",".join(pieces), b"]"]))
 
 
 def describe_tensor(spec: TensorSpec) -> dict[str, Any]:

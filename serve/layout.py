@@ -118,15 +118,27 @@ class Layout:
         return Part(inputs, rows, sizes)
 
     def split_request(self, inputs: Arrays, cap: Cap) -> list[Part]:
-        """Split a request into parts of at most one batch each."""
+        """Split a request that is larger than one batch into parts of a quarter of a batch each.
+
+        Of parts as large as a batch, each would keep an executor from small requests for as long as it can be.
+        """
         whole = self.make_part(inputs)
         most = cap.rows_at(whole.sizes)
         if whole.rows <= most:
             return [whole]
+        most = max(1, most // 4)
         return [
             Part({name: array[start : start + most] for name, array in inputs.items()}, rows, whole.sizes)
             for start in range(0, whole.rows, most)
             for rows in [min(most, whole.rows - start)]
+        ]
+
+    def halve(self, part: Part) -> list[Part]:
+        """Both halves of a part of several rows."""
+        half = part.rows // 2
+        return [
+            Part({name: array[rows] for name, array in part.inputs.items()}, count, part.sizes)
+            for rows, count in ((slice(half), half), (slice(half, None), part.rows - half))
         ]
 
     def join_outputs(self, parts: Sequence[Arrays]) -> Arrays:

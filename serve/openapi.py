@@ -7,7 +7,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from laconic.tasks.task import Task
-from serve.wire import from_json, to_json
+from serve.body import parse
+from serve.wire import to_json
 
 ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -15,6 +16,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "The request does not fit; the text says how.",
         404: "There is no such model or route.",
+        405: "The route takes another method.",
         413: "The body is too large.",
         429: "The queue is full. Try again after `Retry-After` seconds.",
         500: "The engine failed on this request.",
@@ -27,8 +29,16 @@ BINARY = {"type": "string", "format": "binary"}
 LONGEST_EXAMPLE = 2000
 """Characters. A longer example request is left out of the description."""
 
-PREDICT_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {
+NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+TIMEOUT = {
+    "name": "Request-Timeout",
+    "in": "header",
+    "required": False,
+    "description": "Seconds that the request may wait in the queue.",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
+PREDICT_ANSWER: dict[str, dict[str, Any]] = {
+    "200": {
         "description": "One answer per sample, in order.",
         "content": {
             "application/json": {
@@ -94,7 +104,7 @@ def describe_predict_body(tasks: Iterable[Task]) -> dict[str, Any]:
     examples = [to_json(task.example_request()) for task in by_field.values()]
     short = next((example for example in examples if len(example) <= LONGEST_EXAMPLE), None)
     if short is not None:
-        samples["example"] = from_json(short)
+        samples["example"] = parse(short)
     form = {field: BINARY if task.upload else {"type": "string"} for field, task in by_field.items()}
     uploads = {task.upload.content_type for task in by_field.values() if task.upload}
     content = {
@@ -107,7 +117,7 @@ def describe_predict_body(tasks: Iterable[Task]) -> dict[str, Any]:
 
 def describe_infer(*, versioned: bool) -> dict[str, Any]:
     """The operation of the hot path, which is no FastAPI route."""
-    names = ["name", "version"] if versioned else ["name"]
+    version = [{**NAME, "name": "version"}] if versioned else []
     return {
         "post": {
             "tags": ["models"],
@@ -115,7 +125,9 @@ def describe_infer(*, versioned: bool) -> dict[str, Any]:
             "operationId": "infer_of_version" if versioned else "infer",
             "description": "Tensors in, tensors out: the KServe V2 protocol, in JSON or with its binary extension.",
             "parameters": [
-                *({"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names),
+                NAME,
+                *version,
+                TIMEOUT,
                 {
                     "name": "Inference-Header-Content-Length",
                     "in": "header",
@@ -139,10 +151,26 @@ def describe_infer(*, versioned: bool) -> dict[str, Any]:
     }
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI description of the server."""
+def describe_predict(tasks: Iterable[Task]) -> dict[str, Any]:
+    """The operation of the task endpoint, which is no FastAPI route either."""
+    return {
+        "post": {
+            "tags": ["models"],
+            "summary": "Predict",
+            "operationId": "predict",
+            "description": "Answers for raw samples, as the model's task takes them: texts, images, arrays.",
+            "parameters": [NAME, TIMEOUT],
+            **describe_predict_body(tasks),
+            "responses": {**PREDICT_ANSWER, **{str(status): answer for status, answer in ERRORS.items()}},
+        }
+    }
+
+
+def describe(app: FastAPI, tasks: Iterable[Task]) -> dict[str, Any]:
+    """The OpenAPI description of the server. tasks: those of its models."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        schema["paths"]["/v1/models/{name}/predict"] = describe_predict(tasks)
         schema["paths"]["/v2/models/{name}/infer"] = describe_infer(versioned=False)
         schema["paths"]["/v2/models/{name}/versions/{version}/infer"] = describe_infer(versioned=True)
         app.openapi_schema = schema

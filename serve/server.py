@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import shlex
 import signal
 import socket
@@ -9,20 +10,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from laconic.errors import UsageError
 from serve.app import App, create_app
+from serve.connection import Connection, Phase, enforce_deadlines
 from serve.model import Model
 from serve.server_settings import Settings
+from serve.settings_file import load_settings
 from serve.wire import to_json
 
 BACKLOG = 2048
 MAX_PORT = 65_535
+TICKS = 5
+"""Tenths of a second between two looks at the deadlines of connections."""
 LONGEST_EXAMPLE = 400
 """Characters. A longer request, as an image in numbers, is not shown as an example."""
 
@@ -38,11 +44,19 @@ class Server(uvicorn.Server):
             server_header=False,
             lifespan="on",
             timeout_graceful_shutdown=math.ceil(settings.grace),
+            timeout_keep_alive=math.ceil(settings.keep_alive),
+            http=cast(type[asyncio.Protocol], partial(Connection, settings=settings)),
         )
         super().__init__(config)
         self.app = app
         self.drain = settings.drain
         self.on_ready = on_ready
+
+    async def on_tick(self, counter: int) -> bool:
+        """What is done ten times a second while the server runs."""
+        if counter % TICKS == 0:
+            enforce_deadlines(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
         """Serve until a signal comes, then report not ready while still answering, so that load balancers drain it."""
@@ -56,7 +70,13 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.05)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down; when forced, Uvicorn would leave the application running, which is closed here in any case."""
+        """Shut down. Requests that have not arrived in full are cut first: they would keep the others' time to end.
+
+        When forced, Uvicorn would leave the application running, which is closed here in any case.
+        """
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection) and connection.phase in (Phase.HEADERS, Phase.BODY):
+                connection.cut(503, "the server is stopping. Try again, or try another replica")
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -79,26 +99,28 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     announce: Callable[[str], None] | None = None,
+    settings: Path | None = None,
     **options: Any,
 ) -> None:
     """Serve until a signal stops it.
 
-    port: 0 takes a free one. announce: called with the line for a ready server. options: those of Settings.
-    Raises UsageError for a port that cannot be bound, and what opening the artifacts raises.
+    port: 0 takes a free one. announce: called with the line for a ready server. settings: a file. options: those of
+    Settings, which win over the environment and the file. Raises UsageError for settings that are none and for a port
+    that cannot be bound, and what opening the artifacts raises.
     """
-    settings = Settings(**options)
+    limits = load_settings(options, os.environ, settings)
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
     with bind(host, port) as listener:
-        app = create_app(artifacts, settings)
+        app = create_app(artifacts, limits)
         listen(listener, host, port)
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
             (announce or write_line)(format_welcome(app, host, port))
 
-        Server(app, settings, on_ready).run(sockets=[listener])
+        Server(app, limits, on_ready).run(sockets=[listener])
 
 
 def leave(sig: int, frame: FrameType | None) -> None:

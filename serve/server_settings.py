@@ -1,34 +1,62 @@
 """Settings of the server."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
+from laconic.config import Strict
 from laconic.hardware import cores
+from laconic.units import parse_bytes
 
+KIB = 1 << 10
 MIB = 1 << 20
 MAX_EXECUTORS = 8
 """Each executor holds the model once more, so beyond this many the remaining cores go to threads within."""
 
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+"""A number of bytes, or a size with its unit."""
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-class Settings(BaseModel):
+
+class Settings(Strict):
     """How models are opened and requests are bounded.
 
     runtime: the engine; the artifact's own where None. threads: cores that each model may use, all where None.
     executors: batches of a model that run at a time, sharing those threads; as many as threads where None, up to
-    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. queue: rows of
-    a model that may wait. max_body: bytes of a request, also unpacked. drain: seconds between the signal to stop, when
-    the server says that it is not ready, and the closing of its port. grace: seconds that requests under way have to
-    end after that. unproven: serve artifacts whose verdict failed or is missing.
-    """
+    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. unproven: serve
+    artifacts whose verdict failed or is missing.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
+    still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
+    request, also unpacked. max_json: those of them that may be JSON. max_json_elements: its numbers, texts and so on;
+    lists and objects count as 10. max_in_flight: bytes of all requests under way.
+
+    max_connections: at a time. max_headers: bytes of a request's headers. header_timeout, keep_alive, write_timeout:
+    seconds for the headers, between requests, and without the client taking anything of its answer. body_timeout,
+    min_body_rate: seconds for the body, and another second for each so many bytes that have arrived. drain: seconds
+    between the signal to stop, when the server says that it is not ready, and the closing of its port. grace: seconds
+    that requests under way have to end after that.
+    """
 
     runtime: str | None = None
     executors: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
-    queue: int = Field(default=512, ge=1)
-    max_body: int = Field(default=64 * MIB, ge=1)
-    drain: float = Field(default=1.0, ge=0)
-    grace: float = Field(default=30.0, ge=0)
+    queue_seconds: Seconds = 1.0
+    deadline: Seconds = 60.0
+    max_rows: int = Field(default=4096, ge=1)
+    max_body: Bytes = 64 * MIB
+    max_json: Bytes = 16 * MIB
+    max_json_elements: int = Field(default=500_000, ge=1)
+    max_in_flight: Bytes = 256 * MIB
+    max_connections: int = Field(default=1000, ge=1)
+    max_headers: Bytes = 32 * KIB
+    header_timeout: Seconds = 10.0
+    body_timeout: Seconds = 20.0
+    min_body_rate: Bytes = 16 * KIB
+    keep_alive: Seconds = 75.0
+    write_timeout: Seconds = 30.0
+    drain: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    grace: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     unproven: bool = False
 
     def parallelism(self) -> tuple[int, int]:

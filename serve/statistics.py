@@ -1,8 +1,7 @@
 """Counters of a model since the server started, under Triton's names."""
 
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -25,7 +24,6 @@ class Statistics:
     waited_ns: int = 0
     ran_ns: int = 0
     last_ms: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def count_request(self, started_ns: int, *, success: bool) -> None:
         """Count an answered request. started_ns: `time.monotonic_ns` when it was complete. From the event loop only."""
@@ -38,14 +36,16 @@ class Statistics:
             self.failed_ns += lasted
         self.last_ms = time.time_ns() // 1_000_000
 
-    def count_batch(self, *, rows: int, parts: int, waited_ns: int, ran_ns: int) -> None:
-        """Count a batch that the engine ran. From any thread."""
-        with self._lock:
-            self.rows += rows
-            self.batches += 1
-            self.parts += parts
-            self.waited_ns += waited_ns
-            self.ran_ns += ran_ns
+    def count_wait(self, *, parts: int, waited_ns: int) -> None:
+        """Count parts of requests that an executor took from the queue. Under the batcher's lock."""
+        self.parts += parts
+        self.waited_ns += waited_ns
+
+    def count_batch(self, *, rows: int, ran_ns: int) -> None:
+        """Count a batch that the engine ran. Under the batcher's lock."""
+        self.rows += rows
+        self.batches += 1
+        self.ran_ns += ran_ns
 
     def describe(self, name: str, version: str) -> dict[str, Any]:
         """The counters as the statistics extension of the V2 protocol defines them; those not measured are 0."""

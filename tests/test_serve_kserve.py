@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from laconic.errors import InputError
 from laconic.tensor import check_inputs
 from serve import kserve
+from serve.server_settings import Settings
 
 INFER = "/v2/models/twice/infer"
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
@@ -301,7 +302,8 @@ REQUESTS = st.fixed_dictionaries(
 
 def read(body: bytes, length: bytes | None) -> None:
     """Read and check as the server does."""
-    check_inputs((X,), kserve.read_request(body, length, (Y,)).inputs)
+    split = len(body) if length is None else kserve.read_length(length, len(body))
+    check_inputs((X,), kserve.read_request(body, split, (Y,), Settings()).inputs)
 
 
 @settings(deadline=None)

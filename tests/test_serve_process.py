@@ -101,6 +101,25 @@ def test_sigterm_says_not_ready_first_answers_what_is_under_way_and_exits_with_0
             httpx.get(url)
 
 
+def test_requests_that_do_not_end_in_time_get_503(tmp_path: Path) -> None:
+    path = write_artifact(tmp_path / "slow.laconic", seconds=4.0)
+    answers: list[httpx.Response] = []
+
+    def post(url: str) -> None:
+        answers.append(httpx.post(f"{url}/v2/models/slow/infer", json=request_of([[1, 2, 3]] * 4), timeout=30))
+
+    with process(path, drain=0, grace=1, threads=1, queue_seconds=60) as (started, url):
+        requests = [threading.Thread(target=post, args=(url,)) for _ in range(6)]
+        for request in requests:
+            request.start()
+        time.sleep(0.5)
+        started.send_signal(signal.SIGTERM)
+        for request in requests:
+            request.join()
+        assert [answer.status_code for answer in answers] == [503] * 6
+        assert started.wait(20) == 0
+
+
 def test_ctrl_c_does_not_wait_for_balancers(tmp_path: Path) -> None:
     with process(write_artifact(tmp_path / "twice.laconic"), drain=20) as (started, _):
         started.send_signal(signal.SIGINT)

@@ -7,7 +7,7 @@ import pytest
 from artifacts import embedding_task, text_inputs, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.tasks import image_preprocess
@@ -199,6 +199,64 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch
     monkeypatch.setattr(image_preprocess, "MAX_PIXELS", 40)
     with pytest.raises(InputError, match="8 x 6 pixels, more than 40"):
         TASKS["image-classification"].parse(png())
+
+
+@pytest.mark.parametrize("text", ["é", "日本", "\x00"])
+def test_text_beyond_ascii_is_no_base64_either(text):
+    with pytest.raises(InputError, match="base64"):
+        TASKS["image-classification"].parse(text)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_as_its_exif_says_and_as_transformers_does(orientation):
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 255, (6, 8, 3), np.uint8))
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    image.save(file, "PNG", exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(file.getvalue()))))
+    assert np.array_equal(np.asarray(image_preprocess.open_image(file.getvalue())), upright)
+
+
+def test_the_upper_half_of_16_bits_is_kept():
+    grey = (np.arange(256, dtype=np.uint16) * 256 + 77).reshape(16, 16)
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    pixels = ImagePreprocess(channels=1, scale=1).apply(image_preprocess.open_image(file.getvalue()))
+    assert np.array_equal(pixels[0], np.arange(256).reshape(16, 16))
+
+
+def test_32_bits_are_refused_where_their_range_is_unknown():
+    apply = ImagePreprocess(scale=1).apply
+    assert apply(Image.fromarray(np.full((4, 4), 200, np.int32))).max() == 200
+    for values in (np.full((4, 4), 70_000, np.int32), np.full((4, 4), -1.0, np.float32), np.full((4, 4), np.nan)):
+        with pytest.raises(InputError, match="32 bits"):
+            apply(Image.fromarray(values.astype(np.float32) if values.dtype == np.float64 else values))
+
+
+@pytest.mark.parametrize(
+    "value", [{"x": [1.0], "n": 1.5}, {"x": [1e39], "n": 1}, {"x": ["1"], "n": 1}, {"x": [1.0], "n": "1"}]
+)
+def test_numbers_are_neither_cut_nor_rounded_to_infinity_nor_read_from_text(value):
+    with pytest.raises(InputError):
+        TASKS["tensors"].parse(value)
+
+
+def test_ids_beyond_the_vocabulary_are_refused():
+    task = TASKS["text-embedding"]
+    good = task.encode([task.parse("the cat")])
+    task.check_values(good)
+    for name, value in (
+        ("input_ids", task.vocabulary),
+        ("input_ids", -1),
+        ("attention_mask", 2),
+        ("attention_mask", -1),
+    ):
+        bad = {key: array.copy() for key, array in good.items()}
+        bad[name][0, 0] = value
+        with pytest.raises(InputError, match=f"input '{name}' runs from"):
+            task.check_values(bad)
 
 
 def test_arrays_of_unlike_shape_do_not_share_a_batch():

@@ -1,7 +1,6 @@
 """Image classification: an image to one of several classes."""
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +13,7 @@ from laconic.tasks.classification import Classification
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
-from laconic.tensor import BATCH, TensorSpec
+from laconic.tensor import BATCH, TensorSpec, read_numbers
 
 
 class ImageClassification(Classification, Task):
@@ -77,14 +76,11 @@ class ImageClassification(Classification, Task):
         if isinstance(value, str):
             try:
                 value = base64.b64decode(value.partition("base64,")[2] or value, validate=True)
-            except binascii.Error:
+            except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
                 raise InputError("an image in JSON must be the file's bytes in base64") from None
         if isinstance(value, (bytes, Path)):
             return self.preprocess.apply(open_image(value))
-        try:
-            array = np.asarray(value, np.float32)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"an image must be a file's bytes or an array of numbers: {error}") from None
+        array = read_numbers(value, np.dtype(np.float32), "an image")
         if array.ndim == 2:
             array = array[None]
         self.inputs[0].check(array[None], {})

@@ -1,10 +1,11 @@
 """Image files to float arrays: decode, resize, crop, normalize."""
 
 import io
+import struct
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict
 
 from laconic.arrays import Array
@@ -20,6 +21,10 @@ shorter side is to have 224. Normalizing takes 24 bytes of memory for a pixel.""
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """The formats that are decoded. Pillow knows more: for EPS it runs Ghostscript, which executes what the file says."""
+
+
+BAD_EXIF = (struct.error, KeyError, TypeError)
+"""What Pillow raises where it reads the orientation of a damaged file."""
 
 
 class ImagePreprocess(BaseModel):
@@ -50,6 +55,7 @@ class ImagePreprocess(BaseModel):
                     f"the image of {image.width} x {image.height} pixels would become an input of {wide} x {high}, "
                     f"more than {MAX_INPUT_PIXELS:,} pixels. Crop it, or make it smaller"
                 )
+        image = to_eight_bits(image)
         image = image.convert("L") if self.channels == 1 else to_rgb(image)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling(self.resample))
@@ -72,6 +78,23 @@ class ImagePreprocess(BaseModel):
         return (self.resize[1], self.resize[0]) if self.resize else size
 
 
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """The image with values from 0 to 255: of 16 bits the upper 8, where Pillow makes white of all but the darkest.
+
+    Raises InputError for values of 32 bits beyond 255, whose range the file does not say.
+    """
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        low, high = (float(extreme) for extreme in image.getextrema())  # type: ignore[arg-type]
+        if not (low >= 0 and high <= 255):
+            raise InputError(
+                f"the image has one channel of 32 bits with values from {low:g} to {high:g}, expected 0 to 255. "
+                f"Save it with 8 or 16 bits"
+            )
+    return image
+
+
 STRIP = 256
 """Rows that are blended at once: blending needs four bytes a pixel three times."""
 
@@ -91,13 +114,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def open_image(source: bytes | Path) -> Image.Image:
-    """Decode an image file. Raises InputError for anything else, and for one of more than MAX_PIXELS."""
+    """Decode an image file, upright as its EXIF orientation says; transformers turns it likewise.
+
+    Raises InputError for anything else, and for one of more than MAX_PIXELS.
+    """
     try:
         image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise InputError(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
         image.load()
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        ImageOps.exif_transpose(image, in_place=True)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, *BAD_EXIF) as error:
         name = source.name if isinstance(source, Path) else "the upload"
         raise InputError(f"{name} is not an image that can be read: {error}") from None
     return image

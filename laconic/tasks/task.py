@@ -172,6 +172,10 @@ class Task(ABC):
         """A label from a row's value. Raises InputError or DataError for one that `scorer` cannot use."""
         return value
 
+    def check_values(self, inputs: Arrays) -> None:
+        """Raise InputError for values that an engine must not see, as unknown tokens. inputs: of the right shapes."""
+        return
+
     @abstractmethod
     def encode(self, samples: Sequence[Any]) -> Arrays:
         """One batch of tensors, [samples, ...], padded where lengths differ. samples: parsed."""

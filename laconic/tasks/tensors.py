@@ -10,7 +10,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_mean_scorer
 from laconic.tasks.task import Task, Tolerance, first
-from laconic.tensor import TensorSpec, check_inputs
+from laconic.tensor import TensorSpec, check_inputs, read_numbers
 
 
 class Tensors(Task):
@@ -66,10 +66,7 @@ class Tensors(Task):
         dtypes = {spec.name: spec.dtype for spec in self.inputs}
         if isinstance(value, np.ndarray) or name not in dtypes:
             return np.asarray(value)
-        try:
-            return np.asarray(value, dtypes[name])
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InputError(f"input {name!r} is not an array of {dtypes[name]}: {error}") from None
+        return read_numbers(value, np.dtype(dtypes[name]), f"input {name!r}")
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
         batch = {}

@@ -43,6 +43,19 @@ FRAGMENT_WORDS = (1, 1, 2, 3, 5)
 """Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
 
 
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""By the bytes of a number."""
+
+
+def count_ids(tokenizer: Tokenizer) -> int:
+    """One more than the largest id of a token."""
+    size = int(tokenizer.get_vocab_size())
+    if size and tokenizer.id_to_token(size - 1) is not None and tokenizer.id_to_token(size) is None:
+        return size
+    # Ids with gaps. The whole vocabulary as a dict takes 50 MB for 250,000 tokens.
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
 class TextTask(Task):
     """A task whose samples are texts, or pairs of texts where the tokenizer joins them."""
 
@@ -58,6 +71,7 @@ class TextTask(Task):
         self.inputs = inputs
         self.max_tokens = max_tokens
         self.pad_id = pad_id
+        self.vocabulary = count_ids(tokenizer)
         self.padding = {spec.name: pad_id if spec.name == "input_ids" else 0 for spec in inputs}
 
     @classmethod
@@ -144,6 +158,15 @@ class TextTask(Task):
             return array
 
         return {spec.name: tensor(spec) for spec in self.inputs}
+
+    def check_values(self, inputs: Arrays) -> None:
+        for name, array in inputs.items():
+            size = self.vocabulary if name == "input_ids" else 2
+            # As unsigned numbers, negative ones are the largest: one pass over the array instead of two.
+            if array.size and array.view(UNSIGNED[array.dtype.itemsize]).max() >= size:
+                raise InputError(
+                    f"input {name!r} runs from {array.min()} to {array.max()}, and the model takes 0 to {size - 1}"
+                )
 
     def length(self, sample: Any) -> int:
         return len(sample) if isinstance(sample, str) else sum(map(len, sample))

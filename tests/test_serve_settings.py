@@ -1,0 +1,68 @@
+"""Where settings come from, which of them win, and what is said of one that is none."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from laconic.errors import UsageError
+from serve.server_settings import MIB, Settings
+from serve.settings_file import load_settings
+
+DOCS = Path(__file__).parents[1] / "docs" / "serve.md"
+
+
+def test_the_page_lists_every_setting_with_its_default() -> None:
+    section = DOCS.read_text(encoding="utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", section, re.MULTILINE))
+    assert sorted(rows) == sorted(Settings.model_fields)
+    given = {name: default.strip(" `") for name, default in rows.items() if default.strip()}
+    assert Settings.model_validate(given) == Settings()
+    assert all(Settings.model_fields[name].default is None for name in set(rows) - set(given))
+
+
+def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("max_body: 1 MiB\ndeadline: 5\nqueue_seconds: 0.5\nunproven: true\n")
+    environment = {"LACONIC_SERVE_MAX_BODY": "2 MiB", "LACONIC_SERVE_DEADLINE": "6", "HOME": "/"}
+    settings = load_settings({"max_body": "3 MiB", "threads": None}, environment, file)
+    assert settings == Settings(max_body=3 * MIB, deadline=6, queue_seconds=0.5, unproven=True)
+    assert load_settings({}, {}) == Settings()
+
+
+def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_setting() -> None:
+    names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR"]
+    assert load_settings({}, {f"LACONIC_SERVE_{name}": "tcp://10.0.0.1:80" for name in names}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "content", "message"),
+    [
+        ({}, {}, "max_bodi: 5", "server.yaml: unknown key 'max_bodi'. Did you mean 'max_body'?"),
+        ({}, {"LACONIC_SERVE_DEADLIN": "5"}, "", "environment.*unknown key 'deadlin'. Did you mean 'deadline'?"),
+        ({"deadline": -1}, {}, "", "the options: deadline: .*greater than 0"),
+        ({}, {"LACONIC_SERVE_MAX_BODY": "much"}, "", "environment.*max_body: expected a size"),
+        ({}, {"LACONIC_SERVE_DEADLINE": "inf"}, "", "deadline: .*finite"),
+        ({}, {}, "- 5", "server.yaml is not a settings file: expected keys and values, got list"),
+        ({}, {}, "{{{", "server.yaml is not valid YAML"),
+    ],
+)
+def test_what_is_no_setting_is_refused_with_its_source(
+    tmp_path: Path, options: dict[str, float], environment: dict[str, str], content: str, message: str
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(content or "{}")
+    with pytest.raises(UsageError, match=message):
+        load_settings(options, environment, file)
+
+
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no settings file"):
+        load_settings({}, {}, tmp_path / "none.yaml")
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().deadline = 5  # type: ignore[misc]
+    assert TypeAdapter(Settings).validate_json(Settings().model_dump_json()) == Settings()
