@@ -3,17 +3,21 @@
 import copy
 import json
 import shutil
+from collections import Counter
 
 import digits
+import models
 import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from onnx import numpy_helper
 from safetensors.torch import save_file
 from test_trust import HOSTILE, places, replaced
 
 from compress.pipeline import compress
+from export.lint.tensorrt_lint import lint_tensorrt
 from export.rebuild import build
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON, MANIFEST, MEASURED, REPORT
@@ -185,3 +189,35 @@ def test_the_commands_build_and_tune(laconic, made, tmp_path, monkeypatch):
     code, _, error = laconic("build", tmp_path / "none", "-o", tmp_path / "c.laconic")
     assert code == 2
     assert "holds no manifest.json" in error
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A causal language model of random weights, wide enough for blocks of 128 inputs, and texts."""
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=models.TEXT["vocab_size"], max_position_embeddings=64, **sizes)
+    models.save_transformer(folder / "source", transformers.LlamaForCausalLM(config))
+    words = ["one", "two", "three", "red", "green", "blue", "cat", "dog"]
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, rng.integers(3, 9))) for _ in range(60)]
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "least"),
+    [
+        ({"quantize.static": {"dtype": "float8"}}, "float8", 0.97),
+        ({"quantize.gptq": {"bits": 4, "group_size": 128}}, "int4-weight", 0.9),
+    ],
+)
+def test_fp8_and_int4_are_proved_on_a_causal_language_model(llama, cache, tmp_path, stage, precision, least):
+    given = {"source": str(llama / "source"), "task": "causal-lm", "data": str(llama / "texts.txt")}
+    recipe = Recipe.parse(given | {"target": "tensorrt", "stages": [stage], "goal": {"fidelity": least}})
+    result = compress(recipe, tmp_path / "lm.laconic", cache=cache, steps=QUIET)
+    assert result.missed == ()
+    counts = Counter(result.artifact.manifest.precision.values())
+    assert counts[precision] >= 6
+    assert [finding.message for finding in lint_tensorrt(result.artifact.model) if finding.severity == "error"] == []
