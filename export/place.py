@@ -15,6 +15,7 @@ from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
 from laconic.quantization.qparams import ActivationType, quantize_int4
+from laconic.runtimes.engine_spec import AXIS_PROPERTY
 from laconic.runtimes.runtime import Compute
 
 
@@ -58,9 +59,18 @@ def place(
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     model = rewrite.finish()
+    if rules.explicit:
+        write_axis_bounds(model, graph)
     if rules.explicit and compute != "float32":
         convert_to_half(model, compute, overflow=overflow, float32=rules.float32)
     save_model(model, path)
+
+
+def write_axis_bounds(model: onnx.ModelProto, graph: Graph) -> None:
+    """Write the bounds of the dynamic axes into the model's metadata, where TensorRT's engine looks for them."""
+    bounds = {axis: limits for spec in graph.inputs for axis, limits in spec.bounds.items()}
+    for axis, (low, high) in sorted(bounds.items()):
+        model.metadata_props.add(key=f"{AXIS_PROPERTY}{axis}", value=f"{low} {high}")
 
 
 def write_weight(

@@ -21,6 +21,8 @@ from laconic.errors import UnsupportedPrecision
 from laconic.metrics import cosine
 from laconic.models.checkpoint import load_source
 from laconic.quantization.plan import Plan
+from laconic.runtimes.engine_spec import AXIS_PROPERTY, describe_model, read_axis_bounds
+from laconic.runtimes.onnx_file import GraphInput, read_inputs, read_properties
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import TensorSpec
 
@@ -87,6 +89,24 @@ def test_tensorrt_quantizes_both_sides_of_every_layer_symmetrically(zoo, tmp_pat
     additions = [node for node in model.node if node.op_type == "Add"]
     sides = [{producers[each].op_type for each in node.input if each in producers} for node in additions]
     assert name != "residual" or {"Conv", "DequantizeLinear"} in sides, "the shortcut alone is quantized"
+
+
+def test_the_bounds_of_dynamic_axes_reach_the_engine(zoo, tmp_path):  # noqa: F811
+    checkpoint, graph, _ = zoo("bert")
+    bounds = {axis: limits for spec in checkpoint.inputs for axis, limits in spec.bounds.items()}
+    assert bounds
+    path = tmp_path / "model.onnx"
+    plan = Plan({layer.node: "float32" for layer in graph.layers})
+    EngineOption("tensorrt", "float16", reference=True).build(graph, plan, path)
+    found = read_axis_bounds(read_properties(path), read_inputs(path))
+    assert {axis: (each.least, each.most) for axis, each in found.items()} == bounds
+    _, profile, _ = describe_model(path, {})
+    assert all(most[1] == bounds["seq"][1] for _, _, most in profile.values())
+
+
+@pytest.mark.parametrize("value", ["", "1", "0 5", "5 1", "a b", "1 99999999999", "1 2 3", "-1 4"])
+def test_bounds_that_are_no_sizes_in_order_are_left_out(value):
+    assert read_axis_bounds({f"{AXIS_PROPERTY}seq": value}, [GraphInput("ids", ("batch", "seq"))]) == {}
 
 
 def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):  # noqa: F811

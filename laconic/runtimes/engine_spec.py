@@ -12,7 +12,7 @@ from laconic.arrays import Array
 from laconic.errors import RuntimeFailure, UsageError
 from laconic.hashing import digest_file, hash_of
 from laconic.registry import did_you_mean
-from laconic.runtimes.onnx_file import GraphInput, Weight, read_inputs, read_weights
+from laconic.runtimes.onnx_file import GraphInput, Weight, read_inputs, read_properties, read_weights
 from laconic.tensor import BATCH
 
 Shape = tuple[int, ...]
@@ -36,8 +36,10 @@ class InputRange(NamedTuple):
     most: Shape
 
 
+AXIS_PROPERTY = "laconic.axis."
+"""The prefix of the metadata key of an axis' bounds."""
 BATCH_BOUNDS, AXIS_BOUNDS = Bounds(1, 8, 64), Bounds(1, 128, 512)
-"""The bounds of the axis `batch`, and of any other dynamic axis, where none are given."""
+"""The bounds of the axis `batch`, and of any other dynamic axis, where none are given, nor written in the model."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def describe_model(
             if not (path.parent / name).resolve().is_relative_to(path.parent.resolve()):
                 raise ValueError(f"its external data {name} lies outside its folder")
         digests = tuple((name, digest_file(path.parent / name).sha256) for name in (path.name, *sorted(files)))
-        profile = make_profile(read_inputs(path), shapes)
+        inputs = read_inputs(path)
+        profile = make_profile(inputs, {**read_axis_bounds(read_properties(path), inputs), **shapes})
         return digests, profile, any(is_sparse(weight, path.parent) for weight in weights)
     except FileNotFoundError as error:
         raise RuntimeFailure(
@@ -98,6 +101,19 @@ def describe_model(
         raise RuntimeFailure(
             f"tensorrt refused {path}: {error}. Copy the model again, with its external data"
         ) from None
+
+
+def read_axis_bounds(properties: Mapping[str, str], inputs: Sequence[GraphInput]) -> dict[str, Bounds]:
+    """Read the bounds of dynamic axes that the export wrote into a model's metadata, as "1 256" under the axis' name.
+    What is not two sizes in order is left out."""
+    found = {}
+    for axis in {axis for each in inputs for axis in each.shape if isinstance(axis, str)}:
+        sizes = properties.get(f"{AXIS_PROPERTY}{axis}", "").split()
+        if len(sizes) == 2 and all(size.isascii() and size.isdecimal() and len(size) < 10 for size in sizes):
+            least, most = map(int, sizes)
+            if 1 <= least <= most:
+                found[axis] = Bounds(least, min(max(AXIS_BOUNDS.usual, least), most), most)
+    return found
 
 
 def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> dict[str, InputRange]:

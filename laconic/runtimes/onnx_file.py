@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-GRAPH = 7
+GRAPH, PROPERTY = 7, 14
 NODE, INITIALIZER, GRAPH_INPUT = 1, 5, 11
 INPUT, NAME, KIND = 1, 3, 4
 DIMS, DTYPE, TENSOR_NAME, RAW_DATA, EXTERNAL_DATA = 1, 2, 8, 9, 13
@@ -86,6 +86,16 @@ def read_weights(path: Path) -> list[Weight]:
     return parse_graph(
         path, lambda parts: [parse_weight(content) for number, _, content in parts if number == INITIALIZER]
     )
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Read the metadata of a model, by key. Raises ValueError for a file that is not ONNX."""
+    try:
+        entries = [content for number, _, content in parse_fields(path.read_bytes()) if number == PROPERTY]
+        fields = [{field: inner.decode() for field, _, inner in parse_fields(entry)} for entry in entries]
+    except (IndexError, KeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not an ONNX file") from error
+    return {entry.get(ENTRY_KEY, ""): entry.get(ENTRY_VALUE, "") for entry in fields}
 
 
 def parse_graph(path: Path, parse: Callable[[Fields], Parsed]) -> Parsed:
