@@ -8,12 +8,6 @@ FAST ?=
 # A process for each core, with one thread: so twice as fast on two as one process with two threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# In a process of their own: after all of them, one that serves has been seen to crash in native code.
-TRAINING := $(wildcard $(addsuffix .py,$(addprefix tests/test_,\
-	batch_normalisation chunked_cross_entropy finetune fleet head host_weights layerwise ledger loop \
-	lora monitor objectives optimizer_in_backward optimizers parallel plan prediction revolve schedule \
-	sequence_packing settings snapshot step techniques timeline trace work)))
-
 .PHONY: help install demo test format bench docs clean
 
 help:           ## say what can be made
@@ -35,8 +29,7 @@ test: $(STAMP)  ## style, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks
-	$(PYTEST) $(addprefix --ignore=,$(TRAINING))
-	$(PYTEST) $(TRAINING)
+	$(PYTEST)
 
 format: $(STAMP)  ## put the code in order
 	$(BIN)/ruff check --fix .
