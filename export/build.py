@@ -1,7 +1,7 @@
 """Build a plan for an engine, and measure the fidelity of its outputs."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
-from laconic.errors import MissingPackage
+from laconic.errors import MissingPackage, UnsupportedPrecision
 from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph
@@ -117,6 +117,18 @@ def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
     if not found:
         raise MissingPackage(" ".join(absent))
     return found
+
+
+def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -> None:
+    """Raise UnsupportedPrecision if none of these options has kernels for a plan."""
+    errors = []
+    for option in options:
+        try:
+            option.adapt(graph, plan)
+            return
+        except UnsupportedPrecision as error:
+            errors.append(error)
+    raise errors[0]
 
 
 @dataclass(frozen=True)

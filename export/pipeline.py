@@ -11,7 +11,7 @@ from typing import Any
 
 from export.alternatives import place_alternatives
 from export.audit import audit
-from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
+from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, check_supported, list_options
 from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
@@ -186,8 +186,9 @@ class EngineBuild:
         """For each engine option, build the first plan that meets the goal, and audit its kernels.
 
         An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
-        engine is left, its error is raised.
+        engine is left, its error is raised. So it is if no engine has kernels for the smallest plan.
         """
+        check_supported(evaluator.graph, ladder.rungs[0][0], options)
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.steps.step("build the candidates") as step:

@@ -23,7 +23,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON, MANIFEST, MEASURED, REPORT
 from laconic.artifacts.tuning import tune
 from laconic.cache import Cache
-from laconic.errors import LaconicError, MissingPackage, SourceError
+from laconic.errors import LaconicError, MissingPackage, SourceError, UnsupportedPrecision
 from laconic.hashing import digest_file, seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Origin, Recipe
@@ -122,6 +122,12 @@ def test_compressing_for_a_gpu_says_so_and_misses_a_goal_that_needs_timing(train
     recipe = Recipe.parse(goal | {"goal": {"max_latency": "1 s"}})
     result = compress(recipe, tmp_path / "h.laconic", cache=cache, steps=QUIET)
     assert any("was not measured" in each for each in result.missed)
+
+
+def test_fp8_is_refused_where_no_engine_of_the_target_has_it(trained, cache, tmp_path):
+    with pytest.raises(UnsupportedPrecision, match="--target tensorrt"):
+        run(trained, tmp_path / "f.laconic", cache, stages=[{"quantize.static": {"dtype": "float8"}}])
+    assert not (tmp_path / "f.laconic").exists()
 
 
 def test_without_the_graph_the_source_is_captured_again(trained, cache, tmp_path):

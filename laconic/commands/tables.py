@@ -38,6 +38,11 @@ def print_compressed(artifact: Artifact) -> None:
         )
     for sentence in manifest.verdict.out_of_domain if manifest.verdict else ():
         OUT.print(f"\n{sentence}", soft_wrap=True)
+    if not artifact.measured.timings:
+        OUT.print(
+            f"\nNot timed: {manifest.placement} is not on this machine. There, run: laconic tune {artifact.path}",
+            soft_wrap=True,
+        )
     OUT.print(f"\nRead {artifact.path / REPORT}, or: laconic serve {artifact.path}", soft_wrap=True)
 
 
