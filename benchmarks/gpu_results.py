@@ -28,9 +28,9 @@ CAPTION = (
     "From inputs in host memory to outputs in host memory, copies included. Speed-ups are medians over interleaved "
     "rounds against FP32 eager; quartiles in brackets. Memory: what the way added on the device, weights, workspaces "
     "and caches. Energy: of the whole device, by its own counter. Share of the peak: FLOPs of products and "
-    "convolutions by the median latency, against the dense figure of the data sheet. Error: the norm of the difference from FP32 "
-    "eager's outputs, divided by their norm. The weights are random. FP32 is without TF32, save in ONNX Runtime, which "
-    "uses it."
+    "convolutions by the median latency, against the dense figure of the data sheet. Error: the norm of the difference "
+    "from FP32 eager's outputs, divided by their norm. The weights are random. FP32 is without TF32, save in ONNX "
+    "Runtime, which uses it."
 )
 
 
