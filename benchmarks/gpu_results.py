@@ -81,26 +81,31 @@ def render_rows(rows: Iterable[GpuRow]) -> str:
     )  # fmt: skip
     models = list(dict.fromkeys(row.model for row in rows))
     ordered = sorted(rows, key=lambda row: (models.index(row.model), row.batch, PRECISIONS.index(row.precision)))
-    return render_table(head, [list(format_row(row)) for row in ordered])
+    return render_table(head, [format_row(row) for row in ordered])
 
 
-def format_row(row: GpuRow) -> Iterable[str]:
+def format_row(row: GpuRow) -> tuple[str, ...]:
     """The cells of a row."""
     low, high = row.quartiles
-    yield from (row.model, str(row.batch), row.precision, row.way)
-    yield f"{1e3 * row.seconds:.3f} ({1e3 * low:.3f} to {1e3 * high:.3f})"
-    yield f"{row.speedup:.2f} x"
-    yield f"{row.per_second:,.0f}"
-    yield format_cell(row.memory, 1 / MIB, ".0f")
-    yield format_cell(row.joules, 1e3, ".3g")
-    yield format_cell(row.share, 100, ".1f", " %")
-    yield f"{row.error:.2g}"
-    yield f"{row.cosine:.5f}"
+    return (
+        row.model,
+        str(row.batch),
+        row.precision,
+        row.way,
+        f"{1e3 * row.seconds:.3f} ({1e3 * low:.3f} to {1e3 * high:.3f})",
+        f"{row.speedup:.2f} x",
+        f"{row.per_second:,.0f}",
+        format_cell(row.memory, 1 / MIB, ".0f"),
+        format_cell(row.joules, 1e3, ".3g"),
+        format_cell(row.share, 100, ".1f", " %"),
+        "not finite" if row.error is None else f"{row.error:.2g}",
+        format_cell(row.cosine, 1, ".5f"),
+    )
 
 
 def format_cell(value: float | None, factor: float, form: str, unit: str = "") -> str:
-    """A figure times a factor; a dash for None."""
-    return "–" if value is None else f"{value * factor:{form}}{unit}"  # noqa: RUF001 - an en dash, as in tables
+    """A figure times a factor; an en dash for None."""
+    return "\u2013" if value is None else f"{value * factor:{form}}{unit}"
 
 
 def render_left_out(left: Iterable[LeftOut]) -> str:

@@ -51,7 +51,8 @@ class GpuRow:
     seconds: median latency, with its quartiles. speedup: the median over rounds of FP32 eager's time divided by this.
     per_second: answers, in runs one after the other. memory: bytes on the device, of weights, workspaces and caches.
     joules: of the whole device, for an answer. share: of the device's peak. error: the norm of the difference from FP32
-    eager's outputs, divided by their norm; cosine: the least of any row of the batch. None: not measured here.
+    eager's outputs, divided by their norm; cosine: the least of any row of the batch; both None for outputs
+    that are not finite. None elsewhere: not measured here.
     """
 
     model: str
@@ -65,8 +66,8 @@ class GpuRow:
     memory: int | None
     joules: float | None
     share: float | None
-    error: float
-    cosine: float
+    error: float | None
+    cosine: float | None
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ class NetworkRun:
             with self.leaving_out(ways[number].variant, batch):
                 rate, joules = self.run_window(ways[number].runner, inputs, batch)
                 low, median, high = np.percentile(times, [25, 50, 75])
+                error, cosine = compare(outputs[0], outputs[number])
                 peak = find_peak(self.device.name, ways[number].variant.peak) if self.device.on_gpu else None
                 self.rows.append(
                     GpuRow(
@@ -192,8 +194,7 @@ class NetworkRun:
                         speedup=float(np.median(np.array(seconds[0][: len(times)]) / np.array(times))),
                         per_second=rate, memory=memory[number], joules=joules,
                         share=None if peak is None else self.flops * batch / float(median) / peak,
-                        error=relative_error(outputs[0], outputs[number]),
-                        cosine=least_cosine(outputs[0], outputs[number]),
+                        error=error, cosine=cosine,
                     )
                 )  # fmt: skip
 
@@ -271,12 +272,11 @@ def difference(after: int | None, before: int | None) -> int:
     return 0 if after is None or before is None else max(after - before, 0)
 
 
-def relative_error(expected: FloatArray, found: FloatArray) -> float:
-    """The norm of the difference, divided by that of the expected array; NaN if something is not finite."""
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def least_cosine(expected: FloatArray, found: FloatArray) -> float:
-    """The least cosine similarity of any row; NaN if something is not finite."""
-    products = (expected * found).sum(1)
-    return float((products / (np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1))).min())
+def compare(expected: FloatArray, found: FloatArray) -> tuple[float | None, float | None]:
+    """The norm of the difference divided by that of the expected array, and the least cosine similarity of any row;
+    None where something is not finite."""
+    if not np.isfinite(found).all():
+        return None, None
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
+    return float(error), float(((expected * found).sum(1) / np.maximum(norms, np.finfo(np.float64).tiny)).min())

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class TestRun:
         """The outcome, in Markdown."""
         counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped."
         lines = [f"- failed: `{name}`: {reason}" for name, reason in self.failed.items()]
-        lines += [f"- skipped: `{name}`: {reason}" for name, reason in self.skipped.items()]
+        reasons = Counter(self.skipped.values())
+        lines += [f"- {count} skipped: {reason}" for reason, count in reasons.items()]
         return "\n".join([*([self.problem] if self.problem else []), counts, "", *lines]).strip()
 
 

@@ -7,13 +7,8 @@ import numpy as np
 import torch
 from gpu_device import BenchmarkDevice
 from gpu_models import Network
-from gpu_rows import HostInputs, NotMeasured
+from gpu_rows import HostInputs, NotMeasured, first_line
 from torch import Tensor, nn
-
-try:
-    from torchao import quantization  # type: ignore[import-untyped]  # torchao has no types
-except Exception:  # noqa: BLE001 - a version that does not fit this PyTorch fails in its own way
-    quantization = None
 
 DTYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16, "FP8": torch.bfloat16}
 """The type of what is not quantized; BF16 for all others."""
@@ -63,21 +58,15 @@ def open_torch(network: Network, precision: str, device: BenchmarkDevice, *, com
         check_quantizable(module, precision, device)
     module = module.to(device.torch, dtype)
     if precision in QUANTIZED:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            quantization.quantize_(module, getattr(quantization, QUANTIZED[precision])())
+        quantize(module, QUANTIZED[precision])
     return TorchRunner(module, dtype, device, compiled=compiled)
 
 
 def check_quantizable(module: nn.Module, precision: str, device: BenchmarkDevice) -> None:
-    """Raise NotMeasured unless torchao can run most of the module in the precision on this device."""
+    """Raise NotMeasured unless most of the module could run in the precision on this device, with torchao."""
     if precision == "FP8" and device.capability() < FP8_CAPABILITY:
         here = ".".join(map(str, device.capability())) if device.on_gpu else "none, being a CPU"
         raise NotMeasured(f"FP8 needs compute capability 8.9, the device has {here}")
-    if quantization is None:
-        raise NotMeasured("torchao is not installed, or does not fit this version of PyTorch")
-    if not hasattr(quantization, QUANTIZED[precision]):
-        raise NotMeasured(f"this version of torchao has no {QUANTIZED[precision]}")
     weights = {
         kind: sum(part.weight.numel() for part in module.modules() if isinstance(part, kind))
         for kind in (nn.Linear, nn.Conv2d)
@@ -85,6 +74,19 @@ def check_quantizable(module: nn.Module, precision: str, device: BenchmarkDevice
     share = weights[nn.Linear] / sum(weights.values())
     if share < 0.5:
         raise NotMeasured(f"torchao quantizes linear layers, which hold {share:.0%} of the weights here")
+
+
+def quantize(module: nn.Module, config: str) -> None:
+    """Quantize the linear layers of a module on its device, in place. config: the name of torchao's settings."""
+    try:
+        from torchao import quantization  # type: ignore[import-untyped]  # torchao has no types
+    except Exception as error:
+        raise NotMeasured(f"torchao cannot be imported: {first_line(error)}") from error
+    if not hasattr(quantization, config):
+        raise NotMeasured(f"this version of torchao has no {config}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantization.quantize_(module, getattr(quantization, config)())
 
 
 def compile_module(module: nn.Module, device: BenchmarkDevice) -> Any:
