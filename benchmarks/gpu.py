@@ -111,7 +111,7 @@ def measure_network(network: Network, device: BenchmarkDevice, pace: Pace, resul
 
 def list_variants(network: Network, device: BenchmarkDevice, folder: Path) -> Iterator[Variant]:
     """The ways to run a model, the reference first."""
-    open_engine = make_engine_opener(network, folder, reference=not device.on_gpu)
+    prepare, open_engine = load_engines(network, folder, reference=not device.on_gpu)
     for way, precisions in ORDER:
         for precision in precisions:
             assert precision in PRECISIONS
@@ -119,7 +119,9 @@ def list_variants(network: Network, device: BenchmarkDevice, folder: Path) -> It
                 name = ENGINES[way] if device.on_gpu else f"{ENGINES[way]}, by reference execution"
                 # ONNX Runtime multiplies FP32 in TF32 unless it is told not to.
                 peak = "" if (way, precision) == ("onnxruntime-cuda", "FP32") else precision
-                yield Variant(name, precision, partial(open_engine, way, precision), peak)
+                yield Variant(
+                    name, precision, partial(open_engine, way, precision), peak, partial(prepare, way, precision)
+                )
             elif way == EAGER and precision in ("INT8", "FP8"):
                 yield Variant(way, precision, refuse_eager, precision)
             else:
@@ -133,8 +135,10 @@ def refuse_eager() -> Runner:
     raise NotMeasured("torchao's quantized layers are made for torch.compile; look at its rows")
 
 
-def make_engine_opener(network: Network, folder: Path, *, reference: bool) -> Callable[[str, str], Runner]:
-    """A function that opens the network in an engine and a precision."""
+def load_engines(
+    network: Network, folder: Path, *, reference: bool
+) -> tuple[Callable[[str, str], None], Callable[[str, str], Runner]]:
+    """Functions that prepare and open the network in an engine and a precision."""
     try:
         from gpu_engines import EngineGraphs
     except Exception as error:  # noqa: BLE001 - a package that does not fit fails in its own way
@@ -143,8 +147,9 @@ def make_engine_opener(network: Network, folder: Path, *, reference: bool) -> Ca
         def refuse(engine: str, precision: str) -> Runner:
             raise NotMeasured(reason)
 
-        return refuse
-    return EngineGraphs(network, folder, reference=reference).open
+        return lambda engine, precision: None, refuse
+    graphs = EngineGraphs(network, folder, reference=reference)
+    return graphs.prepare, graphs.open
 
 
 def measure_training(device: BenchmarkDevice, pace: Pace, results: Results, cache: Path) -> None:

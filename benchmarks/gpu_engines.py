@@ -83,6 +83,14 @@ class EngineGraphs:
         """The tensors that exceed FP16, whose nodes stay in FP32."""
         return find_overflow(self.graph, self.samples[:1], self.folder)
 
+    def prepare(self, engine: str, precision: str) -> None:
+        """Make what several engines and precisions share. Raises NotMeasured where the engine is missing."""
+        self.find_engine(engine)
+        if precision != "FP32":
+            _ = self.overflow
+        if precision in PRECISIONS:
+            _ = self.ranges
+
     def open(self, engine: str, precision: str) -> SessionRunner:
         """The network in an engine and a precision. Raises NotMeasured where the engine is missing, or has no kernels
         of the precision; a LaconicError where it refuses the graph."""

@@ -69,14 +69,15 @@ def install(python: Path, constraints: Path) -> None:
     """Install what is missing, group by group, with this Python's pip."""
     kept = [f"{name}=={version}" for name in KEPT if (version := find_version(name))]
     constraints.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "-c", str(constraints)]
+    network = ["--retries", "1", "--timeout", "10"]
     for name, requirements in list_requirements().items():
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--retries", "1"]
-        done = subprocess.run(
-            [*command, "--timeout", "10", "-c", str(constraints), *requirements], capture_output=True, text=True
-        )
+        done = subprocess.run([*command, *network, *requirements], capture_output=True, text=True)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             print(f"not all of {name!r} could be installed: {lines[-1] if lines else 'pip says nothing'}")
+            if "connection" in done.stderr.lower():
+                network = ["--no-index"]  # each further attempt would wait for its timeouts
 
 
 def list_requirements() -> dict[str, list[str]]:

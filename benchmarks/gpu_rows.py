@@ -1,6 +1,7 @@
 """Interleaved measurement of the GPU benchmark: several ways to run one model take turns on one device."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from gpu_models import Network
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 HostInputs = Mapping[str, np.ndarray[Any, Any]]
-OPENING, TRYING = 0.5, 0.7
+OPENING, TRYING = 0.5, 0.85
 """Shares of a model's time in which ways are opened, and of a batch size's in which they are run for the first time:
 capturing, building and compiling happen there. The rest is for timing."""
 
@@ -35,13 +36,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a model in a precision. open: raises NotMeasured, or whatever the engine raises. peak: the precision
-    whose peak it is compared with; empty for none."""
+    """A way to run a model in a precision.
+
+    open: raises NotMeasured, or whatever the engine raises. peak: the precision whose peak it is compared with; empty
+    for none. prepare: makes what several variants share; it is called first, and raises as `open` does.
+    """
 
     way: str
     precision: str
     open: Callable[[], Runner]
     peak: str = ""
+    prepare: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Effort:
 
 @dataclass
 class Pace:
-    """The time that is left. costs: the longest that each way took to get ready so far, in seconds."""
+    """The time that is left. costs: the shortest that each way took to get ready so far, in seconds."""
 
     end: float
     costs: dict[str, float] = field(default_factory=dict)
@@ -112,7 +117,7 @@ class Pace:
         if start + self.costs.get(way, 0) > end:
             raise NotMeasured("no time left (--minutes)")
         yield
-        self.costs[way] = max(self.costs.get(way, 0), time.monotonic() - start)
+        self.costs[way] = min(self.costs.get(way, math.inf), time.monotonic() - start)
 
 
 @dataclass
@@ -160,6 +165,9 @@ class NetworkRun:
 
     def open(self, variant: Variant, end: float) -> OpenWay:
         """Open a way, and see how much memory it takes."""
+        if variant.prepare:
+            with self.pace.spend(f"{variant.way}, preparation", end):
+                variant.prepare()
         self.device.release()
         before = self.device.bytes_in_use()
         with self.pace.spend(variant.way, end):

@@ -189,7 +189,7 @@ def test_the_models_have_the_shapes_that_they_are_named_for():
     from gpu_models import NETWORKS
 
     found = {network.name: network.count_flops() / 1e9 for network in NETWORKS}
-    # Twice the multiply-adds of the published models: ResNet-50 4.09 G, ViT-B/16 17.6 G, BERT-base 11.2 G for 128 tokens
+    # Twice the published multiply-adds: ResNet-50 4.09 G, ViT-B/16 17.6 G, BERT-base 11.2 G for 128 tokens.
     assert found == pytest.approx({"MiniLM": 2.87, "BERT-base": 22.35, "ViT-B/16": 35.13, "ResNet-50": 8.18}, rel=0.01)
 
 
