@@ -129,7 +129,7 @@ class Echo:
         self.closed = True
 
 
-def measure(runners, *, seconds=30.0, batches=(1, 2)):
+def measure(runners, *, seconds=30.0, batches=(1, 2), device=None):
     from gpu_device import BenchmarkDevice
     from gpu_models import TINY_NETWORKS
     from gpu_rows import Effort, NetworkRun, Pace, Variant
@@ -140,11 +140,16 @@ def measure(runners, *, seconds=30.0, batches=(1, 2)):
         return runner
 
     variants = [
-        Variant(f"way {number}", "FP32", lambda runner=runner: opener(runner)) for number, runner in enumerate(runners)
+        Variant(f"way {number}", "FP32", lambda runner=runner: opener(runner), "FP32")
+        for number, runner in enumerate(runners)
     ]
     effort = Effort(batches=batches, rounds=5, window=0.0)
     run = NetworkRun(
-        TINY_NETWORKS[-1], variants, BenchmarkDevice(torch.device("cpu")), effort, Pace(time.monotonic() + seconds)
+        TINY_NETWORKS[-1],
+        variants,
+        device or BenchmarkDevice(torch.device("cpu")),
+        effort,
+        Pace(time.monotonic() + seconds),
     )
     run.measure()
     return run
@@ -163,6 +168,53 @@ def test_a_way_that_fails_is_left_out_where_it_failed_and_the_others_go_on():
     assert all(runner.closed for runner in runners[:3])
     errors = {row.way: row.error for row in run.rows}
     assert errors == pytest.approx({"way 0": 0.0, "way 1": 1.0, "way 2": 0.0})
+
+
+def test_memory_energy_and_share_are_those_of_each_way():
+    from gpu_device import BenchmarkDevice, find_peak
+
+    held = [1000]
+
+    class SimulatedDevice(BenchmarkDevice):
+        """A device of which another 100 J are used whenever it is asked, and whose memory is a list."""
+
+        def __init__(self):
+            super().__init__(torch.device("cpu"))
+            self.on_gpu, self.name, self.used = True, "NVIDIA H100 PCIe", 0.0
+
+        def synchronize(self):
+            pass
+
+        def release(self):
+            held[1:] = [size for size in held[1:] if size != 7]  # the caches of a way
+
+        def bytes_in_use(self):
+            return sum(held)
+
+        def joules(self):
+            self.used += 100
+            return self.used
+
+    class Holding(Echo):
+        """A runner that keeps 50 bytes of each batch size that it sees, beside 7 that the device takes back."""
+
+        def __init__(self):
+            super().__init__()
+            self.seen = set()
+
+        def run(self, inputs):
+            if len(inputs["image"]) not in self.seen:
+                self.seen.add(len(inputs["image"]))
+                held.extend([50, 7])
+            return super().run(inputs)
+
+    run = measure([Echo(), Holding()], device=SimulatedDevice())
+    assert [(row.way, row.batch, row.memory) for row in run.rows] == [
+        ("way 0", 1, 0), ("way 1", 1, 57), ("way 0", 2, 0), ("way 1", 2, 107)
+    ]  # fmt: skip
+    for row in run.rows:
+        assert row.joules == 100 / row.batch
+        assert row.share == pytest.approx(run.flops * row.batch / row.seconds / find_peak("NVIDIA H100 PCIe", "FP32"))
 
 
 def test_without_its_reference_a_model_is_left_out():
