@@ -9,6 +9,22 @@ from laconic.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 
 
+def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none that PyTorch can use"))
+
+
+def has_gpu():
+    try:
+        import torch  # most runs of a part of the tests need no torch, which takes two seconds to import
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
 @pytest.fixture(scope="module")
 def own_tasks():
     """Tasks of these tests, registered while a module of tests runs: an artifact may name registered tasks only."""

@@ -590,7 +590,7 @@ def test_an_error_in_the_thread_is_raised_where_the_items_are_taken():
     ahead.close()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies to a GPU on a stream of their own")
+@pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_on_a_gpu_are_those_on_the_host(workers, images):
     dataset = read(images, IMAGES)

@@ -17,7 +17,6 @@ from laconic.training.step.compatibility import check_compatibility
 from laconic.training.step.train_step import train_step
 
 EXACT = [HostWeights(dtype="fp32"), Layerwise()]
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +197,7 @@ def test_what_cannot_be_combined_is_refused():
             check_compatibility({"host-weights": HostWeights(), "layerwise": Layerwise(), other: Layerwise()}, None)
 
 
-@GPU
+@pytest.mark.gpu
 def test_on_a_gpu_the_weights_are_on_the_host_and_the_losses_those_of_plain_training():
     wanted, _ = trained(gpt2, texts())
     state = make_state(build(gpt2), EXACT, device="cuda")

@@ -27,7 +27,6 @@ SETTINGS = [
     {"rows": 3, "snapshots_on": "host"},
     {"snapshots": 3, "snapshots_on": "host"},
 ]
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and there is none")
 
 
 @pytest.fixture(autouse=True)
@@ -372,7 +371,7 @@ def test_layers_with_batch_statistics_are_refused():
         make_state(net, [Layerwise()])
 
 
-@GPU
+@pytest.mark.gpu
 def test_on_a_gpu_losses_are_those_of_plain_training_and_dropout_is_drawn_again():
     def losses(techniques):
         state = make_state(build(partial(gpt2, dropout=0.3)).cuda(), techniques, device="cuda")

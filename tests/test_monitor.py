@@ -63,7 +63,7 @@ def test_the_peak_of_a_cpu_run_is_what_the_process_holds_and_says_so(gauge):
     assert any("resident" in note for note in gauge.notes())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_the_peak_of_a_cuda_run_is_that_of_its_tensors():
     device = torch.device("cuda")
     gauge = Gauge(device)
@@ -292,7 +292,7 @@ def test_the_peak_is_measured_once_and_kept(tmp_path, monkeypatch):
     assert "TFLOP/s in FP32 (measured here" in str(first)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_measured_peak_does_not_exceed_the_data_sheet():
     device = torch.device("cuda")
     stated = device_peak(device, torch.bfloat16, Cache()).flops
@@ -405,7 +405,7 @@ def test_without_its_package_energy_says_what_to_install(monkeypatch):
         Energy.of(torch.device("cuda"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_cuda_device_tells_its_energy():
     device = torch.device("cuda")
     energy = Energy.of(device)

@@ -447,7 +447,7 @@ def test_compiled_layers_train_as_the_others_do():
     assert look(compiled.finish()) == look(state({}).module)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("where", ["host", "disk"])
 def test_offload_from_a_gpu_trains_as_plain_training_does(where):
     def run(techniques: dict[str, Technique]) -> list[float]:

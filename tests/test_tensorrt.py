@@ -517,9 +517,10 @@ def test_without_tensorrt_the_extra_is_named():
     assert registry.missing_package("cuda.bindings").args[0].endswith("pip install 'laconic[tensorrt]'")
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("rows", [(1, 5, 5, 5, 5, 2)])
 def test_a_small_network_gives_the_outputs_of_onnx_runtime(rows, tmp_path):
-    """Needs a GPU. Runs the same shapes often enough to be replayed as a CUDA graph."""
+    """Runs the same shapes often enough to be replayed as a CUDA graph."""
     tensorrt = pytest.importorskip("laconic.runtimes.tensorrt", reason="TensorRT is not installed")
     cuda_device = pytest.importorskip("laconic.runtimes.cuda_device")
     try:

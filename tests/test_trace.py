@@ -129,7 +129,7 @@ def test_a_memory_snapshot_of_a_cpu_is_refused_with_what_to_use_instead(tmp_path
         MemorySnapshot(tmp_path, CPU)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_memory_snapshot_is_written_when_the_run_ends(tmp_path):
     device = torch.device("cuda")
     snapshot = MemorySnapshot(tmp_path, device)
@@ -137,7 +137,7 @@ def test_a_memory_snapshot_is_written_when_the_run_ends(tmp_path):
     assert (tmp_path / SNAPSHOT).stat().st_size > 1000
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_a_profile_of_a_cuda_run_has_its_kernels(tmp_path):
     device = torch.device("cuda")
     profile = Profile(tmp_path, device, active=1)
