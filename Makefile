@@ -13,8 +13,8 @@ DRY ?=
 # A process for each core, with one thread: so twice as fast on two as one process with two threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# In a process of their own: in one process with those that serve, a thread of a later test has been seen to crash in
-# native code. One cause was greenlets of a client in several threads (tests/test_serve_engine.py); it is not the only one.
+# In a process of their own: in one process with those that serve, a thread that writes a snapshot of a training has been
+# seen to crash in native code, after OpenVINO was run by a server's threads. Why is not known.
 TRAINING := $(wildcard $(addsuffix .py,$(addprefix tests/test_,\
 	batch_normalisation chunked_cross_entropy finetune fleet head host_weights layerwise ledger loop \
 	lora monitor objectives optimizer_in_backward optimizers parallel plan prediction revolve schedule \
