@@ -1,8 +1,8 @@
 """The choice of a plan and an engine: per engine the first plan that meets the goal, then the fastest of these."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -10,6 +10,7 @@ from export.build import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
 from laconic.arrays import Array
 from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
+from laconic.runtimes.product import Product
 from laconic.tasks.task import Tolerance
 from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
@@ -29,7 +30,8 @@ class EngineCandidate:
     """A plan, built for an engine.
 
     fidelity: per validation sample, [samples]. met: whether it meets the goal. arithmetic: the share of the weights
-    that each arithmetic multiplies with, as the engine reports it. speedup: over the original, 1 until it is timed.
+    that each arithmetic multiplies with, as the engine reports it. products: each with the kernel that runs. speedup:
+    over the original, 1 until it is timed.
     """
 
     option: EngineOption
@@ -37,7 +39,8 @@ class EngineCandidate:
     model: Path
     fidelity: Array
     met: bool
-    arithmetic: dict[str, float]
+    arithmetic: Mapping[str, float] = field(default_factory=dict)
+    products: tuple[Product, ...] = ()
     speedup: float = 1.0
 
     @property
@@ -70,8 +73,8 @@ def pair_ladders(
     """Yield each engine option with the part of the ladder to try on it, the preferred first.
 
     On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
-    in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its heads
-    and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
+    in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its
+    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
     back where a model is so small that INT8 costs more than it saves.
     """
     choice = len(ladder.rungs) > 1
