@@ -10,9 +10,8 @@ from laconic.errors import UnsupportedPrecision
 from laconic.models.footprint import LENGTH
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
-from laconic.recipes.goal import Goal
 from laconic.runtimes.kernel_audit import audit_products
-from laconic.runtimes.product import Product, share_multiply_adds
+from laconic.runtimes.product import Product
 from laconic.runtimes.runtime import Kernel, find_kernel
 from laconic.tasks.task import Task
 
@@ -22,25 +21,22 @@ class KernelAudit:
     """The audit of all candidates of one graph.
 
     products: the graph's, with the multiply-adds of a typical sample. asked: the plan that the recipe would like best.
-    int8_share: the least share of the multiply-adds that the goal wants in INT8.
     """
 
     graph: Graph
     task: Task
     products: tuple[Product, ...]
     asked: Plan
-    int8_share: float = 0.0
 
     @classmethod
-    def of(cls, graph: Graph, task: Task, ladder: PrecisionLadder, goal: Goal) -> Self:
+    def of(cls, graph: Graph, task: Task, ladder: PrecisionLadder) -> Self:
         """The audit of the candidates of a ladder."""
         shapes = {name: array.shape for name, array in task.typical(1, LENGTH).items()}
-        return cls(graph, task, count_products(graph, shapes), ladder.rungs[0][0], goal.int8_share or 0.0)
+        return cls(graph, task, count_products(graph, shapes), ladder.rungs[0][0])
 
     def check(self, candidate: EngineCandidate, samples: Sequence[Any]) -> EngineCandidate:
         """The candidate with its kernels, those that run for `samples`; without, where its engine is not on this
-        machine. One with less in INT8 than the goal wants does not meet it. Raises UnsupportedPrecision where INT8 was
-        planned and something else runs."""
+        machine. Raises UnsupportedPrecision where INT8 was planned and something else runs."""
         option = candidate.option
         kernels: Sequence[Kernel] = ()
         if not option.reference:
@@ -52,8 +48,7 @@ class KernelAudit:
         )
         products = audit_products(products, kernels, option.runtime)
         shares = audit(self.graph, candidate.plan, kernels, option.runtime, products)
-        met = candidate.met and share_multiply_adds(products).get("int8", 0.0) >= self.int8_share
-        return replace(candidate, arithmetic=shares, products=products, met=met)
+        return replace(candidate, arithmetic=shares, products=products)
 
 
 def audit(

@@ -10,7 +10,7 @@ from export.build import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
 from laconic.arrays import Array
 from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
-from laconic.runtimes.product import Product
+from laconic.runtimes.product import Product, share_multiply_adds
 from laconic.tasks.task import Tolerance
 from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
@@ -115,6 +115,15 @@ def find_plan(ladder: PrecisionLadder, trial: Callable[[Plan], Array], goal: Tol
     return plan, fidelity, False
 
 
+def prefer_int8(candidates: Sequence[EngineCandidate], share: float) -> Sequence[EngineCandidate]:
+    """The candidates that meet the goal with at least `share` of the multiply-adds in INT8; if there is none, those
+    that meet it with the most, and all where none meets it."""
+    shares = [share_multiply_adds(each.products).get("int8", 0.0) for each in candidates]
+    most = max((found for each, found in zip(candidates, shares, strict=True) if each.met), default=0.0)
+    least = min(share, most)
+    return [each for each, found in zip(candidates, shares, strict=True) if each.met and found >= least] or candidates
+
+
 def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
     """Choose the fastest candidate that meets the goal; a less preferred engine must be faster by ADVANTAGE, or by
     FAITHFUL_ADVANTAGE if its mean fidelity is higher. The graph without quantization is chosen only if all smaller
@@ -149,4 +158,5 @@ def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLi
         speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
         chosen=chosen,
+        shares=share_multiply_adds(candidate.products),
     )

@@ -12,7 +12,7 @@ from typing import Any
 from export.alternatives import place_alternatives
 from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
-from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders, prefer_int8
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
@@ -105,12 +105,10 @@ class EngineBuild:
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.ladder or self.plan(plan_stages, graph, evaluator, options[0])
-        built = self.build_candidates(
-            ladder, evaluator, options, KernelAudit.of(graph, self.task, ladder, self.recipe.goal)
-        )
+        built = self.build_candidates(ladder, evaluator, options, KernelAudit.of(graph, self.task, ladder))
         seconds = time.perf_counter() - start
         candidates = self.race(built, graph)
-        chosen = choose_fastest(candidates)
+        chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
         for name, stage in plan_stages:
             self.record_stage(name, stage, chosen, seconds)
         judge = partial(self.validate, evaluator=evaluator, capture_error=capture_error)

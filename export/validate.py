@@ -10,7 +10,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import WORST, Goal
-from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED, NOT_TOLD
+from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED, NOT_TOLD, Product
 from laconic.tasks.task import Task, Tolerance
 from laconic.timing.measurements import Measurements
 from laconic.units import format_bytes, format_percent, format_seconds
@@ -33,7 +33,7 @@ attention, where sums differ in the last bit and a value may round to the other 
 
 
 NAMED_PRODUCTS = 3
-"""The most products outside INT8 that are named where the goal asks for more of it."""
+"""The most products of a kind outside INT8 that are named where the goal asks for more of it."""
 UNASKED_FOR = "the recipe does not quantize it"
 
 KIND_SAMPLES = 10
@@ -156,7 +156,7 @@ def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
 
 def find_int8_missed(measured: Measurements, required: float) -> Iterator[str]:
     """Yield a sentence if less than the required share of the multiply-adds runs in INT8, naming the products that do
-    not, those with the most multiply-adds first."""
+    not, by what they run in and why, those with the most multiply-adds first."""
     shares = measured.multiply_adds
     if not shares:
         why = NOT_REPORTED if measured.timings else NOT_AUDITED
@@ -166,17 +166,18 @@ def find_int8_missed(measured: Measurements, required: float) -> Iterator[str]:
     if found >= required:
         return
     total = sum(each.multiply_adds for each in measured.products)
-    others = sorted((each for each in measured.products if each.runs != "int8"), key=lambda each: -each.multiply_adds)
-    named = [
-        f"{each.node} ({format_percent(each.multiply_adds / total)}, {each.runs or NOT_TOLD}; "
-        f"{each.reason or UNASKED_FOR})"
-        for each in others[:NAMED_PRODUCTS]
-    ]
-    rest = [f"{len(others) - NAMED_PRODUCTS} more, which laconic inspect lists"] if len(others) > NAMED_PRODUCTS else []
-    yield (
-        f"{format_percent(found)} of the multiply-adds run in INT8, the goal is {format_percent(required)}: "
-        f"{'; '.join(named + rest)}"
-    )
+    groups: dict[tuple[str, str], list[Product]] = {}
+    for each in sorted(measured.products, key=lambda each: -each.multiply_adds):
+        if each.runs != "int8":
+            groups.setdefault((each.runs or NOT_TOLD, each.reason or UNASKED_FOR), []).append(each)
+    named = []
+    for (runs, reason), group in groups.items():
+        nodes = ", ".join(each.node for each in group[:NAMED_PRODUCTS])
+        more = f" and {len(group) - NAMED_PRODUCTS} more" if len(group) > NAMED_PRODUCTS else ""
+        share = format_percent(sum(each.multiply_adds for each in group) / total)
+        named.append(f"{nodes}{more} ({share}) in {runs}, as {reason}")
+    goal = format_percent(required)
+    yield f"{format_percent(found)} of the multiply-adds run in INT8, the goal is {goal}: {'; '.join(named)}"
 
 
 def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:

@@ -18,19 +18,12 @@ from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.console import OUT, make_table
 from laconic.commands.doctor import Finding
 from laconic.hardware import this_machine
-from laconic.runtimes.product import describe_shares
+from laconic.runtimes.product import KINDS, describe_shares
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes, format_count, format_percent
 
 MAX_FINDINGS = 3
 """Findings of one rule that are printed: a model for another engine breaks the same rule in every layer."""
-
-KINDS = {
-    "linear": "linear layers",
-    "convolution": "convolutions",
-    "attention": "products of attention",
-    "recurrent": "recurrent layers",
-}
 
 
 def print_compressed(artifact: Artifact) -> None:
@@ -161,8 +154,8 @@ def format_audit(audit: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     for group in audit["fallbacks"]:
         number = len(group["nodes"])
         what = group["nodes"][0] if number == 1 else f"{number} {KINDS[group['kind']]}"
-        kernel = f" ({group['kernel']})" if group["kernel"] else ""
-        runs = f"{group['runs']}{kernel} instead of {group['asked']}"
+        kernels = f" ({', '.join(group['kernels'])})" if group["kernels"] else ""
+        runs = f"{group['runs']}{kernels} instead of {group['asked']}"
         yield "fell back", f"{what}, {format_percent(group['share'])}: {runs}; {group['reason']}"
 
 

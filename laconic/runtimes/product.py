@@ -14,6 +14,14 @@ NOT_REPORTED = "not audited: the engine does not report its kernels"
 ProductKind = Literal["linear", "convolution", "attention", "recurrent"]
 """A matrix product with weights; a convolution; a product of two activations, as in attention; a recurrent layer."""
 
+KINDS: dict[ProductKind, str] = {
+    "linear": "linear layers",
+    "convolution": "convolutions",
+    "attention": "products of attention",
+    "recurrent": "recurrent layers",
+}
+"""The kinds as people call several of them."""
+
 
 class Product(BaseModel):
     """A node of the float graph that multiplies and adds.
@@ -39,14 +47,15 @@ class Product(BaseModel):
 
 
 class FallbackGroup(BaseModel):
-    """Products of one kind that fell back alike. share: of all multiply-adds, 0 to 1; the rest as in Product."""
+    """Products of one kind that fell back for one reason. share: of all multiply-adds, 0 to 1. kernels: the engine's
+    own names of those that run; the rest as in Product."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: ProductKind
     asked: str
     runs: str
-    kernel: str
+    kernels: tuple[str, ...]
     reason: str
     nodes: tuple[str, ...]
     share: float
@@ -69,21 +78,21 @@ def share_multiply_adds(products: Sequence[Product], *, planned: bool = False) -
 def group_fallbacks(products: Sequence[Product]) -> list[FallbackGroup]:
     """Group the products that fell back by what they fell back to and why, the largest share first."""
     total = sum(each.multiply_adds for each in products)
-    groups: defaultdict[tuple[ProductKind, str, str, str, str], list[Product]] = defaultdict(list)
+    groups: defaultdict[tuple[ProductKind, str, str, str], list[Product]] = defaultdict(list)
     for each in products:
         if each.reason:
-            groups[each.kind, each.asked, each.runs or each.planned, each.kernel, each.reason].append(each)
+            groups[each.kind, each.asked, each.runs or each.planned, each.reason].append(each)
     found = [
         FallbackGroup(
             kind=kind,
             asked=asked,
             runs=runs,
-            kernel=kernel,
+            kernels=tuple(sorted({each.kernel for each in group if each.kernel})),
             reason=reason,
             nodes=tuple(each.node for each in group),
             share=sum(each.multiply_adds for each in group) / max(total, 1),
         )
-        for (kind, asked, runs, kernel, reason), group in groups.items()
+        for (kind, asked, runs, reason), group in groups.items()
     ]
     return sorted(found, key=lambda group: -group.share)
 
