@@ -133,6 +133,7 @@ def render_report(
             ),
             arithmetic=make_arithmetic_picture(measured, candidates) if measured.products else "",
             kinds=KINDS,
+            int8_share=recipe.goal.int8_share,
             changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
                 (kind, comparison, list(format_comparison(comparison, metric)))
