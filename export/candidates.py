@@ -1,8 +1,8 @@
 """The choice of a plan and an engine: per engine the first plan that meets the goal, then the fastest of these."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -10,6 +10,7 @@ from export.build import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
 from laconic.arrays import Array
 from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
+from laconic.runtimes.product import Product, share_multiply_adds
 from laconic.tasks.task import Tolerance
 from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
@@ -29,7 +30,8 @@ class EngineCandidate:
     """A plan, built for an engine.
 
     fidelity: per validation sample, [samples]. met: whether it meets the goal. arithmetic: the share of the weights
-    that each arithmetic multiplies with, as the engine reports it. speedup: over the original, 1 until it is timed.
+    that each arithmetic multiplies with, as the engine reports it. products: each with the kernel that runs. speedup:
+    over the original, 1 until it is timed.
     """
 
     option: EngineOption
@@ -37,7 +39,8 @@ class EngineCandidate:
     model: Path
     fidelity: Array
     met: bool
-    arithmetic: dict[str, float]
+    arithmetic: Mapping[str, float] = field(default_factory=dict)
+    products: tuple[Product, ...] = ()
     speedup: float = 1.0
 
     @property
@@ -71,8 +74,8 @@ def pair_ladders(
 
     On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
     in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its
-    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the
-    way back where a model is so small that INT8 costs more than it saves.
+    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
+    back where a model is so small that INT8 costs more than it saves.
     """
     choice = len(ladder.rungs) > 1
     tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))
@@ -112,6 +115,15 @@ def find_plan(ladder: PrecisionLadder, trial: Callable[[Plan], Array], goal: Tol
     return plan, fidelity, False
 
 
+def prefer_int8(candidates: Sequence[EngineCandidate], share: float) -> Sequence[EngineCandidate]:
+    """The candidates that meet the goal with at least `share` of the multiply-adds in INT8; if there is none, those
+    that meet it with the most, and all where none meets it."""
+    shares = [share_multiply_adds(each.products).get("int8", 0.0) for each in candidates]
+    most = max((found for each, found in zip(candidates, shares, strict=True) if each.met), default=0.0)
+    least = min(share, most)
+    return [each for each, found in zip(candidates, shares, strict=True) if each.met and found >= least] or candidates
+
+
 def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
     """Choose the fastest candidate that meets the goal; a less preferred engine must be faster by ADVANTAGE, or by
     FAITHFUL_ADVANTAGE if its mean fidelity is higher. The graph without quantization is chosen only if all smaller
@@ -146,4 +158,5 @@ def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLi
         speedup=f"{candidate.speedup:.2f}",
         met=candidate.met,
         chosen=chosen,
+        shares=share_multiply_adds(candidate.products),
     )

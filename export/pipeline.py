@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from export.alternatives import place_alternatives
-from export.audit import audit
+from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, check_supported, list_options
-from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders, prefer_int8
 from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
@@ -105,10 +105,10 @@ class EngineBuild:
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.ladder or self.plan(plan_stages, graph, evaluator, options[0])
-        built = self.build_candidates(ladder, evaluator, options)
+        built = self.build_candidates(ladder, evaluator, options, KernelAudit.of(graph, self.task, ladder))
         seconds = time.perf_counter() - start
         candidates = self.race(built, graph)
-        chosen = choose_fastest(candidates)
+        chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
         for name, stage in plan_stages:
             self.record_stage(name, stage, chosen, seconds)
         judge = partial(self.validate, evaluator=evaluator, capture_error=capture_error)
@@ -181,7 +181,11 @@ class EngineBuild:
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
     def build_candidates(
-        self, ladder: PrecisionLadder, evaluator: PlanEvaluator, options: Sequence[EngineOption]
+        self,
+        ladder: PrecisionLadder,
+        evaluator: PlanEvaluator,
+        options: Sequence[EngineOption],
+        kernel_audit: KernelAudit,
     ) -> list[EngineCandidate]:
         """For each engine option, build the first plan that meets the goal, and audit its kernels.
 
@@ -199,6 +203,7 @@ class EngineBuild:
                 try:
                     folder = self.folder / f"candidate-{number}"
                     candidate = self.build_candidate(plans, evaluator, option, folder, step)
+                    candidate = kernel_audit.check(candidate, self.samples.choose.samples[:1])
                     built.setdefault(candidate.name, candidate)
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
@@ -212,7 +217,7 @@ class EngineBuild:
     def build_candidate(
         self, ladder: PrecisionLadder, evaluator: PlanEvaluator, option: EngineOption, folder: Path, step: Step
     ) -> EngineCandidate:
-        """Build the first plan that meets the goal with one engine option, and audit the kernels that run."""
+        """Build the first plan that meets the goal with one engine option."""
 
         def trial(plan: Plan) -> Array:
             step.advance()
@@ -223,14 +228,9 @@ class EngineBuild:
         model = folder / MODEL
         option.build(evaluator.graph, plan, model)
         plan = option.adapt(evaluator.graph, plan)
-        shares: dict[str, float] = {}
-        if not option.reference:
-            with option.open(model, 1) as session:
-                session.run(self.task.encode(self.samples.choose.samples[:1]))
-                shares = audit(evaluator.graph, plan, session.kernels(), option.name)
         limit = self.recipe.goal.max_size
         met = met and (limit is None or folder_size(folder) <= limit)
-        return EngineCandidate(option, plan, model, fidelity, met, shares)
+        return EngineCandidate(option, plan, model, fidelity, met)
 
     def race(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
         """Return the candidates with their speed-ups, timed if there is more than one and their engines are here.
@@ -295,7 +295,8 @@ class EngineBuild:
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.lineage.source.size,
-            arithmetic=chosen.arithmetic,
+            arithmetic=dict(chosen.arithmetic),
+            products=chosen.products,
             seconds=self.lineage.seconds,
         )
 

@@ -10,8 +10,10 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import WORST, Goal
+from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED, NOT_TOLD, Product
 from laconic.tasks.task import Task, Tolerance
-from laconic.units import format_bytes, format_seconds
+from laconic.timing.measurements import Measurements
+from laconic.units import format_bytes, format_percent, format_seconds
 
 CAPTURE_EXACTNESS = 1 - 1e-4
 """1 minus the largest allowed error of the captured graph, relative to the largest output. FP32 sums in another order
@@ -29,6 +31,10 @@ BATCH_WORST = 0.999
 attention, where sums differ in the last bit and a value may round to the other side, 0.999995 and 0.9998; dynamic INT8
 0.99 and 0.945: such an artifact is served one sample at a time."""
 
+
+NAMED_PRODUCTS = 3
+"""The most products of a kind outside INT8 that are named where the goal asks for more of it."""
+UNASKED_FOR = "the recipe does not quantize it"
 
 KIND_SAMPLES = 10
 """The fewest samples of a kind that are compared on their own."""
@@ -137,6 +143,8 @@ def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
         yield from artifact.manifest.verdict.failures
     if goal.max_size is not None and artifact.size > goal.max_size:
         yield f"size is {format_bytes(artifact.size)}, the goal is {format_bytes(goal.max_size)}"
+    if goal.int8_share is not None:
+        yield from find_int8_missed(artifact.measured, goal.int8_share)
     if goal.max_latency is None:
         return
     lone = artifact.measured.lone_latency
@@ -144,6 +152,32 @@ def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
         yield f"latency was not measured, the goal is {format_seconds(goal.max_latency)}: the engine is not here"
     elif lone > goal.max_latency:
         yield f"latency is {format_seconds(lone)}, the goal is {format_seconds(goal.max_latency)}"
+
+
+def find_int8_missed(measured: Measurements, required: float) -> Iterator[str]:
+    """Yield a sentence if less than the required share of the multiply-adds runs in INT8, naming the products that do
+    not, by what they run in and why, those with the most multiply-adds first."""
+    shares = measured.multiply_adds
+    if not shares:
+        why = NOT_REPORTED if measured.timings else NOT_AUDITED
+        yield f"the share of the multiply-adds in INT8 is not known, the goal is {format_percent(required)}: {why}"
+        return
+    found = shares.get("int8", 0.0)
+    if found >= required:
+        return
+    total = sum(each.multiply_adds for each in measured.products)
+    groups: dict[tuple[str, str], list[Product]] = {}
+    for each in sorted(measured.products, key=lambda each: -each.multiply_adds):
+        if each.runs != "int8":
+            groups.setdefault((each.runs or NOT_TOLD, each.reason or UNASKED_FOR), []).append(each)
+    named = []
+    for (runs, reason), group in groups.items():
+        nodes = ", ".join(each.node for each in group[:NAMED_PRODUCTS])
+        more = f" and {len(group) - NAMED_PRODUCTS} more" if len(group) > NAMED_PRODUCTS else ""
+        share = format_percent(sum(each.multiply_adds for each in group) / total)
+        named.append(f"{nodes}{more} ({share}) in {runs}, as {reason}")
+    goal = format_percent(required)
+    yield f"{format_percent(found)} of the multiply-adds run in INT8, the goal is {goal}: {'; '.join(named)}"
 
 
 def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:

@@ -5,7 +5,7 @@ The same figures give the same bytes: ids come from a fixed salt, and no date is
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 # Placeholder colours, replaced by the page's CSS variables, which differ between light and dark mode.
-INK, MUTED, LINE, BEFORE, AFTER, BYTES, WORK = (f"#00000{number}" for number in range(1, 8))
+INK, MUTED, LINE, BEFORE, AFTER, BYTES, WORK, FP8, FP16, BF16 = (f"#0000{number:02}" for number in range(1, 11))
 VARIABLES = {
     INK: "--ink",
     MUTED: "--muted",
@@ -29,10 +29,21 @@ VARIABLES = {
     AFTER: "--after",
     BYTES: "--int8-weight",
     WORK: "--float32",
+    FP8: "--float8",
+    FP16: "--float16-weight",
+    BF16: "--bfloat16-weight",
 }
 SHADES = {"parameters": AFTER, "bytes": BYTES, "multiply-adds": WORK}
 NAMES = {"parameters": "parameters", "bytes": "size", "multiply-adds": "multiply-adds"}
 """The labels of a model's sizes on a plot."""
+ARITHMETICS = {
+    "int8": ("INT8", AFTER),
+    "float8": ("FP8", FP8),
+    "float16": ("FP16", FP16),
+    "bfloat16": ("BF16", BF16),
+    "float32": ("FP32", WORK),
+}
+"""The name and the colour of each arithmetic, the narrowest first."""
 
 SETTINGS: "dict[RcKeyType, Any]" = {
     "svg.fonttype": "none",
@@ -101,6 +112,31 @@ def plot_throughput(timings: Sequence[Timing], knee: int) -> str:
         axes.axvline(knee, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
         axes.annotate("knee", (knee, top), (3, -8), textcoords="offset points", color=MUTED, fontsize=8)
         return render_svg(figure, "throughput")
+
+
+def plot_arithmetic(bars: Mapping[str, Mapping[str, float]]) -> str:
+    """Plot the share of the multiply-adds in each arithmetic, 0 to 1, as a stacked bar per engine, with its name and
+    its figures above."""
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(2 * SIZE[0], 0.12 + 0.42 * len(bars)))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set_xlim(0, 1)
+        axes.set_ylim(len(bars) - 0.1, -0.15)
+        for row, (name, shares) in enumerate(bars.items()):
+            left = 0.0
+            found = {each: shares[each] for each in ARITHMETICS if each in shares}
+            for each, share in (found | dict(shares)).items():
+                axes.barh(row + 0.65, share, 0.34, left, color=ARITHMETICS.get(each, ("", MUTED))[1])
+                left += share
+            axes.text(0, row + 0.3, name, color=INK, va="center")
+            axes.text(1, row + 0.3, format_arithmetic(found | dict(shares)), color=MUTED, va="center", ha="right")
+        return render_svg(figure, "arithmetic")
+
+
+def format_arithmetic(shares: Mapping[str, float]) -> str:
+    """Format shares by arithmetic: `INT8 62.1 %, FP32 37.9 %`."""
+    return ", ".join(f"{ARITHMETICS.get(each, (each,))[0]} {100 * share:.1f} %" for each, share in shares.items())
 
 
 def plot_sizes(entries: Sequence[StageEntry]) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from export.report.changes import Changes, summarize_search
-from export.report.charts import plot_latency, plot_throughput
+from export.report.charts import plot_arithmetic, plot_latency, plot_throughput
 from laconic import registry
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import find_timings, list_gains
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
+from laconic.artifacts.placement_audit import report_audit
 from laconic.artifacts.verdict import Comparison
 from laconic.config import PATHS
 from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, PrecisionLadder
 from laconic.recipes.recipe import Recipe
+from laconic.runtimes.product import KINDS, NOT_AUDITED, NOT_REPORTED, share_multiply_adds
 from laconic.timing.measurements import Measurements, TrialRecord
-from laconic.units import format_bytes, format_duration, format_fidelity, format_seconds
+from laconic.units import format_bytes, format_count, format_duration, format_fidelity, format_percent, format_seconds
 
 TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
 MARK = "<!--search-->"
@@ -79,7 +81,7 @@ class LayerLine:
 
 @dataclass(frozen=True)
 class CandidateLine:
-    """One row of the table of candidates."""
+    """One row of the table of candidates. shares: of the multiply-adds, by the arithmetic that they run in."""
 
     engine: str
     size: str
@@ -89,6 +91,7 @@ class CandidateLine:
     speedup: str
     met: bool
     chosen: bool
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def render_report(
@@ -123,6 +126,14 @@ def render_report(
             drift=verdict.drift[0].figures if verdict and verdict.drift else {},
             gains=list(list_gains(manifest, measured, metric)),
             pictures=make_pictures(measured),
+            audit=report_audit(
+                measured.products,
+                measured.machine.processor,
+                NOT_REPORTED if measured.timings else NOT_AUDITED,
+            ),
+            arithmetic=make_arithmetic_picture(measured, candidates) if measured.products else "",
+            kinds=KINDS,
+            int8_share=recipe.goal.int8_share,
             changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
                 (kind, comparison, list(format_comparison(comparison, metric)))
@@ -205,6 +216,8 @@ def make_environment() -> Environment:
     made.filters["milliseconds"] = format_seconds
     made.filters["duration"] = format_duration
     made.filters["breakable"] = make_breakable
+    made.filters["count"] = format_count
+    made.filters["percent"] = format_percent
     made.filters["words"] = lambda name: name.replace("_", " ")
     return made
 
@@ -222,6 +235,14 @@ def make_pictures(measured: Measurements) -> list[tuple[str, Markup]]:
         ("Milliseconds per run; the band is the interquartile range", Markup(plot_latency(measured.timings))),  # noqa: S704
         ("Rows per second", Markup(plot_throughput(measured.timings, measured.knee))),  # noqa: S704
     ]
+
+
+def make_arithmetic_picture(measured: Measurements, candidates: Sequence[CandidateLine]) -> Markup:
+    """Plot the arithmetic of each candidate whose kernels are known; where none is, what the artifact's graph asks
+    for."""
+    known = {f"{each.engine}{' (chosen)' if each.chosen else ''}": each.shares for each in candidates if each.shares}
+    bars = known or {"planned": share_multiply_adds(measured.products, planned=True)}
+    return Markup(plot_arithmetic(bars))  # noqa: S704
 
 
 def format_comparison(comparison: Comparison, metric: str) -> Iterator[Line]:

@@ -11,10 +11,13 @@ from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.manifest import MANIFEST, MEASURED, REPORT, Manifest, read_manifest, read_measurements
 from laconic.artifacts.placement import Placement
+from laconic.artifacts.placement_audit import audit_placement, report_audit
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.errors import ArtifactError, LaconicError
 from laconic.files import read_json
+from laconic.hardware import this_machine
 from laconic.hashing import check_digest, digest_file
+from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED
 from laconic.runtimes.runtime import Runtime, find_kernel, make_runtime
 
 
@@ -48,7 +51,7 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
         "layers": dict(Counter(manifest.precision.values()).most_common()),
         "stages": [entry.plain() for entry in make_ledger(manifest.source, manifest.history, measured.seconds)],
         "verdict": manifest.verdict and summarize_verdict(manifest.verdict),
-        "measured": measured.model_dump(mode="json", exclude={"report"}),
+        "measured": measured.model_dump(mode="json", exclude={"report", "products"}),
     }
 
 
@@ -75,25 +78,32 @@ def read_report(folder: Path) -> dict[str, Any] | None:
 
 
 def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, Any]:
-    """Count layers by planned precision and by the arithmetic of the kernel that runs, JSON-ready:
-    {"engine": ..., "layers": {planned: {running: count}}}.
+    """Count layers by planned precision and by the arithmetic of the kernel that runs, and audit the multiply-adds,
+    JSON-ready: {"engine": ..., "layers": {planned: {running: count}}, "audit": ...}; for the last see `report_audit`.
 
     Layers whose kernel the engine does not report count as "not told". If no engine opens the artifact, "error" says
-    why.
+    why, and the audit is that of the machine where the artifact was made or tuned.
     """
+    measured = artifact.measured
     try:
         choice = artifact.choose(runtime)
         engine, placement = choice.engine, choice.placement
         with engine.open(artifact.path / placement.model, compute=placement.compute) as session:
+            # OpenVINO chooses kernels for dynamic shapes in the first run.
+            session.run(artifact.golden(placement)[0][0])
             running = session.kernels()
     except LaconicError as error:
-        return {"engine": None, "layers": {}, "error": str(error)}
+        missing = NOT_REPORTED if measured.timings else NOT_AUDITED
+        audit = report_audit(measured.products, measured.machine.processor, missing)
+        return {"engine": None, "layers": {}, "error": str(error), "audit": audit}
     counts: dict[str, Counter[str]] = {}
     for node, planned in placement.precision.items():
         kernel = find_kernel(node, running)
         counts.setdefault(planned, Counter())[kernel.precision if kernel else "not told"] += 1
     layers = {planned: dict(found.most_common()) for planned, found in counts.items()}
-    return {"engine": f"{engine.name} {engine.version()}", "layers": layers}
+    products = audit_placement(measured.products, artifact.manifest, placement, engine.name, running)
+    audit = report_audit(products, this_machine().processor, NOT_REPORTED)
+    return {"engine": f"{engine.name} {engine.version()}", "layers": layers, "audit": audit}
 
 
 def verify(path: Path, runtime: str | None = None) -> list[Check]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MEASURED
+from laconic.artifacts.placement_audit import audit_placement
 from laconic.files import replace_file
 from laconic.hardware import this_machine
 from laconic.hashing import seal
@@ -16,7 +17,7 @@ from laconic.timing.measurements import ORIGINAL, Measurements, find_knee
 
 def tune(path: Path, original: Session | None = None, *, threads: int = 1, steps: Steps | None = None) -> Artifact:
     """Race the placements of an artifact on this machine again, time the fastest one at every batch size, and write
-    measured.json anew: the timings, the machine, and the batch size that a server goes up to.
+    measured.json anew: the timings, the kernels that run, the machine, and the batch size that a server goes up to.
 
     original: a session of the source, to be timed beside it. threads: per engine. Everything else in the artifact stays
     as it is, the report with the timings of the machine that made it included. Raises MissingPackage if no engine of
@@ -37,8 +38,12 @@ def tune(path: Path, original: Session | None = None, *, threads: int = 1, steps
             sessions, artifact.task(), baseline=next(iter(sessions)), batches=BATCHES, threads=threads, step=step
         )
         own = {time.batch: time.quartiles[0] for time in times if time.engine == name}
+        kernels = session.kernels()
         step.note = f"best at {find_knee(own)} rows"
     found = {"machine": this_machine(), "timings": tuple(times), "knee": find_knee(own)}
+    found["products"] = audit_placement(
+        artifact.measured.products, artifact.manifest, choice.placement, choice.engine.name, kernels
+    )
     if this_machine() != artifact.measured.machine:
         found["arithmetic"] = {}  # what another machine's kernels computed in
     write_measurements(artifact, artifact.measured.model_copy(update=found))

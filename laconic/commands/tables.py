@@ -1,7 +1,7 @@
 """Console tables of the commands."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.console import OUT, make_table
 from laconic.commands.doctor import Finding
+from laconic.hardware import this_machine
+from laconic.runtimes.product import KINDS, describe_shares
 from laconic.timing.measurements import Timing, TrialRecord
-from laconic.units import format_bytes
+from laconic.units import format_bytes, format_count, format_percent
 
 MAX_FINDINGS = 3
 """Findings of one rule that are printed: a model for another engine breaks the same rule in every layer."""
@@ -82,6 +84,8 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     table.add_row("size", f"{format_bytes(artifact.size)}, the source {format_bytes(measured.original_size)}")
     for line in format_kernels(kernels):
         table.add_row("layers", line)
+    for head, line in format_audit(kernels.get("audit")):
+        table.add_row(head, line)
     if measured.arithmetic:
         shares = ", ".join(f"{100 * share:.1f} % {name}" for name, share in measured.arithmetic.items())
         table.add_row("arithmetic", f"{shares}, by share of the weights")
@@ -140,6 +144,24 @@ def format_kernels(kernels: Mapping[str, Any]) -> list[str]:
         for planned, found in kernels["layers"].items()
         for running, count in found.items()
     ] or ["none with weights"]
+
+
+def format_audit(audit: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Format the audit of the multiply-adds as rows: the shares by arithmetic, and each group of products that fell
+    back. Nothing for an artifact of an earlier version."""
+    if audit is None:
+        return
+    count = f"of {format_count(audit['multiply_adds'])} for one sample"
+    shares = describe_shares(audit["shares"] or audit["planned"])
+    recorded = "" if audit["machine"] == this_machine().processor else f", as run on {audit['machine']}"
+    state = recorded if audit["shares"] else f"; {audit['state']}"
+    yield "multiply-adds", f"{shares}, {count}{state}"
+    for group in audit["fallbacks"]:
+        number = len(group["nodes"])
+        what = group["nodes"][0] if number == 1 else f"{number} {KINDS[group['kind']]}"
+        kernels = f" ({', '.join(group['kernels'])})" if group["kernels"] else ""
+        runs = f"{group['runs']}{kernels} instead of {group['asked']}"
+        yield "fell back", f"{what}, {format_percent(group['share'])}: {runs}; {group['reason']}"
 
 
 def make_timing_table(timings: Sequence[Timing], title: str) -> Table:

@@ -20,7 +20,7 @@ class Goal(Strict):
 
     fidelity, worst: the mean and the lowest fidelity over the samples (1 = identical outputs). max_drop: the largest
     decrease of the task's metric against labels, relative to the original's. max_latency: seconds for one sample.
-    max_size: bytes.
+    max_size: bytes. int8_share: the least share of the multiply-adds of one sample that run in INT8.
     """
 
     fidelity: Share | None = None
@@ -28,6 +28,7 @@ class Goal(Strict):
     max_drop: Share | None = None
     max_latency: Seconds | None = None
     max_size: Bytes | None = None
+    int8_share: Share | None = None
 
 
 def required_tolerance(task: Task, goal: Goal) -> Tolerance:

@@ -183,10 +183,11 @@ class Recipe(Origin):
         """
         built = [(step, step.make_stage()) for step in self.stages]
         if self.to == "checkpoint":
-            if self.goal.max_latency is not None:
-                raise RecipeError(
-                    "goal.max_latency is for artifacts, which run on an engine. Leave it out for a checkpoint"
-                )
+            for key in ("max_latency", "int8_share"):
+                if getattr(self.goal, key) is not None:
+                    raise RecipeError(
+                        f"goal.{key} is for artifacts, which run on an engine. Leave it out for a checkpoint"
+                    )
             built = [(step, stage) for step, stage in built if stage.kind == "torch"]
             if not built:
                 raise RecipeError(

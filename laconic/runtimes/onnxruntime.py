@@ -25,7 +25,7 @@ IN_FLOAT = ("session.qdq_matmulnbits_accuracy_level", "0")
 by 0.5 % of its largest value; with it, by 5e-7."""
 INTEGER = ("QLinear", "QGemm", "QAttention", "DynamicQuantize", "MatMulInteger", "ConvInteger")
 """Prefixes of the operators that multiply in INT8."""
-NODE_SUFFIX = re.compile(r"(_token_\d+|/MatMulAddFusion)+$")
+NODE_SUFFIX = re.compile(r"(_token_\d+|/MatMulAddFusion|_nchwc)+$")
 """Suffixes that the engine appends to the names of nodes that it rewrites."""
 
 

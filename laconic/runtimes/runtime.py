@@ -1,7 +1,7 @@
 """The interface of an inference engine (runtime), and of a model that it has loaded (session)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,20 +31,24 @@ CONSTANT = "unknown"
 """The kind that OpenVINO reports for the kernel of a constant."""
 
 
-def find_kernel(node: str, kernels: Sequence[Kernel]) -> Kernel | None:
+def find_kernel(node: str, kernels: Sequence[Kernel], fused: Collection[str] | None = None) -> Kernel | None:
     """Find the kernel that does the multiplications of a layer, given its node, `module/MatMul`.
 
     Engines split a layer into several kernels, named after it with a suffix, or fuse it with other nodes, such as the
-    addition of its bias. If one of the parts computes in INT8, it is returned: the others add or rescale.
+    addition of its bias. If one of the parts computes in INT8, it is returned: the others add or rescale. Else the one
+    with the name that a dynamically quantized product has, or the first. fused: the names of nodes that an engine may
+    fuse the layer with; by default that of the bias.
     """
     module, _, _ = node.rpartition("/")
-    whole, parts = {node, f"{module}/Add"}, (f"{node}/", f"{node}_token_")
+    whole = {node, *((f"{module}/Add",) if fused is None else fused)}
+    parts = (f"{node}/", f"{node}_token_")
     own = [
         kernel
         for kernel in kernels
         if (kernel.node in whole or kernel.node.startswith(parts)) and not kernel.kind.startswith(CONSTANT)
     ]
-    return next((kernel for kernel in own if kernel.precision == "int8"), own[0] if own else None)
+    own.sort(key=lambda kernel: (kernel.precision != "int8", kernel.node != f"{node}/integer"))
+    return own[0] if own else None
 
 
 class Session(ABC):

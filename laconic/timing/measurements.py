@@ -3,6 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from laconic.hardware import Machine
+from laconic.runtimes.product import Product, share_multiply_adds
 
 ORIGINAL = "original"
 """The name of the source among the timings."""
@@ -69,7 +70,8 @@ class Measurements(BaseModel):
     the best, in rows; the server batches up to it. stages: seconds per step of the run. seconds: duration of each stage
     in the history, by the key of its record. peak_memory: bytes. report: SHA-256 of report.html. original_size: bytes
     of the source's weights. arithmetic: the share of the weights that each arithmetic multiplies with, as the engine
-    reports it. search: the trials, if a search found the artifact.
+    reports it. products: the products of the model, each with the kernel that runs; empty in artifacts of earlier
+    versions. search: the trials, if a search found the artifact.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,9 +83,16 @@ class Measurements(BaseModel):
     peak_memory: int
     original_size: int
     arithmetic: dict[str, float] = {}
+    products: tuple[Product, ...] = ()
     seconds: dict[str, float] = {}
     search: tuple[TrialRecord, ...] = ()
     report: str | None = None
+
+    @property
+    def multiply_adds(self) -> dict[str, float]:
+        """The share of the multiply-adds of one sample in each arithmetic, as the engine reports it; empty where it
+        does not, or was not on the machine."""
+        return share_multiply_adds(self.products)
 
     @property
     def lone_latency(self) -> float | None:
