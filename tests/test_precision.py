@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 
+import models
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from laconic.cache import Cache
+from laconic.finetune.finetune import finetune
+from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.recipes.ready import HOME
 from laconic.training import precision
@@ -93,6 +97,29 @@ def test_the_precision_bf16_is_the_technique_of_that_name_and_reads_back():
 def test_a_recipe_without_precision_and_techniques_trains_in_fp32_as_it_did():
     assert Training().precision == "fp32"
     assert not Training().techniques
+
+
+@pytest.mark.parametrize(("gain", "taken"), [(2.0, "bf16"), (0.05, "fp32")])
+def test_what_a_run_took_is_in_the_history_of_its_checkpoint(tmp_path, gain, taken):
+    widths = [16, 1024, 1024, 4]
+    torch.save(models.Perceptron(widths).state_dict(), tmp_path / "net.pt")
+    values = np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=values, label=values[:, :4].argmax(axis=1))
+    recipe = TrainingRecipe(
+        source=str(tmp_path / "net.pt"),
+        builder="models:Perceptron",
+        arguments={"widths": widths},
+        data={"train": tmp_path / "data.npz"},
+        steps=1,
+        loader={"workers": 0},
+    )
+    done = finetune(
+        recipe, tmp_path / "tuned", trust=True, steps=Messages(), cache=cache_with(tmp_path / "cache", gain)
+    )
+    config = Checkpoint.load(tmp_path / "tuned", trust=True).history[-1].config
+    assert config["precision"] == taken
+    assert [each["name"] for each in config["techniques"]] == (["bf16"] if taken == "bf16" else [])
+    assert len(done.training.losses) == 1
 
 
 @pytest.mark.parametrize("path", sorted(HOME.glob("text-*.yaml")), ids=lambda path: path.stem)
