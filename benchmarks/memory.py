@@ -3,10 +3,10 @@
     python benchmarks/memory.py [--only GPT-2] [--fast] [--cache .cache/bench]
 
 Each combination is predicted from the model's structure alone, and then runs two steps on real tensors, counted twice:
-by the watch, which sees every tensor, and by torch's allocator, which sees whatever kernels take beside them. The
-allocator cannot tell host from device, so it is compared with both together. Beside it what Accelerate (`accelerate
-estimate-memory`) and DeepSpeed (`estimate_zero2_model_states_mem_needs`, and zero3's where weights are on the host)
-say, which know of weights, gradients and the optimizer; DeepSpeed's where it is installed.
+by the watch, which sees every tensor, and by torch's allocator (allocator.py), which sees whatever kernels take beside
+them and knows nothing of the watch. The device and the host are compared with the allocator apart. Beside it what
+Accelerate (`accelerate estimate-memory`) and DeepSpeed (`estimate_zero2_model_states_mem_needs`, and zero3's where
+weights are on the host) say, which know of weights, gradients and the optimizer; DeepSpeed's where it is installed.
 """
 
 import argparse
@@ -14,9 +14,7 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import statistics
-import tempfile
 import time
 import warnings
 from dataclasses import dataclass
@@ -24,48 +22,52 @@ from pathlib import Path
 
 import torch
 import training as shared
-from torch.profiler import ProfilerActivity, profile, record_function
+from allocator import AllocatedPeaks, measure_allocated_peaks
 from training import Model, spoken
 
 from laconic.errors import MissingPackage, RecipeError
 from laconic.planner.device_rates import DeviceRates, measure_rates
 from laconic.planner.prediction import predict
-from laconic.planner.simulate import STEPS, Prepare, trace_memory
+from laconic.planner.simulate import STEPS, trace_memory
 from laconic.training.settings import Training
 from laconic.training.step.objective import Batch
 from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
 from laconic.training.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 MIB = 2**20
-MARK = "steps"
 
 
 @dataclass(frozen=True)
 class Line:
-    """Bytes of a combination. predicted: on the device, by the planner as it is used. whole: with every layer
-    simulated. watched: of real tensors. both: whole, host and device together. allocated: by the allocator."""
+    """Bytes of a combination. predicted, host: on the device and on the host, by the planner as it is used. whole: on
+    the device, with every layer simulated. watched: of real tensors on the device. allocated: by the allocator."""
 
     name: str
     predicted: int
+    host: int
     whole: int
     watched: int
-    both: int
-    allocated: int
+    allocated: AllocatedPeaks
 
     @property
-    def errors(self) -> tuple[float, float]:
-        """Against the watch and against the allocator, as shares."""
-        return self.predicted / self.watched - 1, self.both / self.allocated - 1
+    def errors(self) -> tuple[float, float, float]:
+        """Of the device against the watch and against the allocator, and of the host against the allocator, as shares.
+
+        The host's is of both sides' bytes where less than a tenth of them is the host's.
+        """
+        host = max(self.allocated.host, self.allocated.both // 10)
+        return (
+            self.predicted / self.watched - 1,
+            self.predicted / self.allocated.device - 1,
+            (self.host - self.allocated.host) / host,
+        )
 
 
 def measured(model: Model, training: Training, rates: DeviceRates) -> Line:
     """Predict, and run."""
     predicted = predict(model.subject, training, model.length, rates)
     whole = predicted if predicted.timeline else predict(model.subject, training, model.length, rates, whole=True)
-    assert whole.timeline is not None
-    both = int((whole.timeline.device + whole.timeline.host).max())
 
     def prepare() -> tuple[TrainState, Batch]:
         torch.manual_seed(0)
@@ -75,8 +77,8 @@ def measured(model: Model, training: Training, rates: DeviceRates) -> Line:
 
     watched = trace_memory(prepare, CPU, clip=training.max_grad_norm).peak()
     gc.collect()
-    allocated = allocator_peak(prepare, training.max_grad_norm)
-    return Line(spoken(training), predicted.peak, whole.peak, watched, both, allocated)
+    allocated = measure_allocated_peaks(prepare, STEPS, training.max_grad_norm)
+    return Line(spoken(training), predicted.peak, predicted.host, whole.peak, watched, allocated)
 
 
 def padded(batch: Batch) -> Batch:
@@ -84,30 +86,6 @@ def padded(batch: Batch) -> Batch:
     if "attention_mask" in batch:
         batch["attention_mask"][0, -1] = 0
     return batch
-
-
-def allocator_peak(prepare: Prepare, clip: float | None) -> int:
-    """The most bytes that torch's allocator on the processor gave out at once, in some steps.
-
-    Everything is built and freed within the profile: what was allocated before it would not be counted.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
-            state, batch = prepare()
-            gc.collect()
-            with record_function(MARK):
-                for _ in range(STEPS):
-                    train_step(state, batch, max_grad_norm=clip)
-            del state, batch
-            gc.collect()
-        path = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    mark = next(event for event in events if event.get("name") == MARK)
-    memory = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    before: int = memory[0]["args"]["Total Allocated"] - memory[0]["args"]["Bytes"]
-    end = mark["ts"] + mark["dur"]
-    return int(max(event["args"]["Total Allocated"] for event in memory if mark["ts"] <= event["ts"] <= end)) - before
 
 
 @dataclass(frozen=True)
@@ -158,8 +136,8 @@ def table(model: Model, rates: DeviceRates, *, fast: bool) -> list[Line]:
     print(
         f"\n{model.name}, {model.subject.parameters / 1e6:.1f} M parameters, batch {model.batch}"
         f"{f', {model.length} tokens' if model.length > 1 else ''}; MiB\n\n"
-        f"| combination | predicted | watched | error | predicted, with host | allocator | error "
-        f"| Accelerate | DeepSpeed |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        f"| combination | predicted | watched | error | allocator | error | host, predicted | host, allocator "
+        f"| error | Accelerate | DeepSpeed |\n|{' --- |' * 11}"
     )
     for number, training in enumerate(model.combinations()):
         if fast and number % 3:
@@ -167,16 +145,17 @@ def table(model: Model, rates: DeviceRates, *, fast: bool) -> list[Line]:
         try:
             line = measured(model, training, rates)
         except (RecipeError, MissingPackage) as error:
-            print(f"| {spoken(training)} | does not apply: {str(error).partition('.')[0]} |{' |' * 7}", flush=True)
+            print(f"| {spoken(training)} | does not apply: {str(error).partition('.')[0]} |{' |' * 9}", flush=True)
             continue
         lines.append(line)
-        sizes = [f"{size / MIB:.1f}" for size in (line.predicted, line.watched, line.both, line.allocated)]
+        device, host, _ = line.allocated
+        sizes = [f"{size / MIB:.1f}" for size in (line.predicted, line.watched, device, line.host, host)]
         errors = [f"{error:+.2%}" for error in line.errors]
         others = [
             "" if guess is None else f"{guess / MIB:.0f} ({guess / line.watched - 1:+.0%})"
             for guess in (peers.accelerate(training), peers.deepspeed(training))
         ]
-        cells = [line.name, *sizes[:2], errors[0], *sizes[2:], errors[1], *others]
+        cells = [line.name, *sizes[:2], errors[0], sizes[2], errors[1], *sizes[3:], errors[2], *others]
         print(f"| {' | '.join(cells)} |", flush=True)
     summary(model, lines)
     return lines
@@ -184,7 +163,7 @@ def table(model: Model, rates: DeviceRates, *, fast: bool) -> list[Line]:
 
 def summary(model: Model, lines: list[Line]) -> None:
     """The worst and the usual error."""
-    for index, name in enumerate(("the watch", "the allocator")):
+    for index, name in enumerate(("the watch", "the allocator's device", "the allocator's host")):
         errors = {line.name: line.errors[index] for line in lines}
         worst = max(errors, key=lambda name: abs(errors[name]))
         usual = statistics.median(abs(error) for error in errors.values())

@@ -19,6 +19,10 @@ CNN = "digits:build"
 ADAMW = {"adamw": {"lr": 1e-4, "weight_decay": 0.01}}
 ROUNDED = {"adamw": {"lr": 1e-4, "weight_decay": 0.01, "stochastic_rounding": True}}
 
+HOSTED = {"layerwise": {"rows": 2, "snapshots_on": "host"}}
+DEFERRED = {"chunked-cross-entropy": {"defer": True, "chunk": 64}}
+"""Chunks of 64 tokens, of which the small batches here have several."""
+
 COMBINATIONS: tuple[tuple[tuple[Any, ...], Any], ...] = (
     ((), ADAMW),
     ((), {"adamw": {"implementation": "foreach"}}),
@@ -45,8 +49,10 @@ COMBINATIONS: tuple[tuple[tuple[Any, ...], Any], ...] = (
     (({"activation-offload": {"min_bytes": 65536, "destination": "disk"}},), ADAMW),
     (({"layerwise": {"rows": 2}},), ADAMW),
     ((({"layerwise": {"rows": 2, "snapshots": 3}}), "optimizer-in-backward"), ADAMW),
-    (({"layerwise": {"rows": 2, "snapshots_on": "host"}}, {"host-weights": {"dtype": "fp32"}}), ADAMW),
-    (({"layerwise": {"rows": 2, "snapshots_on": "host"}}, {"host-weights": {"dtype": "bf16"}}), ADAMW),
+    ((HOSTED, {"host-weights": {"dtype": "fp32"}}), ADAMW),
+    ((HOSTED, {"host-weights": {"dtype": "bf16"}}), ADAMW),
+    (("sdpa", HOSTED, {"host-weights": {"dtype": "fp32"}}, {"chunked-cross-entropy": {"chunk": 64}}), ADAMW),
+    (("sdpa", HOSTED, {"host-weights": {"dtype": "fp32"}}, DEFERRED), ADAMW),
     (("lora",), ADAMW),
     (({"lora": {"base_dtype": "bfloat16"}}, "bf16", "gradient-checkpointing"), ADAMW),
     (("qlora",), ADAMW),

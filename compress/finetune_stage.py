@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -23,6 +23,8 @@ class Finetune(Training, TorchStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
     trains = True
     teaches = True
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         # What is trained is changed in place, and the original is still to be asked.

@@ -21,6 +21,9 @@ from laconic.models.torch_session import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
+from laconic.training.parallel.ranks import Ranks
+from laconic.training.precision import settle_precision
+from laconic.training.settings import Training
 from laconic.units import format_bytes, format_count, format_fidelity
 
 KEPT, TIME = "checkpoint", "seconds.json"
@@ -34,7 +37,7 @@ def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> 
             f"a model from a {lineage.source.description['kind']} cannot be saved, so its stages start again after an "
             f"interruption. Give its weights with a --builder to have results cached"
         )
-    for name, stage in stages:
+    for name, stage in settle_stages(lineage, stages):
         for record, what in find_broken(stage, lineage.history):
             lineage.job.steps.warn(f"{name} destroys what {record.stage} made: {PROPERTY_DESCRIPTIONS[what]}")
         run = StageRun(lineage, name, stage)
@@ -42,6 +45,19 @@ def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> 
         model = as_checkpoint_source(lineage.model).with_checkpoint(checkpoint)
         lineage.advance(model, name, teaches=stage.teaches)
         lineage.job.steps.report(name, format_record(lineage.history[-1]))
+
+
+def settle_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> list[tuple[str, TorchStage]]:
+    """The stages with the precision of those that train chosen for this device, before the first of them runs."""
+    job, ranks = lineage.job, Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def settle(stage: TorchStage) -> TorchStage:
+        if not isinstance(stage, Training):
+            return stage
+        module = as_checkpoint_source(lineage.model).checkpoint.module
+        return settle_precision(stage, module, ranks, job.cache, job.steps)
+
+    return [(name, settle(stage)) for name, stage in stages]
 
 
 class StageRun:

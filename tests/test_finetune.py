@@ -427,7 +427,7 @@ def translate_memory_errors(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"source: net.pt\nbuilder: models:Perceptron\narguments: {{widths: {widths}}}\ndata: data.npz\n"
-        f"batch_size: 8000\nsteps: 1\nloader: {{workers: 0}}\n"
+        f"batch_size: 8000\nsteps: 1\nprecision: fp32\nloader: {{workers: 0}}\n"
     )
 
     def run(room: int) -> subprocess.CompletedProcess:

@@ -25,6 +25,7 @@ from laconic.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow, choose_ro
 from laconic.planner.meta_model import MetaModel, open_meta_model
 from laconic.planner.plan_plots import plot_bars, plot_chosen
 from laconic.planner.plan_source import plan_source
+from laconic.planner.plan_summary import summarize_plan
 from laconic.planner.prediction import predict
 from laconic.training.settings import Training
 
@@ -104,6 +105,24 @@ def test_the_parts_of_a_peak_add_up_to_it(roomy):
         assert set(row.prediction.at_peak) == set(CATEGORIES)
         assert sum(row.prediction.at_peak.values()) == pytest.approx(row.prediction.peak, abs=64)
         assert row.prediction.at_peak["parameters"] > 0
+
+
+def test_what_is_kept_on_the_host_counts_against_what_is_saved_in_all(roomy):
+    plain, *others = summarize_plan(roomy)["rows"]
+    assert plain["reduction"] == plain["total_reduction"] == 1
+    for row in others:
+        assert row["total_reduction"] == pytest.approx(plain["peak"] / (row["peak"] + row["host"]))
+        assert (row["total_reduction"] < row["reduction"]) == (row["host"] > 0)
+    assert any(row["host"] for row in others)
+
+
+def test_the_baseline_has_the_attention_that_the_model_has_by_default(folder, roomy):
+    model = subject(folder, "gpt2")
+    plain, fused = (
+        predict(model, Training.model_validate({"batch_size": BATCH, "techniques": choice}), LENGTH, roomy.rates).peak
+        for choice in ([], ["sdpa"])
+    )
+    assert plain == fused
 
 
 def test_the_weights_are_counted_to_the_byte(roomy):
@@ -311,6 +330,7 @@ def test_a_small_model_is_told_of_in_small_units(plan, perceptron):
     code, out, _ = plan(*perceptron, "--memory", "1GiB")
     assert code == 0
     assert "212 parameters, batch 3, length 512; KiB" in " ".join(out.split())
+    assert "device less host all time par grad opt act tmp" in " ".join(out.split())
     assert "into 1.00 GiB" in " ".join(out.split())
 
 

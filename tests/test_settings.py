@@ -1,10 +1,13 @@
 """The recipe of training: read, checked to the bottom, and written as it was."""
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from laconic import registry
+from laconic.cli import app
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.training.settings import Training, TrainingRecipe
@@ -125,3 +128,53 @@ def test_techniques_can_be_exchanged_with_nothing_else_changed():
 def test_every_optimizer_stands_in_a_recipe_by_its_name(tmp_path, name):
     recipe = load(tmp_path, f"source: a\ndata: d\noptimizer: {name}\n")
     assert recipe.components().optimizer.lr > 0
+
+
+def parse(*arguments):
+    """The recipe that `laconic finetune` shows; raises what it refuses."""
+    result = CliRunner().invoke(
+        app, ["finetune", "model", "--data", "d.jsonl", "--show-recipe", *arguments], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    return yaml.safe_load(result.stdout)
+
+
+def test_the_settings_that_people_reach_for_first_are_options():
+    shown = parse("--technique", "lora", "--lr", "1e-4", "--epochs", "2", "--steps", "7", "--seed", "3")
+    assert shown["techniques"] == ["lora"]
+    assert shown["optimizer"] == {"adamw": {"lr": 1e-4, "weight_decay": 0.01}}
+    assert (shown["epochs"], shown["steps"], shown["seed"]) == (2.0, 7, 3)
+
+
+def test_a_technique_takes_settings_and_there_may_be_several():
+    shown = parse("--technique", "lora: {rank: 8}", "--technique", "sdpa")
+    assert shown["techniques"] == [{"lora": {"rank": 8}}, "sdpa"]
+
+
+def test_set_reaches_every_key_and_overrides_file_and_options(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("batch_size: 4\noptimizer: lion\ndata: {train: t.jsonl, limit: 9}\n")
+    keys = ("batch_size=5", "data.limit=50", "schedule=cosine", "optimizer.lion.weight_decay=0.2", "max_grad_norm=null")
+    shown = parse("--recipe", str(path), "--batch", "6", "--lr", "1e-5", *(f"--set={key}" for key in keys))
+    assert (shown["batch_size"], shown["data"]["limit"], shown["schedule"]) == (5, 50, "cosine")
+    assert shown["optimizer"] == {"lion": {"weight_decay": 0.2, "lr": 1e-5}}
+    assert shown["max_grad_norm"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--set", "batch_sise=3"), "Did you mean 'batch_size'"),
+        (("--set", "batch_size"), "expected key=value"),
+        (("--set", "batch_size=[1"), "not valid YAML"),
+        (("--set", "batch_size=none"), "batch_size"),
+        (("--set", "batch=3"), "now called 'batch_size'"),
+        (("--technique", "lorra"), "Did you mean 'lora'"),
+        (("--technique", "lora: {rang: 3}"), "rank"),
+        (("--lr", "-1"), "lr"),
+    ],
+)
+def test_wrong_settings_of_the_command_line_are_refused_as_in_a_recipe(arguments, says):
+    with pytest.raises(RecipeError) as error:
+        parse(*arguments)
+    assert says in str(error.value)

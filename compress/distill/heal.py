@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
@@ -73,6 +73,7 @@ class Heal(DistillStage):
     eval_every: int | None = Field(default=None, ge=1)
     patience: int = Field(default=3, ge=1)
     min_improvement: float = Field(default=0.02, ge=0, lt=1)
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     minutes: float | None = Field(default=None, gt=0)
     optimizer: NamedSettings = Field(default_factory=lambda given: default_optimizer(given.get("steps")))
 

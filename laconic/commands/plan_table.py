@@ -15,8 +15,9 @@ PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ("par", "grad", "opt", "act", "tmp")
 LEGEND = (
     "* chosen, ! does not fit (the others do); = losses of plain FP32 training to 1e-5, + all weights are trained, a "
-    "adapters are trained. par, grad, opt, act, tmp: parameters, gradients, optimizer state, activations, "
-    "temporaries at the peak. Times are relative to plain training, computed from the measured speed of: "
+    "adapters are trained. device, host: the peak of each; less: the device's against plain training; all: device and "
+    "host together against it. par, grad, opt, act, tmp: parameters, gradients, optimizer state, activations, "
+    "temporaries at the device's peak. Times are relative to plain training, computed from the measured speed of: "
 )
 UNTIMED = (
     "The memory is a GPU's, and no GPU is here: the times are this processor's, for which copies to the host cost "
@@ -55,7 +56,7 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
 
 def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]) -> Table:
     """The peak memory and the time of each row."""
-    table = make_table(title, "", "", "peak", "less", "time", *COLUMNS, "host", right=range(11))
+    table = make_table(title, "", "device", "less", "host", "all", "time", *COLUMNS, right=range(1, 11))
     plain = plan.plain.prediction
     _, size = choose_unit(plain.peak)
     for number, row in enumerate(rows, 1):
@@ -64,15 +65,20 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
         mark = "*" if chosen else " " if row.fits(plan.memory) else "!"
         kind = "=" if row.combination.exact else "+" if row.combination.whole else "a"
         table.add_row(
-            str(number),
-            f"{mark}{kind}",
+            f"{number:>2} {mark}{kind}",
             f"{found.peak / size:.2f}",
-            f"{plain.peak / found.peak:.1f}x",
+            format_factor(plain.peak / found.peak),
+            f"{found.host / size:.1f}",
+            format_factor(plain.total / found.total),
             f"{found.seconds / plain.seconds:.2f}x",
             *(f"{found.at_peak[category] / size:.1f}" for category in CATEGORIES),
-            f"{found.host / size:.1f}",
         )
     return table
+
+
+def format_factor(factor: float) -> str:
+    """How many times less, in at most five characters."""
+    return f"{factor:.1f}x" if factor < 99.95 else f"{factor:.0f}x"
 
 
 def make_phase_table(plan: "MemoryPlan", row: "PlanRow") -> Table:

@@ -26,6 +26,17 @@ def finetune(
     builder: Builder = None,
     epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch size, in rows over all devices.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimizer steps of the whole run; overrides epochs.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the optimizer.")] = None,
+    technique: Annotated[
+        list[str] | None, typer.Option(help="A technique, as lora or 'lora: {rank: 8}'; may be repeated.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random numbers.")] = None,
+    assignment: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of the recipe, as KEY=VALUE; may be repeated.")
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(help="Memory of the device, as 8GiB; chooses the fastest techniques that fit.")
     ] = None,
@@ -45,8 +56,9 @@ def finetune(
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
     given = {"source": source, "task": task, "builder": builder, "data": files or None}
-    options = {"epochs": epochs, "batch_size": batch, "memory": memory}
-    chosen = read_training_recipe(recipe, given | options, trust=trust)
+    options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
+    settings = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
+    chosen = read_training_recipe(recipe, given | options | settings, trust=trust)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
@@ -64,9 +76,12 @@ def finetune(
 
 def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
     """Read a training recipe; the command-line options that were given override it. Raises UsageError for nothing."""
+    from laconic.training.assignments import parse_value
     from laconic.training.settings import TrainingRecipe
 
     given = {key: value for key, value in given.items() if value is not None}
+    if "techniques" in given:
+        given["techniques"] = [parse_value(text, "--technique") for text in given["techniques"]]
     if path is None and not {"source", "data"} <= given.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
     return TrainingRecipe.load(path, trust=trust, **given)

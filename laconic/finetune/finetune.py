@@ -27,6 +27,7 @@ from laconic.registry import trust_addresses
 from laconic.training.loop import translate_memory_errors
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
+from laconic.training.precision import settle_precision
 from laconic.training.settings import Training, TrainingRecipe
 from laconic.training.step.train_state import TrainState
 from laconic.training.train import SNAPSHOTS, TrainResult, train
@@ -98,6 +99,8 @@ def finetune_on_rank(
     while True:
         inputs = prepare(recipe, trust, steps)
         if changed is None:
+            if recipe.techniques or recipe.memory is None:  # else the planner chooses the precision
+                recipe = settle_precision(recipe, inputs.checkpoint.module, ranks, cache, steps)
             recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
             room = measure_available(ranks.device)
         evaluator = Evaluator(inputs, recipe, steps)

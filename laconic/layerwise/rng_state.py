@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laconic.offload.memory_accounting import account_as
+
 
 @dataclass(frozen=True)
 class RngState:
@@ -17,8 +19,9 @@ class RngState:
 
     @classmethod
     def capture(cls, device: torch.device) -> "RngState":
-        """The present state."""
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+        """The present state. It lies on the host, a GPU's as well: 5 KB for each layer and micro-batch."""
+        with account_as("host"):
+            return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
     def restore(self, device: torch.device) -> None:
         """Draw from here on the numbers that were drawn after `capture`."""

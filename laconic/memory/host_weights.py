@@ -48,6 +48,10 @@ class HostWeights(Technique):
             for dtype in ("fp32", "bf16")
         ]
 
+    @property
+    def multiplies_in_bf16(self) -> bool:
+        return self.dtype == "bf16"
+
     def apply(self, parts: StepParts) -> None:
         for parameter in parts.module.parameters():
             parameter.data = move_to_host(parts.host, parameter, is_streamed=self.dtype == "fp32")

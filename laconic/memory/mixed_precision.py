@@ -21,6 +21,10 @@ class Bf16(Technique):
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
         return (Proposal("grid"),) if has_bf16(device) else ()
 
+    @property
+    def multiplies_in_bf16(self) -> bool:
+        return True
+
     def apply(self, parts: StepParts) -> None:
         parts.add_forward_context(lambda: autocast(parts, torch.bfloat16))
 

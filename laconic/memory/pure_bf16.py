@@ -27,6 +27,10 @@ class PureBf16(Technique):
     }
     requires_of_optimizer: ClassVar[Sequence[str]] = ("stochastic-rounding",)
 
+    @property
+    def multiplies_in_bf16(self) -> bool:
+        return True
+
     def apply(self, parts: StepParts) -> None:
         changed: dict[int, nn.Parameter] = {}
         for part in parts.module.modules():

@@ -168,6 +168,7 @@ def quantize_nf4(weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             part = part / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
             nearest = torch.bucketize(part, between, out_int32=True).view(-1, 2)
             codes[bytes_of(rows)].copy_(nearest[:, 0] * len(NF4) + nearest[:, 1])
+            del part, nearest
     return codes, scales
 
 
@@ -178,6 +179,7 @@ def dequantize_nf4(codes: Tensor, scales: Tensor, pairs: Tensor, shape: torch.Si
         index = codes[bytes_of(rows)].int()
         values = pairs.index_select(0, index).view(-1, BLOCK)
         flat[rows].copy_(values.mul_(scales[rows, None]))  # `out=` would take as much again
+        del index, values
     return flat.view(-1)[: shape.numel()].view(shape)
 
 

@@ -42,7 +42,9 @@ def iterate_with(iteration: ChunkIteration) -> Iterator[None]:
 def chunks(total: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` elements, and at least 1, that cover `range(total)` in order.
 
-    For loops whose iterations do the same work each, on a chunk of their own.
+    For loops whose iterations do the same work each, on a chunk of their own. A round must end with nothing of its
+    chunk alive: a tensor that a name still holds in the next round is there twice, and a simulation of one round does
+    not see it.
     """
     return _ITERATION.get().uniform(split_range(total, size))
 

@@ -1,6 +1,7 @@
 """The memory plan of a source, from the options of the command line and a recipe."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,7 +41,13 @@ def plan_source(
         raise UsageError(f"memory: {error}") from None
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
-    given = {"source": str(source), "data": {"train": "."}, "batch_size": batch, "task": task, "builder": builder}
+    given: dict[str, Any] = {
+        "source": str(source),
+        "data": {"train": "."},
+        "batch_size": batch,
+        "task": task,
+        "builder": builder,
+    }
     given = {key: value for key, value in given.items() if value is not None}
     training = TrainingRecipe.load(recipe, trust=trust, **given)
     if devices > 1 and training.mesh == Mesh():

@@ -82,6 +82,8 @@ def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
         "need": row.need,
         "peak": found.peak,
         "host": found.host,
+        "reduction": plan.plain.prediction.peak / found.peak,
+        "total_reduction": plan.plain.prediction.total / found.total,
         "at_peak": dict(found.at_peak),
         "phases": {phase: dict(part) for phase, part in found.phases.items()},
         "seconds": found.seconds,

@@ -51,6 +51,11 @@ class MemoryPrediction:
     timeline: MemoryTimeline | None = None
 
     @property
+    def total(self) -> int:
+        """Bytes of device and host: their peaks, which need not be at the same moment."""
+        return self.peak + self.host
+
+    @property
     def seconds(self) -> float:
         """The time of one step."""
         return self.cost.seconds()

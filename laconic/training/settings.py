@@ -1,10 +1,10 @@
 """The settings of training, which fine-tuning, distillation and healing share, and the recipe of fine-tuning."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -13,6 +13,7 @@ from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError, UntrustedCode
 from laconic.recipes.recipe import Origin, check_builder
 from laconic.registry import trust_addresses
+from laconic.training.assignments import assign_all, set_learning_rate
 from laconic.training.data.batch_loader import LoaderSettings
 from laconic.training.optimizers.optimizer import Optimizer
 from laconic.training.optimizers.schedule import Schedule
@@ -36,6 +37,8 @@ class Training(Strict):
 
     batch_size: rows of a step, over all devices. max_length: tokens at which texts are truncated; the model's own limit
     by default. steps: of the whole run; overrides epochs. max_grad_norm: of gradient clipping; None does not clip.
+    precision: of matrix products, unless a technique sets it; "auto" takes the faster of fp32 and bf16 on the device
+    (`laconic.training.precision`), and "bf16" is the technique of that name.
     loader: how batches are loaded. mesh: how the model is distributed over ranks. snapshot_every: steps between two
     snapshots.
     """
@@ -56,10 +59,21 @@ class Training(Strict):
     schedule: NamedSettings = NamedSettings(name="linear")
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     techniques: tuple[NamedSettings, ...] = ()
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
     loader: LoaderSettings = LoaderSettings()
     mesh: Mesh = Mesh()
     snapshot_every: int = Field(default=200, ge=1)
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_bf16(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or values.get("precision") != "bf16":
+            return values
+        techniques = values.get("techniques") or ()
+        if not isinstance(techniques, (list, tuple)) or any(name_of(each) == "bf16" for each in techniques):
+            return values
+        return {**values, "techniques": [*techniques, "bf16"]}
 
     @field_validator("techniques")
     @classmethod
@@ -93,6 +107,13 @@ class Training(Strict):
         return self.steps or max(1, round(self.epochs * ceil(rows / self.batch_size)))
 
 
+def name_of(technique: Any) -> Any:
+    """The name of a technique as a recipe writes it, or as settings hold it."""
+    if isinstance(technique, Mapping):
+        return technique.get("name", next(iter(technique), None))
+    return getattr(technique, "name", technique)
+
+
 class TrainingData(Strict):
     """train: the training set, with labels. evaluate: the validation set; by default a tenth of `train` is held out.
     limit: at most so many samples of each."""
@@ -106,6 +127,7 @@ class TrainingRecipe(Training, Origin):
     """A recipe of fine-tuning: a source, its data, and how it is trained. memory: bytes that the device may hold; the
     planner keeps within them."""
 
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     data: TrainingData
     memory: Bytes | None = None
 
@@ -117,11 +139,20 @@ class TrainingRecipe(Training, Origin):
         return values
 
     @classmethod
-    def load(cls, path: Path | None, *, trust: bool = False, **given: Any) -> "TrainingRecipe":
+    def load(
+        cls,
+        path: Path | None,
+        *,
+        trust: bool = False,
+        learning_rate: float | None = None,
+        assignments: Sequence[str] = (),
+        **given: Any,
+    ) -> "TrainingRecipe":
         """Read a recipe of fine-tuning, and check it down to the settings of its techniques.
 
         path: a YAML file; None takes `given` alone. trust: whether the file may name code by its address. given:
-        options of the command line, which override the file. Raises RecipeError with the file, the key and what was
+        options of the command line, which override the file. assignments: as "key=value", which override both.
+        learning_rate: of whichever optimizer that gives. Raises RecipeError with the file, the key and what was
         expected, UntrustedCode for an address in a file that nobody trusts.
         """
         where = str(path) if path else "command line"
@@ -134,8 +165,12 @@ class TrainingRecipe(Training, Origin):
         if isinstance(data, dict) and isinstance(given.get("data"), dict):
             given = given | {"data": data | given["data"]}
         try:
+            content = assign_all(content | given, assignments)
+            if learning_rate is not None:
+                optimizer = content.get("optimizer", cls.model_fields["optimizer"].default)
+                content["optimizer"] = set_learning_rate(optimizer, learning_rate)
             with trust_addresses(trust):
-                return cls.model_validate(content | given)
+                return cls.model_validate(content)
         except ValidationError as error:
             raise RecipeError(explain(error, where)) from None
         except (RecipeError, UntrustedCode) as error:

@@ -84,6 +84,7 @@ class DeferredLinearCrossEntropy:
                 here = (index >= 0) & (index < softmax.shape[1])
                 softmax.scatter_add_(1, index.clamp(0, softmax.shape[1] - 1)[:, None], -here[:, None].float())
                 gradient[rows] += softmax.mul_(factor).to(one.dtype).T @ inputs
+                del logits, softmax, index, here  # as in `accumulate_loss`
 
 
 class DeferredCrossEntropyFunction(torch.autograd.Function):

@@ -75,6 +75,11 @@ class Technique(BaseModel, ABC):
         return None
 
     @property
+    def multiplies_in_bf16(self) -> bool:
+        """Whether matrix products are computed in BF16."""
+        return False
+
+    @property
     def micro_batch(self) -> int | None:
         """Rows of a micro-batch, where the batch is split; None where the model sees the whole batch."""
         return None
