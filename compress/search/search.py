@@ -64,11 +64,7 @@ def search(
     """
     steps, cache = steps or Steps(), cache or Cache()
     check_destination(destination)
-    if list_options(recipe.engines, recipe.target)[0].reference:
-        raise UsageError(
-            f"a search times what it builds, and no engine of target {recipe.target!r} is on this machine. Leave out "
-            f"--budget, or search where the engine is"
-        )
+    check_engine_is_here(recipe)
     with steps.step("load the source and the samples") as step:
         open_context.cache_clear()  # another search of this process may have read other files
         context = open_context(make_base_recipe(recipe), trust, str(cache.folder))
@@ -90,3 +86,12 @@ def search(
     steps.report("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
     return SearchResult(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)
+
+
+def check_engine_is_here(recipe: Recipe) -> None:
+    """Raise UsageError where no engine of the recipe's target is on this machine: a search times what it builds."""
+    if list_options(recipe.engines, recipe.target)[0].reference:
+        raise UsageError(
+            f"a search times what it builds, and no engine of target {recipe.target!r} is on this machine. Leave out "
+            f"--budget, or search where the engine is"
+        )
