@@ -2,10 +2,13 @@
 
 import http.client
 import json
-import socket
-import threading
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import TextIO
 from urllib.parse import quote
 
 import numpy as np
@@ -14,11 +17,8 @@ from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Kernel, Session
-from serve.app import create_app
 from serve.kserve import DATATYPES, DTYPES
 from serve.layout import STEP, Layout
-from serve.server import Server, bind, listen
-from serve.server_settings import Settings
 
 HOST = "127.0.0.1"
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -106,35 +106,39 @@ class LaidOutSession(Session):
 
 @contextmanager
 def open_served(artifact: Artifact, runtime: str) -> Iterator[HttpSession]:
-    """Serve an artifact in a thread of this process, on one engine thread and a free port of this machine, as
-    `laconic serve` does; and open a session that sends it requests.
+    """Serve an artifact with `laconic serve`, in a process of its own, on one engine thread and a free port of this
+    machine; and open a session that sends it requests.
 
-    Its verdict need not have passed. Raises UnprovenArtifact if it does not give its golden outputs.
+    Its verdict need not have passed. Raises RuntimeFailure with the server's reason if it does not start.
     """
-    settings = Settings(runtime=runtime, threads=1, drain=0, unproven=True)
-    app = create_app([artifact.path], settings)
-    ready = threading.Event()
-    with bind(HOST, 0) as listener:
-        listen(listener, HOST, 0)
-        server = Server(app, settings, ready.set)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
-        thread.start()
+    # -P: no module of the working folder takes a package's place.
+    command = [sys.executable, "-P", "-m", "laconic", "serve", str(artifact.path), "--runtime", runtime, "--unproven"]
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
+        subprocess.Popen(  # noqa: S603 - our own command, without a shell
+            [*command, "--host", HOST, "--port", "0", "--threads", "1"],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | {"LACONIC_SERVE_DRAIN": "0"},
+        ) as server,
+    ):
         try:
-            wait_until_ready(ready, thread)
-            with closing(connect(listener)) as connection:
+            with closing(connect(server, log)) as connection:
                 yield HttpSession(connection, artifact.name)
         finally:
-            server.should_exit = True
-            thread.join()
+            server.terminate()
 
 
-def wait_until_ready(ready: threading.Event, thread: threading.Thread) -> None:
-    """Wait for the server. Raises RuntimeFailure if it ends before it is ready."""
-    while not ready.wait(0.1):
-        if not thread.is_alive():
-            raise RuntimeFailure("the server ended before it was ready; its log above says why")
-
-
-def connect(listener: socket.socket) -> http.client.HTTPConnection:
-    """A connection to the port of a listening socket, that is made with the first request."""
-    return http.client.HTTPConnection(HOST, listener.getsockname()[1], timeout=PATIENCE)
+def connect(server: "subprocess.Popen[str]", log: TextIO) -> http.client.HTTPConnection:
+    """A connection to the address that a server prints when it is ready; it is made with the first request. log: what
+    the server wrote about its failure. Raises RuntimeFailure."""
+    assert server.stdout is not None, "the caller pipes it"
+    _, found, address = server.stdout.readline().partition("http://")
+    if not found:
+        server.wait()
+        log.seek(0)
+        reason = log.read().strip().rpartition("laconic: ")[2]
+        raise RuntimeFailure(reason or "the server ended before it was ready, without a reason")
+    host, _, port = address.strip().partition(":")
+    return http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
