@@ -1,5 +1,6 @@
 """The multiply-adds of a graph, product by product, from the shapes of one sample; and what a plan asks for each."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,18 @@ QUANTIZED: frozenset[str] = INTEGER | {"float8"}
 """Precisions whose arithmetic is not that of the other layers."""
 
 
+def fold_shapes(model: ir.Model) -> None:
+    """Fold the constants of a model in place, and infer its shapes."""
+    # A node that cannot be evaluated is left as it is, which is no concern of the user's; a warning would be printed.
+    logger = logging.getLogger(fold_constants.__module__).getChild("_constant_folding")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        fold_constants(model, onnx_shape_inference=True)
+    finally:
+        logger.setLevel(before)
+
+
 def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Product, ...]:
     """Count the multiply-adds of each product of a float graph: matrix products, convolutions, attention, recurrent
     layers, in the order in which they run. Multiplications by zero count.
@@ -33,7 +46,7 @@ def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Pr
     for value in model.graph.outputs:
         value.shape = None
     # Inference alone does not follow a shape through Slice: BERT's position embeddings lose their length in it.
-    fold_constants(model, onnx_shape_inference=True)
+    fold_shapes(model)
     weights = {layer.node for layer in graph.layers}
     found = []
     for node in model.graph:

@@ -1,5 +1,6 @@
 """The kernel audit: multiply-adds counted from shapes, the arithmetic that they run in, and why it is another."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,13 @@ def audited(zoo, name, engine, precision, folder, compute="float32"):  # noqa: F
     candidate = EngineCandidate(option, adapted, folder / "model.onnx", np.ones(2), met=True)
     audit = KernelAudit.of(graph, checkpoint.task, PrecisionLadder.of(plan))
     return audit.check(candidate, checkpoint.task.examples(1))
+
+
+def test_counting_prints_nothing(zoo, caplog):  # noqa: F811
+    checkpoint, graph, _ = zoo("embedder")
+    with caplog.at_level(logging.WARNING):
+        assert count_products(graph, {key: each.shape for key, each in checkpoint.task.typical(1, 128).items()})
+    assert caplog.records == []
 
 
 def test_openvino_runs_all_of_a_transformer_in_int8_attention_included(zoo, tmp_path):  # noqa: F811
