@@ -227,3 +227,4 @@ def test_fp8_and_int4_are_proved_on_a_causal_language_model(llama, cache, tmp_pa
     counts = Counter(result.artifact.manifest.precision.values())
     assert counts[precision] >= 6
     assert [finding.message for finding in lint_tensorrt(result.artifact.model) if finding.severity == "error"] == []
+    assert "By reference execution" in (result.artifact.path / REPORT).read_text()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from laconic.artifacts.verdict import Comparison, Verdict
+from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.hardware import cores, this_machine
 from laconic.hashing import hash_of
 
@@ -41,6 +41,14 @@ def test_a_verdict_that_compared_nothing_does_not_pass():
     empty = Verdict(parity=(), drift=())
     assert not empty.passed
     assert empty.failures == ["nothing was compared"]
+
+
+def test_a_verdict_without_a_check_of_the_engine_is_by_reference_execution():
+    drift = (compare(1, 0.9),)
+    checked = drift[0].model_copy(update={"subject": ENGINE})
+    assert Verdict(parity=(), drift=drift).by_reference
+    assert not Verdict(parity=(checked,), drift=drift).by_reference
+    assert not Verdict(parity=(), drift=()).by_reference
 
 
 def test_a_key_does_not_depend_on_the_order_of_a_mapping():

@@ -119,6 +119,7 @@ def render_report(
             measured=measured,
             engine=", or ".join(f"{each.runtime} ({each.compute} where not quantized)" for each in manifest.placements),
             passed=verdict is not None and verdict.passed,
+            by_reference=verdict is not None and verdict.by_reference,
             failures=verdict.failures if verdict else ["nothing was compared"],
             out_of_domain=verdict.out_of_domain if verdict else [],
             made_up=not manifest.data,

@@ -64,6 +64,11 @@ class Verdict(BaseModel):
         return not self.failures
 
     @property
+    def by_reference(self) -> bool:
+        """Whether the outputs are those of reference execution, since the engine was not on the machine."""
+        return bool(self.drift) and all(each.subject != ENGINE for each in self.parity)
+
+    @property
     def out_of_domain(self) -> list[str]:
         """A sentence for each kind of sample on which the mean fidelity is below what is required on all samples."""
         whole, kinds = self.drift[:1], self.drift[1:]
