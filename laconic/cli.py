@@ -16,9 +16,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, lint, serve, tune, verify
+from laconic.commands.artifacts import bench, compare, inspect, lint, tune, verify
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
+from laconic.commands.serving import serve
 from laconic.commands.training import finetune, plan
 from laconic.errors import LaconicError, UsageError
 from laconic.registry import PACKAGES, missing_package

@@ -4,12 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from pydantic import TypeAdapter, ValidationError
 
+from laconic.cli import app
 from laconic.errors import UsageError
 from serve.server_settings import MIB, Settings
 from serve.settings_file import load_settings
 
+COMMAND = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
 DOCS = Path(__file__).parents[1] / "docs" / "serve.md"
 
 
@@ -20,6 +23,16 @@ def test_the_page_lists_every_setting_with_its_default() -> None:
     given = {name: default.strip(" `") for name, default in rows.items() if default.strip()}
     assert Settings.model_validate(given) == Settings()
     assert all(Settings.model_fields[name].default is None for name in set(rows) - set(given))
+
+
+def test_every_setting_is_an_option_whose_help_names_its_default() -> None:
+    options = {parameter.name: getattr(parameter, "help", "") for parameter in COMMAND.params}
+    assert set(Settings.model_fields) <= set(options)
+    defaults = {name: re.search(r"default: (\d[^;,]*)\.$", text or "") for name, text in options.items()}
+    given = {name: found[1] for name, found in defaults.items() if found}
+    assert Settings.model_validate(given) == Settings()
+    numbers = {name for name, field in Settings.model_fields.items() if type(field.default) in (int, float)}
+    assert numbers <= set(given)
 
 
 def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:

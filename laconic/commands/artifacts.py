@@ -1,4 +1,4 @@
-"""Commands on artifacts: `inspect`, `verify`, `bench`, `serve`, `compare`, `lint`."""
+"""Commands on artifacts: `inspect`, `verify`, `bench`, `compare`, `lint`."""
 
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -160,39 +160,6 @@ def tune(
             session = stack.enter_context(open_original(original, artifact, threads, builder=builder, trust=trust))
         timings = tune(artifact, session, threads=threads).measured.timings
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
-
-
-def serve(
-    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
-    runtime: RuntimeName = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; default: all.")] = None,
-    unproven: Annotated[bool, typer.Option("--unproven", help="Serve artifacts without a passed verdict.")] = False,
-    settings: Annotated[Path | None, typer.Option(help="YAML file with limits and other settings.")] = None,
-    queue_seconds: Annotated[float | None, typer.Option(help="Longest expected wait of a request; default: 1.")] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Seconds after which a waiting request fails; default: 60.")
-    ] = None,
-    max_body: Annotated[str | None, typer.Option(help="Largest body of a request; default: 64 MiB.")] = None,
-    max_connections: Annotated[int | None, typer.Option(help="Most connections at a time; default: 1000.")] = None,
-) -> None:
-    """Serve artifacts over HTTP, with dynamic batching."""
-    from serve.server import serve
-
-    serve(
-        artifacts,
-        host=host,
-        port=port,
-        settings=settings,
-        runtime=runtime,
-        threads=threads,
-        unproven=unproven or None,
-        queue_seconds=queue_seconds,
-        deadline=deadline,
-        max_body=max_body,
-        max_connections=max_connections,
-    )
 
 
 def compare(

@@ -1,0 +1,94 @@
+"""The command `serve`, with an option for every setting of the server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from laconic.commands.options import RuntimeName
+
+QUEUE, REQUESTS, CONNECTIONS = "Queue", "Requests", "Connections"
+"""Panels of the help."""
+
+
+def serve(
+    context: typer.Context,
+    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
+    settings: Annotated[Path | None, typer.Option(help="YAML file with limits and other settings.")] = None,
+    runtime: RuntimeName = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; default: all.")] = None,
+    executors: Annotated[
+        int | None, typer.Option(min=1, help="Batches at a time; default: as many as threads, at most 8.")
+    ] = None,
+    unproven: Annotated[
+        bool | None, typer.Option("--unproven", help="Serve artifacts without a passed verdict.", show_default=False)
+    ] = None,
+    queue_seconds: Annotated[
+        float | None, typer.Option(help="Longest expected wait of a request; default: 1.", rich_help_panel=QUEUE)
+    ] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which a waiting request fails; default: 60.", rich_help_panel=QUEUE),
+    ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Most samples of a request; default: 4096.", rich_help_panel=REQUESTS)
+    ] = None,
+    max_body: Annotated[
+        str | None, typer.Option(help="Largest body of a request; default: 64 MiB.", rich_help_panel=REQUESTS)
+    ] = None,
+    max_json: Annotated[
+        str | None, typer.Option(help="Largest JSON of a request; default: 16 MiB.", rich_help_panel=REQUESTS)
+    ] = None,
+    max_json_elements: Annotated[
+        int | None,
+        typer.Option(help="Most elements of a request's JSON; default: 500000.", rich_help_panel=REQUESTS),
+    ] = None,
+    max_in_flight: Annotated[
+        str | None, typer.Option(help="Memory of all requests together; default: 256 MiB.", rich_help_panel=REQUESTS)
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(help="Most connections at a time; default: 1000.", rich_help_panel=CONNECTIONS)
+    ] = None,
+    max_headers: Annotated[
+        str | None, typer.Option(help="Largest headers of a request; default: 32 KiB.", rich_help_panel=CONNECTIONS)
+    ] = None,
+    header_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for the headers; default: 10.", rich_help_panel=CONNECTIONS)
+    ] = None,
+    body_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds for the body, beside the rate; default: 20.", rich_help_panel=CONNECTIONS),
+    ] = None,
+    min_body_rate: Annotated[
+        str | None,
+        typer.Option(help="Bytes of the body that earn another second; default: 16 KiB.", rich_help_panel=CONNECTIONS),
+    ] = None,
+    keep_alive: Annotated[
+        float | None,
+        typer.Option(help="Seconds that an idle connection stays open; default: 75.", rich_help_panel=CONNECTIONS),
+    ] = None,
+    write_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds that a client may take nothing of its answer; default: 30.", rich_help_panel=CONNECTIONS
+        ),
+    ] = None,
+    drain: Annotated[
+        float | None,
+        typer.Option(help="Seconds between SIGTERM and the closing of the port; default: 1.", rich_help_panel="Stop"),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(help="Seconds after that for requests in flight; default: 30.", rich_help_panel="Stop"),
+    ] = None,
+) -> None:
+    """Serve artifacts over HTTP, with dynamic batching.
+
+    Each option but the first four is a setting, which can also be given in the file of --settings, and as an
+    environment variable: LACONIC_SERVE_MAX_BODY for --max-body.
+    """
+    from serve.server import serve
+
+    serve(**context.params)
