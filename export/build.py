@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -146,8 +147,37 @@ class PlanEvaluator:
 
     def fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
         """Measure the fidelity of a plan's outputs to the reference, per sample: [samples]. Results are cached."""
-        key = hash_of(
-            "trial",
+        reference = self.reference[dataset.fingerprint]
+
+        def compute() -> Arrays:
+            path = self.folder / "trial.onnx"
+            option.build(self.graph, plan, path)
+            with option.open(path, cores()) as session:
+                found = predict(session, self.task, dataset)
+            return {"fidelity": self.task.fidelity(reference, found)}
+
+        key = hash_of(*self._describe(plan, option, dataset), hash_arrays(reference))
+        return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])
+
+    def engine_fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
+        """Measure the fidelity of an engine's outputs to those of the same graph run node by node, per sample, each run
+        alone: [samples]. Results are cached."""
+
+        def compute() -> Arrays:
+            path = self.folder / "trial.onnx"
+            option.build(self.graph, plan, path)
+            with option.open_reference(path, cores()) as session:
+                plain = predict(session, self.task, dataset, rows=1)
+            with option.open(path, 1) as session:
+                found = predict(session, self.task, dataset, rows=1)
+            return {"fidelity": self.task.fidelity(plain, found)}
+
+        key = hash_of(*self._describe(plan, option, dataset))
+        return np.asarray(self.cache.arrays(f"engine-{key}", compute)["fidelity"])
+
+    def _describe(self, plan: Plan, option: EngineOption, dataset: Dataset) -> tuple[Any, ...]:
+        """All that the outputs of a plan depend on."""
+        return (
             self.graph.key,
             sorted(plan.precision.items()),
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
@@ -158,18 +188,8 @@ class PlanEvaluator:
             option.version,
             this_machine().features,
             dataset.fingerprint,
-            hash_arrays(self.reference[dataset.fingerprint]),
             code_version(),
         )
-
-        def compute() -> Arrays:
-            path = self.folder / "trial.onnx"
-            option.build(self.graph, plan, path)
-            with option.open(path, cores()) as session:
-                found = predict(session, self.task, dataset)
-            return {"fidelity": self.task.fidelity(self.reference[dataset.fingerprint], found)}
-
-        return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])
 
 
 def hash_arrays(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:

@@ -13,13 +13,13 @@ from export.alternatives import place_alternatives
 from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, check_supported, list_options
 from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders, prefer_int8
-from export.evidence import collect_evidence
+from export.evidence import PARITY_SAMPLES, collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, measure_capture_error
-from export.validate import find_missed, is_batch_independent, validate
+from export.validate import engine_tolerance, find_missed, is_batch_independent, validate
 from laconic import __version__, registry
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
@@ -217,13 +217,18 @@ class EngineBuild:
     def build_candidate(
         self, ladder: PrecisionLadder, evaluator: PlanEvaluator, option: EngineOption, folder: Path, step: Step
     ) -> EngineCandidate:
-        """Build the first plan that meets the goal with one engine option."""
+        """Build the first plan that meets the goal with one engine option, and that its engine runs as written."""
 
         def trial(plan: Plan) -> Array:
             step.advance()
             return evaluator.fidelity(plan, option, self.samples.choose)
 
-        plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance))
+        def is_sound(plan: Plan) -> bool:
+            return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, few))
+
+        bar = tighten(engine_tolerance(self.tolerance))
+        few = self.samples.choose.take(PARITY_SAMPLES, self.recipe.seed)
+        plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
         folder.mkdir()
         model = folder / MODEL
         option.build(evaluator.graph, plan, model)

@@ -9,7 +9,7 @@ from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import bootstrap_interval
-from laconic.recipes.goal import WORST, Goal
+from laconic.recipes.goal import Goal
 from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED, NOT_TOLD, Product
 from laconic.tasks.task import Task, Tolerance
 from laconic.timing.measurements import Measurements
@@ -19,11 +19,10 @@ CAPTURE_EXACTNESS = 1 - 1e-4
 """1 minus the largest allowed error of the captured graph, relative to the largest output. FP32 sums in another order
 differ by 1e-6."""
 
-ENGINE_FIDELITY = 0.99
-ENGINE_SHARE = 0.2
-"""The least mean fidelity of an engine to the graph run node by node; and the share of the allowed infidelity that may
-be the engine's, where that is more. Engines round in other places, and in BF16: 0.9991 for MiniLM's vectors, 0.988 for
-a classifier whose classes are near a tie, where 0.85 was asked for. A wrong kernel or a lost scale is far worse."""
+ENGINE_TOLERANCE = Tolerance(mean=0.99, worst=0.9)
+"""The fidelity that is enough for an engine to the graph run node by node, where a goal asks for more than this of the
+artifact. Engines round in other places, and in BF16: 0.9991 for MiniLM's vectors, 0.986 for a random ELECTRA whose
+classes are near a tie. A wrong kernel or a lost scale is far worse."""
 
 BATCH_FIDELITY = 0.9999
 BATCH_WORST = 0.999
@@ -59,7 +58,7 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
             against="graph run node by node",
             samples=count_samples(evidence.plain),
             figures=fidelity_of(task, evidence.plain, evidence.alone),
-            required=engine_fidelity(tolerance),
+            required=describe_tolerance(engine_tolerance(tolerance)),
         )
         parity.insert(0, engine)
     if evidence.capture_error is not None:
@@ -75,10 +74,17 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
     return Verdict(parity=tuple(parity), drift=(whole, *compare_by_kind(evidence, task)))
 
 
-def engine_fidelity(tolerance: Tolerance) -> dict[str, float]:
-    """The required mean and worst fidelity of the engine to the graph run node by node."""
-    mean = min(ENGINE_FIDELITY, 1 - ENGINE_SHARE * (1 - tolerance.mean))
-    return {"fidelity": round_figure(mean), "fidelity_worst": round_figure(max(1 - WORST * (1 - mean), 0.0))}
+def engine_tolerance(tolerance: Tolerance) -> Tolerance:
+    """The required fidelity of the engine to the graph run node by node: what the goal requires of the artifact, but
+    not more than ENGINE_TOLERANCE. The search looks at it, too, so that no artifact is chosen that fails it."""
+    worst = None if tolerance.worst is None else min(tolerance.worst, ENGINE_TOLERANCE.worst or 0.0)
+    return Tolerance(mean=min(tolerance.mean, ENGINE_TOLERANCE.mean), worst=worst)
+
+
+def describe_tolerance(tolerance: Tolerance) -> dict[str, float]:
+    """The figures that a tolerance requires, by name; 0 requires nothing."""
+    required = {"fidelity": tolerance.mean, "fidelity_worst": tolerance.worst}
+    return {name: value for name, value in required.items() if value}
 
 
 def is_batch_independent(verdict: Verdict) -> bool:
@@ -95,9 +101,7 @@ def compare_with_original(evidence: Evidence, task: Task, tolerance: Tolerance, 
     figures = fidelity_of(task, evidence.original, evidence.artifact)
     figures |= {name: round_figure(value) for name, value in task.figures(evidence.original, evidence.artifact).items()}
     intervals = {"fidelity": bootstrap_interval(lambda index: float(fidelity[index].mean()), samples, seed=seed)}
-    required = {"fidelity": tolerance.mean} if tolerance.mean else {}
-    if tolerance.worst:
-        required["fidelity_worst"] = tolerance.worst
+    required = describe_tolerance(tolerance)
     if evidence.labels is not None:
         before, after = (task.scorer(each, evidence.labels) for each in (evidence.original, evidence.artifact))
         every = np.arange(samples)

@@ -71,6 +71,18 @@ def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
     assert tried <= 3 + np.log2(len(rung) + 1)
 
 
+def test_a_plan_that_the_engine_does_not_run_as_written_is_left_for_the_next_that_it_does():
+    ladder = ladder_of([0.99, 0.992, 0.995, 0.999], [0.9999])
+    trials = Trials()
+    plan, _, met = find_plan(ladder, trials, Tolerance(mean=0.99), lambda plan: fidelity_of(plan) > 0.994)
+    assert (fidelity_of(plan), met) == (0.995, True)
+    assert len(trials.plans) == 4, "no plan is tried twice"
+    assert fidelity_of(find_plan(ladder, trials, Tolerance(mean=0.99), lambda plan: fidelity_of(plan) > 0.9995)[0]) == (
+        0.9999
+    )
+    assert not find_plan(ladder, trials, Tolerance(mean=0.99), lambda plan: False)[2]
+
+
 CANDIDATE = EngineCandidate(
     EngineOption("openvino", "float32"),
     Plan({"layer": "int8"}),

@@ -315,7 +315,6 @@ def test_a_miss_without_a_wrong_layer_names_none(reader, laconic, monkeypatch):
     artifact, weights, data = reader
     monkeypatch.setattr("export.parity.step_list.CAPTURE_EXACTNESS", 1.1)
     monkeypatch.setattr("export.parity.step_list.describe_tolerance", lambda tolerance: {"fidelity": 1.1})
-    monkeypatch.setattr("export.parity.step_list.engine_fidelity", lambda tolerance: {"fidelity": 1.1})
     code, rows, err = read_ledger(laconic, artifact, weights, "--builder", BUILDER, "--data", data)
     assert code == 3
     assert "Failed: captured, placed, engine, HTTP" in err

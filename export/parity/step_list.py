@@ -12,7 +12,7 @@ from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.placed_divergence import find_placed_divergence
 from export.parity.stage_results import find_compressed, find_teacher, list_module_records
 from export.sources import capture_graph
-from export.validate import CAPTURE_EXACTNESS, engine_fidelity
+from export.validate import CAPTURE_EXACTNESS, describe_tolerance, engine_tolerance
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.artifacts.parity_ledger import Divergence
@@ -125,7 +125,7 @@ class StepList:
             f"{self.model.name}: {self.engine.name}, {self.placement.compute}",
             self.open_engine,
             before=(PLACED,),
-            required=engine_fidelity(self.tolerance),
+            required=describe_tolerance(engine_tolerance(self.tolerance)),
             required_of_original=drift,
             explain=self.explain_engine,
         )
@@ -183,9 +183,3 @@ def read_tolerance(verdict: Verdict | None, task: Task) -> Tolerance:
     if "fidelity" not in required:
         return task.tolerance
     return Tolerance(mean=required["fidelity"], worst=required.get("fidelity_worst"))
-
-
-def describe_tolerance(tolerance: Tolerance) -> dict[str, float]:
-    """The figures that a tolerance requires, by name."""
-    required = {"fidelity": tolerance.mean, "fidelity_worst": tolerance.worst}
-    return {name: least for name, least in required.items() if least is not None}
