@@ -103,7 +103,8 @@ def settings(**changes) -> Training:
 def taught(
     folder: Path, evaluate: Evaluate | None = None, make: Callable[[], nn.Module] = Dropping, **changes
 ) -> TrainResult:
-    given = {} if evaluate is None else {"evaluate": evaluate}
+    given = {name: changes.pop(name) for name in ("conclude", "eval_every") if name in changes}
+    given |= {} if evaluate is None else {"evaluate": evaluate}
     return train(
         checkpoint(make), dataset(), settings(**changes), folder, ranks=Ranks(), observers=ObserverSettings(quiet=True),
         cache=Cache(folder / "cache"), **given,
@@ -228,14 +229,31 @@ def held(path: Path) -> int:
 
 def test_the_model_is_judged_before_after_each_epoch_and_at_the_end(tmp_path):
     asked = []
-    taught(tmp_path, evaluate=lambda state, done: asked.append((done, state.module.training)), steps=9)
+    taught(tmp_path, evaluate=lambda state, done: bool(asked.append((done, state.module.training))), steps=9,
+           conclude=lambda state, done: asked.append((done, state.module.training)))  # fmt: skip
     assert asked == [(0, True), (4, True), (8, True), (9, True)]
 
 
 def test_a_step_is_told_of_before_the_model_is_judged_after_it(tmp_path):
     seen = {}
-    taught(tmp_path, evaluate=lambda state, done: seen.update({done: written(tmp_path / LOG)}), steps=9)
-    assert seen == {0: 0, 4: 4, 8: 8, 9: 9}
+    taught(tmp_path, evaluate=lambda state, done: bool(seen.update({done: written(tmp_path / LOG)})), steps=9)
+    assert seen == {0: 0, 4: 4, 8: 8}
+
+
+def test_an_evaluation_may_end_the_run_which_is_then_over_when_it_is_resumed(tmp_path):
+    asked = []
+
+    def evaluate(state: TrainState, done: int) -> bool:
+        asked.append(done)
+        return done == 3
+
+    given = {"evaluate": evaluate, "eval_every": 3, "snapshot_every": 3, "steps": 9}
+    first = taught(tmp_path, **given)
+    assert len(first.losses) == 3
+    again = taught(tmp_path, **given)
+    assert again.losses == first.losses
+    assert same(weights(again), weights(first))
+    assert asked == [0, 3, 0, 3]
 
 
 def written(log: Path) -> int:

@@ -1,22 +1,21 @@
-"""Evaluating a model on a validation set: its mean loss, and the metric of its task."""
+"""Evaluating a model on a validation set: its mean loss, and the metric of its task, in one pass."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from laconic.arrays import Array, Arrays
-from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
+from laconic.models.signature import name_outputs
 from laconic.runtimes.predict import stack_padded
-from laconic.tasks.task import Task
 from laconic.training.data.batch_builder import BatchBuilder
-from laconic.training.data.batch_sampler import BatchSampler
-from laconic.training.step.objective import Objective, first_output
+from laconic.training.data.batch_sampler import BatchSampler, row_lengths
+from laconic.training.step.objective import Objective
 
 ROWS = 32
 """Rows of a batch: larger batches are no faster on a CPU, and evaluation on a GPU is short anyway."""
@@ -43,47 +42,65 @@ def evaluate(
     module.eval()
     try:
         with torch.no_grad():
-            loss = compute_loss(module, objective, dataset, device, rows, forward_context)
-            figures = objective.task.figures_from_loss(loss)
-            metric = figures or compute_metric(module, objective.task, dataset, device, rows, forward_context)
-            return {"loss": loss} | metric
+            loss, outputs = run_dataset(module, objective, dataset, device, rows, forward_context)
     finally:
         module.train(training)
+    return {"loss": loss} | (objective.task.figures_from_loss(loss) or compute_metric(objective, dataset, outputs))
 
 
-def compute_loss(
+def run_dataset(
     module: nn.Module,
     objective: Objective,
     dataset: Dataset,
     device: torch.device,
     rows: int,
     forward_context: ForwardContext,
-) -> float:
-    """The mean loss over all terms of the dataset. An objective that compares rows sees `rows` of them at a time."""
-    sampler = BatchSampler(len(dataset.keys), rows, seed=0)
+) -> tuple[float, list[Array]]:
+    """The mean loss over all terms of a dataset, and the first output of each sample, [samples] of any shape.
+
+    An objective that compares rows sees `rows` of them at a time, drawn at random; else rows of similar length are
+    batched. There are no outputs where the objective does not call the module itself.
+    """
+    lengths = row_lengths(dataset) if objective.splittable else None
+    sampler = BatchSampler(len(dataset.keys), rows, seed=0, lengths=lengths)
     builder = BatchBuilder(dataset, dataset.samples, objective.collate)
-    total, terms = 0.0, 0
+    total, terms, found = 0.0, 0, dict[int, Array]()
     for number in range(sampler.steps):
-        batch = {name: tensor.to(device) for name, tensor in builder.collate(sampler.batch(number)).items()}
-        with forward_context():
+        members = sampler.batch(number)
+        batch = {name: tensor.to(device) for name, tensor in builder.collate(members).items()}
+        with forward_context(), record_first_output(module) as outputs:
             total += float(objective.loss(module, batch))
         terms += int(objective.count_terms(batch))
-    return total / max(terms, 1)
+        samples = [row * dataset.per_row + offset for row in members for offset in range(dataset.per_row)]
+        for output in outputs:
+            found |= dict(zip(samples, output.float().cpu().numpy(), strict=True))
+    return total / max(terms, 1), [found[index] for index in sorted(found)]
 
 
-def compute_metric(
-    module: nn.Module, task: Task, dataset: Dataset, device: torch.device, rows: int, forward_context: ForwardContext
-) -> dict[str, float]:
-    """The metric of the task by its name; empty where the labels do not fit it."""
-    if dataset.labels is None:
+@contextmanager
+def record_first_output(module: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that the first output of the module is appended to whenever it is called in the body."""
+    found: list[Tensor] = []
+
+    def record(called: nn.Module, arguments: tuple[Any, ...], answer: Any) -> None:
+        found.append(next(iter(name_outputs(answer).values())))
+
+    handle = module.register_forward_hook(record)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def compute_metric(objective: Objective, dataset: Dataset, rows: list[Array]) -> dict[str, float]:
+    """The metric of the task by its name; empty where there are no labels, or they do not fit it.
+
+    rows: the first output of each sample.
+    """
+    task = objective.task
+    if dataset.labels is None or not rows:
         return {}
-    slots: list[Array] = [np.empty(0)] * len(dataset)
-    for indices, arrays in batches(dataset, task, rows):
-        with forward_context():
-            found = first_output(module, {name: torch.from_numpy(array).to(device) for name, array in arrays.items()})
-        for index, row in zip(indices, found.float().cpu().numpy(), strict=True):
-            slots[index] = row
-    outputs: Arrays = {"output": stack_padded(slots)}
+    outputs: Arrays = {"output": stack_padded(rows)}
     try:
         score = task.scorer(outputs, dataset.labels)
     except (InputError, DataError):

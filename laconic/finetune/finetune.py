@@ -17,7 +17,7 @@ from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
 from laconic.errors import OutOfMemory, RecipeError, UsageError
 from laconic.finetune.advice import advise, copy_structure, fit_to_memory, measure_available, measure_longest
-from laconic.finetune.evaluate import ROWS, evaluate
+from laconic.finetune.evaluator import BEST, Evaluator
 from laconic.finetune.head import open_for
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint, check_free
@@ -29,15 +29,12 @@ from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.precision import settle_precision
 from laconic.training.settings import Training, TrainingRecipe
-from laconic.training.step.train_state import TrainState
 from laconic.training.train import SNAPSHOTS, TrainResult, train
 
 VALIDATION_SHARE = 0.1
 """The share of the data that is held out as the validation set, where no file is given for it."""
 KEY = "run.json"
 LOGS = "training"
-EPOCH_ROWS = 512
-"""Rows of the validation set that the model is evaluated on after each epoch; at the end on all of them."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +100,14 @@ def finetune_on_rank(
                 recipe = settle_precision(recipe, inputs.checkpoint.module, ranks, cache, steps)
             recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
             room = measure_available(ranks.device)
-        evaluator = Evaluator(inputs, recipe, steps)
         try:
-            result = run_training(inputs, recipe, folder, ranks, observers, evaluator, cache)
+            result, evaluator = run_training(inputs, recipe, folder, ranks, observers, cache, steps)
             break
         except OutOfMemory as error:
             reason = str(error)
         # Outside the except clause: the exception keeps alive everything that the attempt has allocated.
         structure, length = inputs.structure, inputs.length
-        del inputs, evaluator
+        del inputs
         gc.collect()
         other, advice = advise(recipe, structure, length, ranks.device, steps, room)
         if other is None:
@@ -157,14 +153,15 @@ def run_training(
     folder: Path,
     ranks: Ranks,
     observers: ObserverSettings | None,
-    evaluator: "Evaluator",
     cache: Cache,
-) -> TrainResult:
-    """Train in the folder of this run. Raises OutOfMemory, and what `train` raises."""
+    steps: Steps,
+) -> tuple[TrainResult, Evaluator]:
+    """Train in the folder of this run, and evaluate. Raises OutOfMemory, and what `train` raises."""
     key = hash_of(inputs.checkpoint.key, inputs.train.fingerprint, select_settings(recipe))
     with claim_folder(folder, key) if ranks.is_first else nullcontext(), translate_memory_errors():
         ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
-        return train(
+        evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first)
+        result = train(
             inputs.checkpoint,
             inputs.train,
             recipe,
@@ -172,44 +169,11 @@ def run_training(
             ranks=ranks,
             observers=observers,
             evaluate=evaluator,
+            eval_every=recipe.eval_every,
+            conclude=evaluator.conclude,
             cache=cache,
         )
-
-
-class Evaluator:
-    """Evaluates the model on the validation set: on all of it before and after training, on a part after each epoch.
-
-    The model is evaluated as it is trained, on the device and with its techniques, so that evaluation takes no more
-    memory than training does. before, after: the figures of all of the validation set.
-    """
-
-    def __init__(self, inputs: FinetuneInputs, training: Training, steps: Steps) -> None:
-        validation = inputs.validation
-        self._all = validation
-        self._part = validation.rows(range(min(EPOCH_ROWS, len(validation.keys))), validation.name)
-        self._last, self._steps = training.count_steps(len(inputs.train.keys)), steps
-        self._rows = min(ROWS, training.batch_size)
-        self.before: dict[str, float] = {}
-        self.after: dict[str, float] = {}
-
-    def __call__(self, state: TrainState, done: int) -> None:
-        if 0 < done < self._last:
-            self._steps.report(f"after step {done}", format_figures(self._evaluate(state, self._part)))
-            return
-        with self._steps.step("evaluate after training" if done else "evaluate before training") as step:
-            figures = self._evaluate(state, self._all)
-            step.note = format_figures(figures)
-        if done:
-            self.after = figures
-        else:
-            self.before = figures
-
-    def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
-        rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
-        with state.strategy.gather_weights():
-            return evaluate(
-                state.module, state.objective, dataset, state.device, rows=rows, forward_context=state.forward_context
-            )
+        return result, evaluator
 
 
 def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:
@@ -228,9 +192,12 @@ def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Datas
     return train_set, validation
 
 
-def select_settings(training: Training) -> dict[str, Any]:
+def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
     """The settings that the trained weights depend on, JSON-ready."""
-    return training.model_dump(mode="json", include=set(Training.model_fields) - {"loader", "snapshot_every", "mesh"})
+    names = set(Training.model_fields) - {"loader", "snapshot_every", "mesh"}
+    if recipe.best_by is not None:
+        names |= {"best_by", "eval_every", "patience"}
+    return recipe.model_dump(mode="json", include=names)
 
 
 @contextmanager
@@ -258,12 +225,14 @@ def claim_folder(folder: Path, key: str) -> Iterator[None]:
         raise
 
 
-def add_record(inputs: FinetuneInputs, result: TrainResult, training: Training, evaluator: Evaluator) -> Checkpoint:
+def add_record(inputs: FinetuneInputs, result: TrainResult, recipe: TrainingRecipe, evaluator: Evaluator) -> Checkpoint:
     """The trained checkpoint, with a record of the training in its history."""
-    config = select_settings(training)
+    config = select_settings(recipe)
     figures = {f"{name} before": value for name, value in evaluator.before.items()} | {
         f"{name} after": value for name, value in evaluator.after.items()
     }
+    if evaluator.best is not None:
+        figures["best step"] = evaluator.best
     key = hash_of(inputs.checkpoint.key, "finetune", config, code_version(), inputs.train.fingerprint)
     return inputs.checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), result.module)
 
@@ -271,11 +240,7 @@ def add_record(inputs: FinetuneInputs, result: TrainResult, training: Training, 
 def publish(checkpoint: Checkpoint, folder: Path, destination: Path) -> None:
     """Save the checkpoint with the logs of its training, and remove the folder of the run."""
     checkpoint.save(destination)
-    shutil.rmtree(folder / SNAPSHOTS, ignore_errors=True)
+    for name in (SNAPSHOTS, BEST):
+        shutil.rmtree(folder / name, ignore_errors=True)
     (folder / KEY).unlink(missing_ok=True)
     shutil.move(folder, destination / LOGS)
-
-
-def format_figures(figures: Mapping[str, float]) -> str:
-    """Format figures in a line: "loss 0.1234, accuracy 0.9000"."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())

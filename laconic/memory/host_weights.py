@@ -75,6 +75,7 @@ class HostWeights(Technique):
             copies.refresh()
 
         parts.wrap_optimizer(lambda make, groups: account_steps_on_host(make(groups), refresh))
+        parts.on_load(refresh)
         parts.provide_weights(provider)
         parts.add_forward_context(copies.substitute)
         parts.on_restore(lambda: move_module_to_host(parts.module))

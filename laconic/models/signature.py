@@ -29,8 +29,12 @@ def bind(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor
 def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Call a module; returns its outputs by name: the keys of a mapping, else `output`, or `output_0`, `output_1`."""
     args, kwargs = bind(module, tensors)
-    answers = list(_flatten("output", module(*args, **kwargs)))
-    return dict(answers)
+    return name_outputs(module(*args, **kwargs))
+
+
+def name_outputs(answer: Any) -> dict[str, Tensor]:
+    """What a module returned, by name: the keys of a mapping, else `output`, or `output_0`, `output_1`."""
+    return dict(_flatten("output", answer))
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:

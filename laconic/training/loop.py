@@ -27,8 +27,9 @@ class LoopSettings:
 
     steps: of the whole run. seed: of dropout and whatever else draws random numbers in a step. max_grad_norm: of
     gradient clipping; None does not clip. snapshot_every: steps between two snapshots; 0 writes none. save: writes the
-    snapshot after a number of steps; its second argument says whether to wait until it is on the disk. epoch: steps of
-    an epoch. evaluate: called with the steps done after each epoch but the last. callbacks: called after each step.
+    snapshot after a number of steps; its second argument says whether to wait until it is on the disk. eval_every:
+    steps between two evaluations; 0 makes none. evaluate: called with the steps done, not after the last step; True
+    ends the run as if it had been no longer. callbacks: called after each step.
     """
 
     steps: int
@@ -36,8 +37,8 @@ class LoopSettings:
     max_grad_norm: float | None = None
     snapshot_every: int = 0
     save: Callable[[int, bool], None] = lambda steps, wait: None
-    epoch: int = 0
-    evaluate: Callable[[int], None] = lambda steps: None
+    eval_every: int = 0
+    evaluate: Callable[[int], bool] = lambda steps: False
     callbacks: Sequence[StepCallback] = ()
 
 
@@ -67,9 +68,9 @@ def run_steps(
             pending.publish()
             now = time.perf_counter()
             pending.put(loss, make_report(state, batch, number, rate, now - begin, loader.waited - waited))
-            if settings.epoch and (number + 1) % settings.epoch == 0 and number + 1 < settings.steps:
+            if settings.eval_every and (number + 1) % settings.eval_every == 0 and number + 1 < settings.steps:
                 pending.publish()
-                settings.evaluate(number + 1)
+                finished.append(settings.evaluate(number + 1))
                 now = time.perf_counter()
             begin, waited = now, loader.waited
             interrupted = state.strategy.any(stop.is_set())

@@ -36,6 +36,7 @@ def resume(state: TrainState, snapshots: Snapshots, batch: Batch) -> list[float]
         snapshots.load(content)
     for group, saved in zip(state.optimizer.param_groups, content["optimizer"]["param_groups"], strict=True):
         group.update({name: value for name, value in saved.items() if name != "params"})
+    state.modules.refresh_copies()
     loop = json.loads(content["loop"]["json"])
     state.scheduler.load_state_dict(loop["schedule"])
     if loop["scaler"]:

@@ -124,12 +124,26 @@ class TrainingData(Strict):
 
 
 class TrainingRecipe(Training, Origin):
-    """A recipe of fine-tuning: a source, its data, and how it is trained. memory: bytes that the device may hold; the
-    planner keeps within them."""
+    """A recipe of fine-tuning: a source, its data, and how it is trained.
+
+    memory: bytes that the device may hold; the planner keeps within them. eval_every: steps between two evaluations; an
+    epoch by default. best_by: the figure of the evaluations by which the best weights are kept; None keeps the last.
+    patience: evaluations without a better figure after which the run ends; without `best_by` it is that of the loss.
+    """
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     data: TrainingData
     memory: Bytes | None = None
+    eval_every: int | None = Field(default=None, ge=1)
+    best_by: str | None = None
+    patience: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stop_by_loss(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("patience") is not None and values.get("best_by") is None:
+            return {**values, "best_by": "loss"}
+        return values
 
     @model_validator(mode="before")
     @classmethod

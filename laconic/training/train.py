@@ -32,9 +32,9 @@ SNAPSHOTS = "snapshots"
 RANK_SEEDS = 2**20
 """Distance between the seeds of two ranks, so that their rows have different dropout."""
 
-Evaluate = Callable[[TrainState, int], None]
-"""Evaluates the model after a number of steps: 0 (before a resumed run loads its snapshot), after each epoch, and at
-the end."""
+Evaluate = Callable[[TrainState, int], bool]
+"""Evaluates the model after a number of steps, 0 before a resumed run loads its snapshot; True ends the run. A resumed
+run evaluates once more after the step that it resumes from, so that a run which was over stays so."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,17 @@ def train(
     ranks: Ranks,
     objective: Objective | None = None,
     observers: ObserverSettings | None = None,
-    evaluate: Evaluate = lambda state, steps: None,
+    evaluate: Evaluate = lambda state, steps: False,
+    eval_every: int | None = None,
+    conclude: Callable[[TrainState, int], None] = lambda state, steps: None,
     cache: Cache | None = None,
     callbacks: Sequence[StepCallbackFactory] = (),
 ) -> TrainResult:
     """Train the module of a checkpoint, which is changed in place.
 
     folder: of this run alone; the run is resumed from the snapshots in it. objective: the task's own by default.
+    eval_every: steps between two evaluations; an epoch by default. conclude: called with the steps done at the end,
+    before the techniques are removed.
     Weights that an earlier stage pruned, and no later one has changed, stay zero.
     Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
     """
@@ -77,12 +81,14 @@ def train(
     )
     factories = (*keep_zeros(checkpoint, components.techniques), *callbacks)
     state = start_training(checkpoint.module, objective, training, ranks, steps)
+    every = eval_every or sampler.steps
     with checkpoint.task.truncated(training.max_length):
         evaluate(state, 0)
         with Snapshots(folder / SNAPSHOTS) as snapshots:
             batch = first_batch(objective, dataset, sampler, ranks.device)
             losses = resume(state, snapshots, batch) if snapshots.latest() is not None else []
             del batch
+            ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
             loader = make_loader(state, checkpoint.task, dataset, sampler, training, cache, start=len(losses))
             settings = LoopSettings(
                 steps=steps,
@@ -90,13 +96,14 @@ def train(
                 max_grad_norm=training.max_grad_norm,
                 snapshot_every=training.snapshot_every,
                 save=lambda done, wait: snapshots.save(done, snapshot_content(state, losses[:done]), wait=wait),
-                epoch=sampler.steps,
+                eval_every=every,
                 evaluate=lambda done: evaluate(state, done),
                 callbacks=[make(state) for make in factories],
             )
             with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
-                run_steps(state, loader, settings, losses, seen)
-        evaluate(state, steps)
+                if not ended:
+                    run_steps(state, loader, settings, losses, seen)
+        conclude(state, len(losses))
     energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
     return TrainResult(state.finish().cpu(), losses, loader.report(), energy)
 

@@ -65,6 +65,10 @@ class StepParts:
         """Call `undo` when training is over; the last change is undone first."""
         self.modules.on_restore(undo)
 
+    def on_load(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` when weights were loaded from a snapshot: for copies of them in another place or dtype."""
+        self.modules.on_load(refresh)
+
     def accumulate_gradients(self, rows: int) -> None:
         """Take each batch in micro-batches of at most so many rows."""
         self._micro_batch_rows = rows

@@ -19,6 +19,7 @@ class TrainedModules:
         self.device = device
         self._extra: dict[str, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
+        self._refresh: list[Callable[[], None]] = []
 
     def add(self, name: str, module: nn.Module) -> None:
         """Train a further module (the learned ranges of a quantizer, the projections of a distillation loss).
@@ -30,6 +31,15 @@ class TrainedModules:
     def on_restore(self, undo: Callable[[], None]) -> None:
         """Call `undo` when training is over; the last change is undone first."""
         self._undo.append(undo)
+
+    def on_load(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` when weights were loaded from a snapshot: for copies of them in another place or dtype."""
+        self._refresh.append(refresh)
+
+    def refresh_copies(self) -> None:
+        """Update the copies of weights after these were loaded."""
+        for refresh in self._refresh:
+            refresh()
 
     def parameter_groups(self, group: Callable[[nn.Module], Groups]) -> Groups:
         """The groups of the model's parameters, then those of each further module."""

@@ -1,0 +1,133 @@
+"""The evaluations of a run of fine-tuning: before, during and after training; the best weights, and early stopping."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from laconic.data.dataset import Dataset
+from laconic.errors import RecipeError
+from laconic.finetune.evaluate import ROWS, evaluate
+from laconic.progress import Steps
+from laconic.registry import did_you_mean
+from laconic.training.callbacks.journal import format_line, read_lines
+from laconic.training.settings import TrainingRecipe
+from laconic.training.snapshots.snapshot import Snapshots
+from laconic.training.step.train_state import TrainState
+
+PART_ROWS = 512
+"""Rows of the validation set that the model is evaluated on during training; before and after on all of them."""
+LOG, BEST = "evaluations.jsonl", "best"
+FALLING = frozenset({"loss", "perplexity"})
+"""Figures of which the lowest is the best; of all others the highest is."""
+
+
+class Evaluator:
+    """Evaluates the model on the validation set: on all of it before and after training, on a part during it.
+
+    The model is evaluated as it is trained, on the device and with its techniques, so that evaluation takes no more
+    memory than training does. All figures are logged in the folder of the run, and no step is evaluated twice, also
+    when the run is resumed. Where the recipe names a figure in `best_by`, the weights with the best one are kept on
+    disk, and are those of the result.
+
+    before, after: the figures of all of the validation set. best: the step with the best figure during training, None
+    without any.
+    """
+
+    def __init__(
+        self, validation: Dataset, recipe: TrainingRecipe, folder: Path, steps: Steps, *, is_first: bool = True
+    ) -> None:
+        """folder: of the run. is_first: whether this is the rank that writes the log."""
+        self._all = validation
+        self._part = validation.rows(range(min(PART_ROWS, len(validation.keys))), validation.name)
+        self._by, self._patience, self._rows = recipe.best_by, recipe.patience, min(ROWS, recipe.batch_size)
+        self._folder, self._steps, self._is_first = folder, steps, is_first
+        self._figures = {int(line.pop("step")): line for line in read_lines(folder / LOG)}
+        self.after: dict[str, float] = {}
+        # The log is written before the weights: what was killed in between is evaluated again.
+        kept = read_kept_step(folder / BEST) if self._by else None
+        while self._by and self.best is not None and self.best != kept:
+            del self._figures[self.best]
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        return self._figures.get(0, {})
+
+    @property
+    def best(self) -> int | None:
+        return self._find_best(max(self._figures, default=0))
+
+    def _find_best(self, done: int) -> int | None:
+        """The step with the best figure up to a number of steps, the first of several; None without any."""
+        name = self._by
+        if name is None:
+            return None
+        sign = -1 if name in FALLING else 1
+        steps = [step for step in sorted(self._figures) if 0 < step <= done]
+        return max(steps, key=lambda step: sign * self._figures[step][name], default=None)
+
+    def __call__(self, state: TrainState, done: int) -> bool:
+        """Evaluate after a number of steps. True where the best figure has not improved for `patience` evaluations.
+
+        Raises RecipeError where `best_by` is no figure of this model.
+        """
+        if done == 0:
+            with self._steps.step("evaluate before training") as step:
+                if done not in self._figures:
+                    self._record(done, self._evaluate(state, self._all))
+                step.note = format_figures(self.before)
+            if self._by is not None and self._by not in self.before:
+                raise RecipeError(f"best_by: {self._by!r} is not evaluated. {did_you_mean(self._by, self.before)}")
+            return False
+        if done not in self._figures:
+            figures = self._evaluate(state, self._part)
+            self._record(done, figures)
+            if self.best == done:
+                with Snapshots(self._folder / BEST, keep=1) as kept:
+                    kept.save(done, {"model": state.weights()}, wait=True)
+            self._steps.report(f"after step {done}", format_figures(figures))
+        best = self._find_best(done)
+        return (
+            self._patience is not None
+            and best is not None
+            and sum(best < step <= done for step in self._figures) >= self._patience
+        )
+
+    def conclude(self, state: TrainState, done: int) -> None:
+        """Evaluate on all of the validation set after the last step; before that, load the best weights."""
+        if self._by is not None:
+            self(state, done)
+            if self.best != done:
+                with Snapshots(self._folder / BEST, keep=1) as kept:
+                    kept.load({"model": state.weights()})
+                state.modules.refresh_copies()
+            self._steps.report("best weights", f"after step {self.best} of {done}, by {self._by}")
+        with self._steps.step("evaluate after training") as step:
+            self.after = self._evaluate(state, self._all)
+            step.note = format_figures(self.after)
+
+    def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
+        rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
+        with state.strategy.gather_weights():
+            return evaluate(
+                state.module, state.objective, dataset, state.device, rows=rows, forward_context=state.forward_context
+            )
+
+    def _record(self, done: int, figures: dict[str, float]) -> None:
+        self._figures[done] = figures
+        if self._is_first:
+            partial = self._folder / f".{LOG}.new"
+            lines = [{"step": step, **self._figures[step]} for step in sorted(self._figures)]
+            partial.write_text("".join(map(format_line, lines)), encoding="utf-8")
+            partial.replace(self._folder / LOG)
+
+
+def read_kept_step(folder: Path) -> int | None:
+    """The step whose weights are kept in a folder of snapshots; None without any."""
+    if not folder.is_dir():
+        return None
+    with Snapshots(folder, keep=1) as kept:
+        return kept.latest()
+
+
+def format_figures(figures: Mapping[str, float]) -> str:
+    """Format figures in a line: "loss 0.1234, accuracy 0.9000"."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
