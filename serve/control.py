@@ -1,6 +1,6 @@
 """The control plane: health, metadata, statistics, metrics, errors and OpenAPI, by FastAPI."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,22 +11,20 @@ from starlette.responses import HTMLResponse
 
 from laconic import __version__
 from laconic.errors import LaconicError, NotReady
-from serve import kserve, openapi, page
-from serve.model import VERSION, Model
+from serve import metadata, openapi, page
+from serve.model import Model
 from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
 from serve.wire import Answer, to_answer, to_json
 
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 
-
-def create_control(repository: Repository) -> FastAPI:
-    """The FastAPI application. When it shuts down, the repository is closed."""
+def create_control(repository: Repository, close: Callable[[], Awaitable[None]]) -> FastAPI:
+    """The FastAPI application. close: called when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        repository.close()
+        await close()
 
     app = FastAPI(
         title="Laconic",
@@ -84,7 +82,7 @@ def add_server(app: FastAPI, repository: Repository) -> None:
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:
         """The server's name, version and protocol extensions."""
-        return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
+        return metadata.server_metadata()
 
     @app.get("/v2/health/live", tags=["server"], response_class=Response)
     async def live() -> Response:
@@ -106,12 +104,12 @@ def add_server(app: FastAPI, repository: Repository) -> None:
     @app.post("/v2/repository/index", tags=["server"])
     async def repository_index() -> list[dict[str, str]]:
         """The models that are served. Needs no body."""
-        return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in repository]
+        return metadata.repository_index(repository)
 
     @app.get("/v2/models/stats", tags=["server"])
     async def all_statistics() -> dict[str, Any]:
         """The counters of every model."""
-        return {"model_stats": [model.statistics.describe(model.name, VERSION) for model in repository]}
+        return metadata.all_statistics(repository)
 
 
 def add_models(app: FastAPI, repository: Repository) -> None:
@@ -123,10 +121,10 @@ def add_models(app: FastAPI, repository: Repository) -> None:
             raise NotReady(f"the server of model {model.name!r} is stopping")
         return Response()
 
-    add_model_route(app, repository, "", model_metadata)
+    add_model_route(app, repository, "", metadata.model_metadata)
     add_model_route(app, repository, "/ready", model_ready)
-    add_model_route(app, repository, "/config", model_configuration)
-    add_model_route(app, repository, "/stats", model_statistics)
+    add_model_route(app, repository, "/config", metadata.model_configuration)
+    add_model_route(app, repository, "/stats", metadata.model_statistics)
 
 
 def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe: Callable[[Model], Any]) -> None:
@@ -147,32 +145,3 @@ def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe:
             description=describe.__doc__,
             response_model=None,
         )
-
-
-def model_metadata(model: Model) -> dict[str, Any]:
-    """The model's signature."""
-    return {
-        "name": model.name,
-        "versions": [VERSION],
-        "platform": f"onnx_{model.runtime}",
-        "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
-        "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
-    }
-
-
-def model_configuration(model: Model) -> dict[str, Any]:
-    """How the model is run, as Triton's clients know it."""
-    batcher = model.batcher
-    return kserve.describe_configuration(
-        model.name,
-        model.runtime,
-        model.inputs,
-        model.outputs,
-        cap=batcher.cap.rows,
-        batched=batcher.layout.batched,
-    )
-
-
-def model_statistics(model: Model) -> dict[str, Any]:
-    """The model's counters."""
-    return {"model_stats": [model.statistics.describe(model.name, VERSION)]}

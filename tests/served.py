@@ -81,6 +81,7 @@ class Running:
 
     app: App
     port: int
+    grpc_port: int = 0
 
     @property
     def url(self) -> str:
@@ -90,6 +91,10 @@ class Running:
     def address(self) -> str:
         """As tritonclient takes it."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20)
@@ -113,7 +118,7 @@ def running(*paths: Path, **options: Any) -> Iterator[Running]:
         thread.start()
         try:
             assert ready.wait(20)
-            yield Running(app, listener.getsockname()[1])
+            yield Running(app, listener.getsockname()[1], server.grpc.port if server.grpc else 0)
         finally:
             server.should_exit = True
             thread.join()
