@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse
 
 from laconic import __version__
 from laconic.errors import LaconicError, NotReady
-from serve import metadata, openapi, page
+from serve import metadata, openapi
 from serve.model import Model
+from serve.page import add_page
 from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
 from serve.wire import Answer, to_answer, to_json
@@ -38,6 +38,7 @@ def create_control(repository: Repository, close: Callable[[], Awaitable[None]])
     )
     app.openapi = lambda: openapi.describe(app, [model.task for model in repository])  # type: ignore[method-assign]
     add_errors(app)
+    add_page(app, repository)
     add_server(app, repository)
     add_models(app, repository)
     return app
@@ -73,11 +74,6 @@ def respond(answer: Answer, headers: Any = None) -> Response:
 def add_server(app: FastAPI, repository: Repository) -> None:
     """Add the routes of the server as a whole."""
     metrics = Metrics(repository)
-
-    @app.get("/", include_in_schema=False)
-    async def home() -> HTMLResponse:
-        """The page for people."""
-        return HTMLResponse(page.render(repository), headers={"content-security-policy": page.POLICY})
 
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:
