@@ -29,6 +29,11 @@ def softmax(logits: Array) -> Array:
     return np.asarray(exponents / exponents.sum(axis=-1, keepdims=True))
 
 
+def sigmoid(logits: Array) -> Array:
+    """The logistic function of each number, without overflow."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))
+
+
 def overlap(reference: Array, candidate: Array) -> Array:
     """The probability mass that two classifiers agree on: 1 - total variation distance, per sample.
 
@@ -69,6 +74,19 @@ def find_nearest_neighbours(embeddings: Array) -> Array:
 def make_mean_scorer(values: Array) -> Scorer:
     """Make a scorer that averages one value per sample. values: [samples]."""
     return lambda index: float(values[index].mean())
+
+
+def make_f1_scorer(correct: Array, found: Array, wanted: Array) -> Scorer:
+    """Make a scorer of the micro-averaged F1, 1 where nothing is found and nothing is wanted.
+
+    correct, found, wanted: how many items of each sample are both found and wanted, found, wanted, [samples].
+    """
+
+    def score(index: Array) -> float:
+        total = int(found[index].sum() + wanted[index].sum())
+        return 2 * float(correct[index].sum()) / total if total else 1.0
+
+    return score
 
 
 def bootstrap_interval(

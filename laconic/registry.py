@@ -21,12 +21,16 @@ PACKAGES = ("laconic", "compress", "export", "serve")
 TASKS = {
     "text-embedding": "laconic.tasks.text_embedding:TextEmbedding",
     "text-classification": "laconic.tasks.text_classification:TextClassification",
+    "multi-label-classification": "laconic.tasks.multi_label_classification:MultiLabelClassification",
+    "text-ranking": "laconic.tasks.text_ranking:TextRanking",
+    "text-regression": "laconic.tasks.text_regression:TextRegression",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
     "tensors": "laconic.tasks.tensors:Tensors",
     "causal-lm": "laconic.tasks.causal_lm:CausalLm",
 }
 
 OBJECTIVES = {
+    "binary-cross-entropy": "laconic.training.objectives.binary_cross_entropy:BinaryCrossEntropy",
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
     "targets": "laconic.training.objectives.array_targets:Targets",

@@ -151,7 +151,11 @@ def save_bert(folder: Path, kind: type[transformers.PreTrainedModel] | None = No
     """BERT, as a classifier of three classes unless another class is given."""
     named = {"id2label": {0: "no", 1: "maybe", 2: "yes"}, "label2id": {"no": 0, "maybe": 1, "yes": 2}}
     config = transformers.BertConfig(**{**TEXT, **named, **settings})
-    return save_transformer(folder, (kind or transformers.BertForSequenceClassification)(config))
+    saved = save_transformer(folder, (kind or transformers.BertForSequenceClassification)(config))
+    tokens = json.loads((saved / "tokenizer_config.json").read_text())
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    (saved / "tokenizer_config.json").write_text(json.dumps(tokens | {"model_input_names": names}))
+    return saved
 
 
 def save_distilbert(folder: Path) -> Path:

@@ -90,7 +90,8 @@ def test_every_training_setting_of_a_stage_is_explained():
 @pytest.mark.parametrize("kind", ["task", "runtime", "format"])
 def test_every_name_that_a_recipe_may_hold_is_on_its_page(kind):
     names = set(registry.TABLES[kind]) - {"folder", "fake", "torch"}
-    assert [name for name in names if f"`{name}`" not in page("recipe.md")] == []
+    text = page("recipe.md") + page("tasks.md")
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_the_recipes_on_the_page_are_good_ones():

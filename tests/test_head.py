@@ -13,8 +13,9 @@ import transformers
 
 from laconic import NOISE
 from laconic.errors import DataError, SourceError
-from laconic.finetune.head import class_names, labels_of, open_for, with_labels
+from laconic.finetune.head import labels_of, open_for, with_labels
 from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.tasks.classes import class_names
 from laconic.training.settings import TrainingRecipe
 
 LABELS = ["red", "green", "blue", "green", "black"]
@@ -187,7 +188,7 @@ def test_a_recipe_opens_its_source_with_the_labels_of_its_samples(tmp_path):
     with pytest.raises(DataError, match="no samples"):
         labels_of(recipe(tmp_path, bert, "").data.train, "text-classification")
     with pytest.raises(DataError, match=r"0\.5 is no class"):
-        labels_of(recipe(tmp_path, bert, '{"text": "hello", "label": 0.5}\n').data.train, "text-classification")
+        open_for(recipe(tmp_path, bert, '{"text": "hello", "label": 0.5}\n'))
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")

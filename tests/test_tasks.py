@@ -14,10 +14,13 @@ from laconic.tasks import image_preprocess
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.multi_label_classification import MultiLabelClassification
 from laconic.tasks.task import Tolerance
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
+from laconic.tasks.text_ranking import TextRanking
+from laconic.tasks.text_regression import TextRegression
 from laconic.tensor import TensorSpec, check_inputs
 
 PIXELS = TensorSpec(
@@ -28,6 +31,11 @@ TASKS = {
     "text-classification": TextClassification(
         tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("no", "yes")
     ),
+    "multi-label-classification": MultiLabelClassification(
+        tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("red", "green")
+    ),
+    "text-regression": TextRegression(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("a", "b")),
+    "text-ranking": TextRanking(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, activation="sigmoid"),
     "image-classification": ImageClassification(
         (PIXELS,), preprocess=ImagePreprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3), labels=("cat", "dog")
     ),

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from laconic.arrays import Array
-from laconic.data.rows import LABEL, Row
+from laconic.data.rows import Row
 from laconic.errors import DataError, InputError
 from laconic.registry import did_you_mean
-from laconic.tasks.task import SampleKind, Task
+from laconic.tasks.task import LABEL, SampleKind, Task
 from laconic.tensor import TensorSpec
 from laconic.units import format_bytes
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from laconic.data.formats import check_expansion
-from laconic.data.rows import KIND, LABEL, Row
+from laconic.data.rows import KIND, Row
 from laconic.errors import DataError
-from laconic.tasks.task import PAIR, Task
+from laconic.tasks.task import Task
 
 ROWS = 1024
 """Rows in memory at a time."""
@@ -24,7 +24,7 @@ def rows(path: Path, task: Task) -> Iterator[Row]:
     number = expanded = 0
     try:
         schema = pq.read_schema(path)
-        wanted = (task.field, LABEL, KIND, *PAIR)
+        wanted = (task.field, *task.columns, KIND)
         columns = [name for name in schema.names if name in wanted] or list(schema.names)
         # A value that is stored once for many rows stays one value until its row is read.
         shared = [name for name in columns if is_text(schema.field(name).type)]

@@ -10,11 +10,11 @@ import numpy as np
 
 from laconic import registry
 from laconic.data.dataset import Dataset, Samples
-from laconic.data.rows import LABEL, ParsedRow, Row, digest_content, parse_row
+from laconic.data.rows import ParsedRow, Row, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
-from laconic.tasks.task import Task
+from laconic.tasks.task import LABEL, Task
 
 
 def read(path: Path, task: Task) -> Dataset:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from laconic import registry
 from laconic.errors import DataError, InputError
-from laconic.tasks.task import PAIR, Task
+from laconic.tasks.task import Task
 
-LABEL, KIND = "label", "kind"
-"""The columns of a sample's label, and of its kind, as "licences": the verdict tells kinds apart."""
+KIND = "kind"
+"""The column of a sample's kind, as "licences": the verdict tells kinds apart."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class ParsedRow:
 def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
     """Parse and check one row of the file at `path`. Raises DataError with the row's number."""
     try:
-        sources, label = read_sources(row.values, task, path)
+        sources, label = task.read_row(row.values, path.parent)
         parsed = [task.parse(source) for source in sources]
         for sample in parsed:
             check_finite(sample, task.field)
@@ -73,19 +72,6 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
     )
 
 
-def read_sources(values: Mapping[str, Any], task: Task, path: Path) -> tuple[tuple[Any, ...], Any]:
-    """The unparsed samples of a row, one or the two of a pair, and its label or None."""
-    first, second, score = PAIR
-    if task.takes_pairs and first in values and second in values:
-        for name in (first, second):
-            if not isinstance(values[name], str):
-                raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
-        return (values[first], values[second]), parse_score(values.get(score))
-    if task.field not in values:
-        raise InputError(f"there is no {task.field!r}. {registry.did_you_mean(task.field, values)}")
-    return (task.read_field(values[task.field], path.parent),), values.get(LABEL)
-
-
 def parse_kind(value: Any) -> str:
     """The kind of a sample, a string or a number; "" where there is none. Raises InputError for anything else."""
     if value is None:
@@ -93,19 +79,6 @@ def parse_kind(value: Any) -> str:
     if not isinstance(value, (str, int, float)):
         raise InputError(f"expected a string under {KIND!r}, got {type(value).__name__}")
     return str(value)
-
-
-def parse_score(value: Any) -> float | None:
-    """The score of a pair of texts, any finite number; None where there is none. Raises InputError."""
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if isinstance(value, bool) or not np.isfinite(number):
-        raise InputError(f"expected a number under 'score', got {value!r}")
-    return number
 
 
 def check_finite(sample: Any, field: str) -> None:

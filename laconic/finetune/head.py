@@ -1,6 +1,6 @@
 """Opening the model to fine-tune, with a new classification head where the labels are new."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,7 @@ import torch
 
 from laconic import registry
 from laconic.data.reader import read_rows
-from laconic.data.rows import LABEL
-from laconic.errors import DataError, SourceError
+from laconic.errors import DataError, InputError, SourceError
 from laconic.models import huggingface
 from laconic.models.checkpoint import Checkpoint, load_source, read_licence, rebuild
 from laconic.models.checkpoint_card import CARD, prepare
@@ -18,12 +17,10 @@ from laconic.models.pretrained import is_head_weight, reset_head
 from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
 from laconic.models.source_json import read_source_json
-from laconic.tasks.classification import find_class
 from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import count_outputs
 from laconic.training.settings import TrainingRecipe
 
-SPARSE = 10
-"""Numeric labels whose highest is at least so many times their count are names, not indices of classes."""
 CONFIG = "config.json"
 
 
@@ -59,7 +56,7 @@ def with_labels(
     initialized anew (from the seed), and the pooler where the source has none. Raises SourceError, UntrustedSource,
     DataError.
     """
-    wanted = set(labels)
+    wanted, kind = list(labels), resolve_task(task)
     if isinstance(source, Path) and (source / CARD).is_file():
         source = Checkpoint.load(source, trust=trust)
     if isinstance(source, Checkpoint):
@@ -69,10 +66,11 @@ def with_labels(
                 f"made from. Train that"
             )
         known = source.task.labels
-        return source if not known or are_known(wanted, known) else _replace_head(source, class_names(wanted), seed)
-    if are_known(wanted, read_own_labels(source, task)):
+        names = kind.new_classes(wanted, known) if known else ()
+        return _replace_head(source, names, seed) if names else source
+    names = kind.new_classes(wanted, read_own_labels(source, task))
+    if not names:
         return load_source(source, task=task, trust=trust)
-    names = class_names(wanted)
     found = huggingface.load(source, task=task, trust=trust, labels=names, seed=seed)
     return Checkpoint.of(
         found.module,
@@ -91,7 +89,10 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
             f"the checkpoint answers with the classes {', '.join(checkpoint.task.labels[:20])}, and "
             f"the samples have others. Build it with as many as they have, by the arguments of its builder"
         )
-    source = {**checkpoint.source, "config": huggingface.with_classes(checkpoint.source["config"], names)}
+    source = {
+        **checkpoint.source,
+        "config": huggingface.with_classes(checkpoint.source["config"], names, checkpoint.task.problem_type),
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module: Any = rebuild(source, checkpoint.history)
@@ -128,51 +129,23 @@ def task_of(source: Path) -> str | None:
 def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
     """The classes of the head in a folder; empty without a head for the task."""
     where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
-    config = read_source_json(where / CONFIG)
+    config, kind = read_source_json(where / CONFIG), resolve_task(task)
     name = str((config.get("architectures") or [""])[0])
-    other = config.get("problem_type") in ("regression", "multi_label_classification")
-    if other or not name.endswith(resolve_task(task).architectures):
+    if not name.endswith(kind.architectures) or not kind.fits(config):
         return ()
-    return huggingface.read_labels(config) or tuple(map(str, range(config.get("num_labels", 2))))
+    return huggingface.read_labels(config) or tuple(map(str, range(count_outputs(config))))
 
 
 def labels_of(path: Path, task: str) -> list[Any]:
     """The labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
-    labels = [row.values.get(LABEL) for row in read_rows(path, resolve_task(task).from_preprocessing(Preprocessing()))]
+    kind = resolve_task(task).from_preprocessing(Preprocessing())
+    try:
+        labels = [kind.read_row(row.values, path.parent)[1] for row in read_rows(path, kind)]
+    except InputError as error:
+        raise DataError(f"{path.name}: {error}") from None
     if not labels:
         raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
     found = [label for label in labels if label is not None]
     if not found:
-        raise DataError(f"{path.name} has no labels for a classifier to learn from. Give each row a 'label'")
-    for label in found:
-        if not isinstance(label, (str, int)):
-            raise DataError(f"{path.name}: label {label!r} is no class; expected a name, or a whole number")
+        raise DataError(f"{path.name} has no labels to learn from. Give each row a 'label'")
     return found
-
-
-def are_known(labels: Iterable[Any], known: Sequence[str]) -> bool:
-    """Whether each label is a class of a model that has these."""
-    try:
-        return len(known) > 1 and all(find_class(label, known) >= 0 for label in labels)
-    except DataError:
-        return False
-
-
-def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
-    """The classes of a new head: the sorted names, or one class for each number from 0 to the highest."""
-    names = {str(label) for label in labels}
-    numbers = [isinstance(label, int) and not isinstance(label, bool) for label in labels]
-    if any(numbers) and not all(numbers):
-        raise DataError(f"labels are names or numbers, not both: {', '.join(sorted(names)[:20])}")
-    if len(names) < 2:
-        raise DataError(f"all samples have the label {''.join(names)!r}, so there is nothing to tell apart")
-    if not all(name.isdecimal() for name in names):
-        if any(numbers):
-            raise DataError(f"classes are numbered from 0, and one label is {min(map(int, names))}. Give names instead")
-        return tuple(sorted(names))
-    highest = max(map(int, names))
-    if highest < SPARSE * len(names):
-        return tuple(map(str, range(highest + 1)))
-    if any(numbers):
-        raise DataError(f"{len(names)} labels go up to {highest}: classes are numbered from 0. Give names instead")
-    return tuple(sorted(names, key=int))

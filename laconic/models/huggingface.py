@@ -30,8 +30,11 @@ from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
 from laconic.models.processors import read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
-from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import Task
+from laconic.tasks.preprocessing import Activation, Preprocessing
+from laconic.tasks.task import Task, count_outputs
+
+ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
+"""By the name of torch's class, what turns the output of a cross-encoder into a score."""
 
 OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 """Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
@@ -125,7 +128,7 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
             f"{path} cannot be loaded for the task {kind.name!r}; expected one of {', '.join(pretrained_tasks())}"
         )
     if labels:
-        config = with_classes(config, labels)
+        config = with_classes(config, labels, kind.problem_type)
     source = describe_source(path, config, kind.name)
     if kind.auto_class == ENCODER:
         embedder = sentence.config if sentence else EmbedderConfig()
@@ -142,8 +145,10 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     opened = open_folder(folder, task, trust=trust, labels=labels)
     kind, sentence = opened.task, opened.sentence
     if kind.has_class_head:
-        check_classes(opened.path, opened.config)
-    model, size = from_pretrained(opened.path, str(kind.auto_class), trust=trust, labels=labels, seed=seed)
+        check_head(opened.path, opened.config, kind)
+    model, size = from_pretrained(
+        opened.path, str(kind.auto_class), trust=trust, labels=labels, problem_type=kind.problem_type, seed=seed
+    )
     module = wrap(model, opened.source)
     made = kind.from_preprocessing(read_preprocessing(opened, model, module))
     if isinstance(module, LanguageModel):
@@ -160,9 +165,16 @@ def pretrained_tasks() -> list[str]:
     return [name for name in registry.TASKS if resolve_task(name).auto_class]
 
 
-def match_architecture(architecture: str) -> str | None:
-    """The registered task whose endings fit an architecture's name best; None where none fits."""
-    endings = [(ending, name) for name in registry.TASKS for ending in resolve_task(name).architectures]
+def match_architecture(architecture: str, config: Mapping[str, Any] | None = None) -> str | None:
+    """The registered task whose endings fit an architecture's name best, and which recognizes the config; None where
+    none does."""
+    tasks = {name: resolve_task(name) for name in registry.TASKS}
+    endings = [
+        (ending, name)
+        for name, kind in tasks.items()
+        for ending in kind.architectures
+        if config is None or kind.recognizes(config)
+    ]
     fitting = [(ending, name) for ending, name in endings if architecture.endswith(ending)]
     return max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
 
@@ -170,7 +182,7 @@ def match_architecture(architecture: str) -> str | None:
 def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
     """The task that the architecture in a config is for. Raises SourceError where it is for no registered task."""
     name = str((config.get("architectures") or ["nothing"])[0])
-    task = match_architecture(name)
+    task = match_architecture(name, config)
     if task is None:
         raise SourceError(
             f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, "
@@ -180,15 +192,13 @@ def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
     return task
 
 
-def check_classes(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise SourceError for a classifier whose answer is not one of several classes."""
-    kind, labels = config.get("problem_type"), config.get("id2label")
-    count = len(labels) if labels else config.get("num_labels", 2)
-    if count < 2 or kind in ("regression", "multi_label_classification"):
-        raise SourceError(
-            f"{folder} answers with {kind or 'a single score'}; expected one of several classes. Build it in a "
-            f"function of your own, and give it with --builder and --task tensors"
-        )
+def check_head(folder: Path, config: Mapping[str, Any], kind: type[Task]) -> None:
+    """Raise SourceError for a head that answers another question than a task asks, as a score in place of a class."""
+    if kind.fits(config):
+        return
+    problem, other = config.get("problem_type"), infer_task(folder, config)
+    answers = f"{count_outputs(config)} outputs" + (f" for {problem.replace('_', ' ')}" if problem else "")
+    raise SourceError(f"{folder} answers with {answers}, which is not for the task {kind.name!r}. Try --task {other}")
 
 
 def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Preprocessing:
@@ -207,13 +217,26 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         start_id=start_token(model.config, pad_id),
         token_types=any(tokenizer.encode("a", "b").type_ids) and takes_token_types(model, module),
         labels=labels,
+        activation=read_activation(opened.config),
     )
 
 
-def with_classes(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+def read_activation(config: Mapping[str, Any]) -> Activation:
+    """What turns a single output into a score, as in transformers' pipeline and in sentence-transformers."""
+    own = config.get("sentence_transformers") or {}
+    named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
+    if named:
+        kind = str(named).rpartition(".")[2]
+        if kind not in ACTIVATIONS:
+            raise SourceError(f"the scores have the activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[kind]
+    return "identity" if config.get("problem_type") == "regression" else "sigmoid"
+
+
+def with_classes(config: Mapping[str, Any], labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
     """The config of the same model with a head for these classes."""
-    kept = {key: value for key, value in config.items() if key != "num_labels"}
-    return kept | class_config(labels)
+    kept = {key: value for key, value in config.items() if key not in ("num_labels", "problem_type")}
+    return kept | class_config(labels, problem_type)
 
 
 def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:

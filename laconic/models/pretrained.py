@@ -19,12 +19,18 @@ ENCODER = "AutoModel"
 
 
 def from_pretrained(
-    folder: Path, auto_class: str, *, trust: bool, labels: Sequence[str] = (), seed: int = 0
+    folder: Path,
+    auto_class: str,
+    *,
+    trust: bool,
+    labels: Sequence[str] = (),
+    problem_type: str | None = None,
+    seed: int = 0,
 ) -> tuple[Any, int]:
     """The model in float32, and the bytes of its weight files.
 
-    auto_class: the class of transformers that builds it. labels: of a new head, initialized from the seed; without
-    them the folder must hold all weights, including the head's. Raises SourceError.
+    auto_class: the class of transformers that builds it. labels, problem_type: of a new head, initialized from the
+    seed; without labels the folder must hold all weights, including the head's. Raises SourceError.
     """
     files = weight_files(folder)
     safe = files[0].suffix == ".safetensors"
@@ -32,7 +38,10 @@ def from_pretrained(
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = transformers.AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust, **(class_config(labels) if labels else {})
+                folder,
+                local_files_only=True,
+                trust_remote_code=trust,
+                **(class_config(labels, problem_type) if labels else {}),
             )
             model, found = getattr(transformers, auto_class).from_pretrained(
                 folder,
@@ -66,12 +75,12 @@ def from_pretrained(
     return model, sum(path.stat().st_size for path in files)
 
 
-def class_config(labels: Sequence[str]) -> dict[str, Any]:
+def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
     """The entries of a config.json about the classes."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
-        "problem_type": "single_label_classification",
+        **({"problem_type": problem_type} if problem_type else {}),
     }
 
 

@@ -1,15 +1,14 @@
 """The common part of all classifiers: labels, probabilities, accuracy."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import DataError
 from laconic.metrics import Scorer, make_mean_scorer, overlap, softmax
-from laconic.tasks.task import LABELS, HealingLoss, Tolerance, first, read_asset, to_json
+from laconic.tasks.classes import are_known, check_names, class_names, find_class
+from laconic.tasks.task import HealingLoss, Tolerance, count_outputs, first
 
 SHOWN = 5
 """How many classes an answer lists, the most probable first."""
@@ -31,18 +30,20 @@ class Classification:
     metric: ClassVar[str] = "accuracy"
     objective: ClassVar[str] = "cross-entropy"
     unlabelled_gradient: ClassVar[Literal["likelihood", "answer"]] = "likelihood"
+    problem_type: ClassVar[str | None] = "single_label_classification"
     answer: ClassVar[str] = "label"
     """The key of the class in an answer."""
     labels: tuple[str, ...]
 
-    def label_assets(self) -> dict[str, bytes]:
-        """The artifact file with the names of the classes."""
-        return {LABELS: to_json(list(self.labels))}
+    @classmethod
+    def fits(cls, config: Mapping[str, Any]) -> bool:
+        return count_outputs(config) > 1 and config.get("problem_type") in (None, cls.problem_type)
 
-    @staticmethod
-    def read_labels(folder: Path) -> tuple[str, ...]:
-        """Read the names of the classes from an artifact. Raises CorruptArtifact."""
-        return tuple(str(label) for label in read_asset(folder, LABELS))
+    @classmethod
+    def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
+        check_names(labels)
+        wanted = set(labels)
+        return () if are_known(wanted, known) else class_names(wanted)
 
     def parse_label(self, value: Any) -> Any:
         return self.index(value)
@@ -77,18 +78,3 @@ class Classification:
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         """All hidden states and the probabilities; the probabilities alone where no layers are shared."""
         return {"hidden-states": 1.0, "probabilities": PROBABILITIES} if layers else {"probabilities": 1.0}
-
-
-def find_class(label: Any, labels: Sequence[str]) -> int:
-    """The number of a class given by its name or its number. labels: the names; empty where any number will do.
-
-    Raises DataError for a label that is no class.
-    """
-    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-    # A whole number is a number even where a class is named "1".
-    if not whole and str(label) in labels:
-        return labels.index(str(label))
-    number = int(label) if whole or str(label).isdecimal() else -1
-    if number < 0 or (labels and number >= len(labels)):
-        raise DataError(f"label {label!r} is none of the model's classes: {', '.join(labels[:20])}")
-    return number

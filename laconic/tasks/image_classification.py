@@ -9,6 +9,7 @@ import numpy as np
 
 from laconic.arrays import Arrays
 from laconic.errors import InputError, SourceError
+from laconic.tasks.classes import label_assets, read_labels
 from laconic.tasks.classification import Classification
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
 from laconic.tasks.preprocessing import Preprocessing
@@ -66,10 +67,10 @@ class ImageClassification(Classification, Task):
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
         preprocess = ImagePreprocess.model_validate(read_asset(folder, PREPROCESS))
-        return cls(inputs, preprocess=preprocess, labels=cls.read_labels(folder))
+        return cls(inputs, preprocess=preprocess, labels=read_labels(folder))
 
     def assets(self) -> dict[str, bytes]:
-        return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))} | self.label_assets()
+        return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))} | label_assets(self.labels)
 
     def parse(self, value: Any) -> Any:
         """Takes the bytes of an image file, the same in base64, a Path, or an array that is already the input."""

@@ -1,11 +1,14 @@
 """What a checkpoint says about the preparation of its inputs, from which a task is made."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from laconic.tasks.image_preprocess import ImagePreprocess
+
+Activation = Literal["identity", "sigmoid"]
 
 
 def make_blank_tokenizer() -> Tokenizer:
@@ -19,8 +22,8 @@ class Preprocessing:
 
     max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
     token that stands for an empty text. token_types: whether the model takes `token_type_ids`. image: None where it is
-    unknown. labels: names of the classes. The defaults serve for reading samples, or for planning, before a model is
-    opened.
+    unknown. labels: names of the classes. activation: what turns a single output into a score. The
+    defaults serve for reading samples, or for planning, before a model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -30,3 +33,4 @@ class Preprocessing:
     token_types: bool = False
     image: ImagePreprocess | None = None
     labels: tuple[str, ...] = ()
+    activation: Activation = "identity"

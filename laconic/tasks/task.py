@@ -27,8 +27,12 @@ DEFAULT_TASK = "tensors"
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
 LABELS = "labels.json"
-PAIR = ("text1", "text2", "score")
-"""The columns of a file of scored pairs."""
+LABEL = "label"
+"""The column of a sample's label."""
+PAIR = ("text1", "text2")
+"""The columns of the two texts of a pair."""
+SCORE = "score"
+"""The column that says how alike the texts of a pair are."""
 
 
 class Tolerance(BaseModel):
@@ -88,14 +92,14 @@ class Task(ABC):
     """The key of a sample, in a file of samples and over HTTP."""
     field_description: ClassVar[str] = "One sample, or a list of samples."
     """What the field takes over HTTP, for the OpenAPI description."""
+    columns: ClassVar[tuple[str, ...]] = (LABEL,)
+    """The further columns that a row of a file may have, beside `field`."""
     upload: ClassVar[Upload | None] = None
     """How a sample is uploaded as a file; None where samples are JSON alone."""
     accepts: ClassVar[frozenset[SampleKind]] = frozenset()
     """The kinds of sample that the task reads from files which hold one kind only: .txt, .npz, folders of images."""
     decodes_files: ClassVar[bool] = False
     """Whether `parse` decodes files outside the interpreter lock, so that threads help."""
-    takes_pairs: ClassVar[bool] = False
-    """Whether a row of a file may be a scored pair: two samples, and a number that says how alike they are."""
 
     # Training, healing and pruning.
     objective: ClassVar[str]
@@ -116,7 +120,9 @@ class Task(ABC):
     architectures: ClassVar[tuple[str, ...]] = ()
     """The endings of the architecture names in a config.json that are for this task."""
     has_class_head: ClassVar[bool] = False
-    """Whether the model has one output per class, so that other labels need a new head."""
+    """Whether the model's outputs depend on the labels, so that other labels need a new head."""
+    problem_type: ClassVar[str | None] = None
+    """What the config.json of a new head says of its labels; None where it says nothing."""
 
     inputs: tuple[TensorSpec, ...]
     padding: dict[str, int]
@@ -138,6 +144,24 @@ class Task(ABC):
         raise SourceError(f"task {cls.name!r} is not for models of transformers. Give the model with a --builder")
 
     @classmethod
+    def fits(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a model with this config.json, of one of the `architectures`, can be for this task."""
+        return True
+
+    @classmethod
+    def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a model with this config.json, of one of the `architectures`, is for this task by default."""
+        return cls.fits(config)
+
+    @classmethod
+    def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
+        """The classes of a new head for these labels of rows; empty where a head with the classes `known` has them all.
+
+        Asked where `has_class_head`. Raises DataError for labels that are not for this task.
+        """
+        return ()
+
+    @classmethod
     @abstractmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
         """Read what `assets` wrote. Raises CorruptArtifact for a file that is missing or does not read."""
@@ -155,6 +179,15 @@ class Task(ABC):
     @abstractmethod
     def parse(self, value: Any) -> Any:
         """A sample from the field of a row, from JSON or from bytes. Raises InputError."""
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """The samples of a row of a file in `folder`, as `parse` takes them, and its label or None.
+
+        One sample; two where the row is a pair of samples that are compared with each other. Raises InputError.
+        """
+        if self.field not in values:
+            raise InputError(f"there is no {self.field!r}. {registry.did_you_mean(self.field, values)}")
+        return (self.read_field(values[self.field], folder),), values.get(LABEL)
 
     def read_field(self, value: Any, folder: Path) -> Any:
         """What `parse` takes, from the field of a row of a file in `folder`. Raises InputError."""
@@ -280,6 +313,12 @@ def read_asset(folder: Path, name: str) -> Any:
         raise CorruptArtifact(f"{folder / name} is missing. Compress the model again") from None
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"{folder / name} does not read: {error}. Compress the model again") from error
+
+
+def count_outputs(config: Mapping[str, Any]) -> int:
+    """How many outputs the head of a config.json has; transformers takes two where it says nothing."""
+    labels = config.get("id2label")
+    return len(labels) if labels else int(config.get("num_labels", 2))
 
 
 def to_json(value: Any) -> bytes:

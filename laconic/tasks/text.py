@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError, UsageError
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import PREPROCESS, TOKENIZER, Task, read_asset, to_json
+from laconic.tasks.task import LABEL, PAIR, PREPROCESS, TOKENIZER, Task, read_asset, to_json
 from laconic.tensor import BATCH, TensorSpec
 
 WORDS = (
@@ -56,11 +56,25 @@ def count_ids(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
+def is_pair(values: Mapping[str, Any]) -> bool:
+    """Whether a row has the two columns of a pair."""
+    return all(name in values for name in PAIR)
+
+
+def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The two texts of a row. Raises InputError for anything else than strings."""
+    for name in PAIR:
+        if not isinstance(values[name], str):
+            raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
+    return tuple(values[name] for name in PAIR)
+
+
 class TextTask(Task):
     """A task whose samples are texts, or pairs of texts where the tokenizer joins them."""
 
     field = "text"
     field_description = "A text, or a list of texts (a pair of texts is a list of two within that list)."
+    columns: ClassVar[tuple[str, ...]] = (*PAIR, LABEL)
     accepts = frozenset({"texts"})
 
     def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
@@ -105,6 +119,12 @@ class TextTask(Task):
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
         given = preprocessing
         return cls(given.tokenizer, cls.signature(given), max_tokens=given.max_tokens, pad_id=given.pad_id)
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """One sample: the text, or the two columns of a pair as one."""
+        if is_pair(values):
+            return (read_pair(values),), values.get(LABEL)
+        return super().read_row(values, folder)
 
     def read_field(self, value: Any, folder: Path) -> Any:
         if not isinstance(value, (str, list, tuple)):

@@ -1,6 +1,7 @@
 """Text embedding: a text to a vector."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ import numpy as np
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
-from laconic.tasks.task import HealingLoss, Tolerance, first
-from laconic.tasks.text import TextTask
+from laconic.tasks.task import SCORE, HealingLoss, Tolerance, first
+from laconic.tasks.text import TextTask, is_pair, read_pair
 
 
 class TextEmbedding(TextTask):
@@ -21,12 +22,17 @@ class TextEmbedding(TextTask):
 
     name = "text-embedding"
     tolerance = Tolerance(mean=0.99, worst=0.95)
+    columns = (*TextTask.columns, SCORE)
     metric = "nearest-neighbour accuracy"
-    takes_pairs = True
     objective = "text-embedding"
     has_logits = False
     auto_class = "AutoModel"
     architectures = ("Model", "SentenceTransformer")
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        if is_pair(values):
+            return read_pair(values), parse_score(values.get(SCORE))
+        return super().read_row(values, folder)
 
     def parse_label(self, value: Any) -> Any:
         if isinstance(value, (str, int)):
@@ -61,3 +67,16 @@ class TextEmbedding(TextTask):
             return lambda index: spearman(cosines[index // 2], scores[index // 2])
         names = np.array([str(label) for label in labels])
         return make_mean_scorer((names[find_nearest_neighbours(vectors)] == names).astype(np.float64))
+
+
+def parse_score(value: Any) -> float | None:
+    """The score of a pair of texts, any finite number; None where there is none. Raises InputError."""
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, bool) or not np.isfinite(number):
+        raise InputError(f"expected a number under {SCORE!r}, got {value!r}")
+    return number

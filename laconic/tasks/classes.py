@@ -1,0 +1,77 @@
+"""The classes that a model tells apart: their names in files, and what the labels of samples say of them."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from laconic.errors import DataError
+from laconic.tasks.task import LABELS, read_asset, to_json
+
+SPARSE = 10
+"""Numeric labels whose highest is at least so many times their count are names, not indices of classes."""
+
+
+def label_assets(labels: Sequence[str]) -> dict[str, bytes]:
+    """The artifact file with the names of the classes."""
+    return {LABELS: to_json(list(labels))}
+
+
+def read_labels(folder: Path) -> tuple[str, ...]:
+    """Read the names of the classes from an artifact. Raises CorruptArtifact."""
+    return tuple(str(label) for label in read_asset(folder, LABELS))
+
+
+def find_class(label: Any, labels: Sequence[str]) -> int:
+    """The number of a class given by its name or its number. labels: the names; empty where any number will do.
+
+    Raises DataError for a label that is no class.
+    """
+    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+    # A whole number is a number even where a class is named "1".
+    if not whole and str(label) in labels:
+        return labels.index(str(label))
+    number = int(label) if whole or str(label).isdecimal() else -1
+    if number < 0 or (labels and number >= len(labels)):
+        raise DataError(f"label {label!r} is none of the model's classes: {', '.join(labels[:20])}")
+    return number
+
+
+def are_known(labels: Iterable[Any], known: Sequence[str]) -> bool:
+    """Whether each label is a class of a model that has these."""
+    try:
+        return len(known) > 1 and all(find_class(label, known) >= 0 for label in labels)
+    except DataError:
+        return False
+
+
+def check_names(labels: Iterable[Any]) -> None:
+    """Raise DataError for a label that is neither the name nor the number of a class."""
+    for label in labels:
+        if not isinstance(label, (str, int)):
+            raise DataError(f"label {label!r} is no class; expected a name, or a whole number")
+
+
+def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
+    """The classes of a new head: the sorted names, or one class for each number from 0 to the highest.
+
+    Raises DataError for names mixed with numbers, and for fewer than two classes.
+    """
+    labels = list(labels)
+    names = {str(label) for label in labels}
+    numbers = [isinstance(label, int) and not isinstance(label, bool) for label in labels]
+    if any(numbers) and not all(numbers):
+        raise DataError(f"labels are names or numbers, not both: {', '.join(sorted(names)[:20])}")
+    if len(names) < 2:
+        raise DataError(f"all samples have the label {''.join(names)!r}, so there is nothing to tell apart")
+    if not all(name.isdecimal() for name in names):
+        if any(numbers):
+            raise DataError(f"classes are numbered from 0, and one label is {min(map(int, names))}. Give names instead")
+        return tuple(sorted(names))
+    highest = max(map(int, names))
+    if highest < SPARSE * len(names):
+        return tuple(map(str, range(highest + 1)))
+    if any(numbers):
+        raise DataError(f"{len(names)} labels go up to {highest}: classes are numbered from 0. Give names instead")
+    return tuple(sorted(names, key=int))

@@ -1,0 +1,79 @@
+"""Multi-label classification: a text to each of several classes, or to none."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import DataError
+from laconic.metrics import Scorer, make_f1_scorer, sigmoid
+from laconic.tasks.classes import are_known, check_names, class_names, find_class
+from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.task import HealingLoss, Tolerance, first
+
+THRESHOLD = 0.5
+"""The least probability of a class that a text is said to be of."""
+
+
+class MultiLabelClassification(LabelledText):
+    """Fidelity is 1 minus the largest change of a class's probability. The metric is micro-averaged F1."""
+
+    name = "multi-label-classification"
+    tolerance = Tolerance(mean=0.98)
+    metric = "micro F1"
+    objective = "binary-cross-entropy"
+    has_logits = False
+    auto_class = "AutoModelForSequenceClassification"
+    architectures = ("ForSequenceClassification",)
+    problem_type = "multi_label_classification"
+
+    @classmethod
+    def fits(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("problem_type") == cls.problem_type
+
+    @classmethod
+    def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
+        wanted = {name for label in labels for name in as_list(label)}
+        check_names(wanted)
+        return () if are_known(wanted, known) else class_names(wanted)
+
+    def parse_label(self, value: Any) -> Any:
+        """1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
+        chosen = {find_class(label, self.labels) for label in as_list(value)}
+        return [float(index in chosen) for index in range(len(self.labels) or max(chosen, default=0) + 1)]
+
+    def decode(self, outputs: Arrays) -> list[Any]:
+        answers = []
+        for row in sigmoid(first(outputs).astype(np.float64)):
+            order = np.argsort(-row, kind="stable")
+            chosen = [self.label(index) for index in order if row[index] >= THRESHOLD]
+            scores = [{"label": self.label(index), "score": float(row[index])} for index in order]
+            answers.append({"labels": chosen, "scores": scores})
+        return answers
+
+    def label(self, index: int) -> str:
+        """The name of a class, or its number where it has no name."""
+        return self.labels[index] if index < len(self.labels) else str(index)
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        wanted, found = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
+        return np.asarray(1 - np.abs(found - wanted).max(axis=-1))
+
+    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+        return {"agreement": float(((first(reference) >= 0) == (first(candidate) >= 0)).all(axis=-1).mean())}
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        found, wanted = first(outputs) >= 0, np.asarray(labels) > THRESHOLD
+        if found.shape != wanted.shape:
+            raise DataError(f"labels are of {wanted.shape[1]} classes, and the model has {found.shape[1]}")
+        return make_f1_scorer((found & wanted).sum(axis=1), found.sum(axis=1), wanted.sum(axis=1))
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the logits; the logits alone where no layers are shared."""
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+
+
+def as_list(value: Any) -> list[Any]:
+    """The classes of a label: a list as it is, a single name or number as one."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]

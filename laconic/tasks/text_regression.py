@@ -1,0 +1,138 @@
+"""Text regression: a text to a number, or to several."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import DataError
+from laconic.metrics import Scorer, sigmoid, spearman
+from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.preprocessing import Activation, Preprocessing
+from laconic.tasks.task import PREPROCESS, HealingLoss, Tolerance, count_outputs, first, read_asset, to_json
+from laconic.tensor import TensorSpec
+
+SCORE_NAME = "score"
+"""The name of the output of a new head with one."""
+
+
+class TextRegression(LabelledText):
+    """Text, or a pair of texts, to a score; or to several, which the classes name.
+
+    Fidelity is 1 minus the difference from the original's score, relative to the root mean square of the original's
+    scores; with several, the worst. Of scores from 0 to 1, which a sigmoid makes, it is 1 minus the difference.
+    """
+
+    name = "text-regression"
+    tolerance = Tolerance(mean=0.98)
+    metric = "R2"
+    objective = "targets"
+    has_logits = False
+    auto_class = "AutoModelForSequenceClassification"
+    architectures = ("ForSequenceClassification",)
+    problem_type: ClassVar[str | None] = "regression"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        max_tokens: int,
+        pad_id: int,
+        labels: tuple[str, ...] = (),
+        activation: Activation = "identity",
+    ) -> None:
+        """activation: what makes a score of an output."""
+        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
+        self.activation = activation
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        task = super().from_preprocessing(preprocessing)
+        task.activation = preprocessing.activation
+        return task
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        task = super().from_assets(folder, inputs)
+        task.activation = read_asset(folder, PREPROCESS)["activation"]
+        return task
+
+    def assets(self) -> dict[str, bytes]:
+        preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "activation": self.activation}
+        return super().assets() | {PREPROCESS: to_json(preprocess)}
+
+    @classmethod
+    def fits(cls, config: Mapping[str, Any]) -> bool:
+        return config.get("problem_type") == "regression" or count_outputs(config) == 1
+
+    @classmethod
+    def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
+        sizes = {len(parse_numbers(label)) for label in labels}
+        if len(sizes) != 1:
+            raise DataError(f"a label holds {min(sizes)} to {max(sizes)} numbers; expected as many in each row")
+        (size,) = sizes
+        if size == len(known):
+            return ()
+        return (SCORE_NAME,) if size == 1 else tuple(map(str, range(size)))
+
+    def parse_label(self, value: Any) -> Any:
+        numbers = parse_numbers(value)
+        if self.labels and len(numbers) != len(self.labels):
+            raise DataError(f"a label holds {len(numbers)} numbers, and the model answers with {len(self.labels)}")
+        return numbers
+
+    def scores(self, outputs: Arrays) -> Array:
+        """The scores, [samples, outputs] float64."""
+        logits = first(outputs).astype(np.float64)
+        logits = logits.reshape(len(logits), -1)
+        return sigmoid(logits) if self.activation == "sigmoid" else logits
+
+    def decode(self, outputs: Arrays) -> list[Any]:
+        found = self.scores(outputs)
+        if found.shape[1] == 1:
+            return [{"score": float(row[0])} for row in found]
+        names = [*self.labels, *map(str, range(len(self.labels), found.shape[1]))]
+        return [
+            {"scores": [{"label": name, "score": float(score)} for name, score in zip(names, row, strict=False)]}
+            for row in found
+        ]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        wanted, found = self.scores(reference), self.scores(candidate)
+        scale = 1.0 if self.activation == "sigmoid" else np.sqrt(np.square(wanted).mean(axis=0)).clip(min=1e-12)
+        return np.asarray((1 - np.abs(found - wanted) / scale).min(axis=1))
+
+    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+        wanted, found = self.scores(reference), self.scores(candidate)
+        return {"spearman": min(spearman(one, two) for one, two in zip(wanted.T, found.T, strict=True))}
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        """The coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
+        found, wanted = self.scores(outputs), np.asarray(labels, np.float64).reshape(len(labels), -1)
+
+        def score(index: Array) -> float:
+            total = np.square(wanted[index] - wanted[index].mean(axis=0)).sum(axis=0)
+            left = np.square(wanted[index] - found[index]).sum(axis=0)
+            return float(np.where(total > 0, 1 - left / np.where(total > 0, total, 1), 0).mean())
+
+        return score
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the scores; the scores alone where no layers are shared."""
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+
+
+def parse_numbers(value: Any) -> list[float]:
+    """A label as numbers, one or more, also from a column of texts. Raises DataError."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    try:
+        numbers = [float(each) for each in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or any(isinstance(each, bool) for each in values) or not np.isfinite(numbers).all():
+        raise DataError(f"label {value!r} is no score; expected a number, or a list of numbers")
+    return numbers

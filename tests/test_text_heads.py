@@ -1,0 +1,248 @@
+"""Heads on a text encoder: each is fine-tuned, compressed, and served with the answers of transformers' pipeline."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+import transformers
+from served import running
+
+from compress.pipeline import compress
+from export.pipeline import export
+from laconic.cache import Cache
+from laconic.errors import DataError, SourceError
+from laconic.finetune.finetune import finetune
+from laconic.models.checkpoint import load_source
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.tasks.multi_label_classification import MultiLabelClassification
+from laconic.tasks.text import WORDS
+from laconic.tasks.text_ranking import TextRanking
+from laconic.tasks.text_regression import TextRegression
+from laconic.training.observers import ObserverSettings
+from laconic.training.settings import TrainingRecipe
+
+QUIET = Steps(quiet=True)
+TEXTS = ["the model answers fast", "every request waits for its turn and the memory"]
+NAMES = {"red": 0, "green": 1, "blue": 2}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model, rows to learn from, and how the answers of a pipeline compare with those over HTTP.
+
+    row: makes a row of a file from words. samples: in a request. expected: the numbers in the pipeline's answer to a
+    sample. found: the numbers in ours.
+    """
+
+    task: str
+    config: dict[str, Any]
+    row: Callable[[list[str]], dict[str, Any]]
+    samples: list[Any]
+    expected: Callable[[Any, Any], Any]
+    found: Callable[[Any], Any]
+    field: str = "text"
+    pipeline: str = "text-classification"
+    kind: type[transformers.PreTrainedModel] = transformers.BertForSequenceClassification
+
+    def save(self, folder: Path) -> Path:
+        return models.save_bert(folder, self.kind, **self.config)
+
+    def write_rows(self, path: Path, count: int = 160) -> Path:
+        rng = np.random.default_rng(0)
+        rows = [self.row([str(word) for word in rng.choice(WORDS, rng.integers(3, 12))]) for _ in range(count)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+
+def sorted_scores(answer: Any) -> list[tuple[str, float]]:
+    return sorted((each["label"], each["score"]) for each in answer)
+
+
+FAMILIES = {
+    "regression": Family(
+        task="text-regression",
+        config={"id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"},
+        row=lambda words: {"text": " ".join(words), "label": 3 + words.count("fast")},
+        samples=TEXTS,
+        expected=lambda pipe, text: pipe(text)[0]["score"],
+        found=lambda answer: answer["score"],
+    ),
+    "cross-encoder": Family(
+        task="text-ranking",
+        config={
+            "id2label": {0: "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+            "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+        },
+        row=lambda words: {"text1": words[0], "text2": " ".join(words[1:]), "label": float(words[0] in words[1:])},
+        samples=[["the time", text] for text in TEXTS],
+        expected=lambda pipe, pair: pipe({"text": pair[0], "text_pair": pair[1]})["score"],
+        found=lambda answer: answer["score"],
+    ),
+    "multi-label": Family(
+        task="multi-label-classification",
+        config={
+            "problem_type": "multi_label_classification",
+            "id2label": {index: name for name, index in NAMES.items()},
+            "label2id": NAMES,
+        },
+        row=lambda words: {
+            "text": " ".join(words),
+            "label": [name for name, word in (("red", "the"), ("green", "fast"), ("blue", "time")) if word in words],
+        },
+        samples=TEXTS,
+        expected=lambda pipe, text: sorted_scores(pipe(text, top_k=None)),
+        found=lambda answer: sorted_scores(answer["scores"]),
+    ),
+}
+each_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return Cache(tmp_path_factory.mktemp("cache"))
+
+
+def flatten(value: Any) -> tuple[list[str], list[float]]:
+    """The words and the numbers in a value, in order."""
+    if isinstance(value, (list, tuple)):
+        parts = [flatten(each) for each in value]
+        return [word for words, _ in parts for word in words], [number for _, numbers in parts for number in numbers]
+    return ([value], []) if isinstance(value, str) else ([], [float(value)])
+
+
+@each_family
+def test_answers_over_http_are_those_of_the_pipeline_and_the_verdict_has_the_metric(name, tmp_path, cache):
+    family = FAMILIES[name]
+    folder = family.save(tmp_path / "model")
+    rows = family.write_rows(tmp_path / "rows.jsonl")
+    recipe = Recipe.parse({"source": str(folder), "data": str(rows), "stages": [], "runtimes": ["onnxruntime"]})
+    artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact
+    assert artifact.manifest.task == family.task
+    assert artifact.manifest.verdict.passed
+    assert "metric" in artifact.manifest.verdict.drift[0].figures
+    pipe = transformers.pipeline(family.pipeline, model=str(folder), device="cpu")
+    with running(artifact.path) as server, server.client() as http:
+        answer = http.post("/v1/models/m/predict", json={family.field: family.samples})
+        assert answer.status_code == 200, answer.text
+        for sample, each in zip(family.samples, answer.json()["answers"], strict=True):
+            words, numbers = flatten(family.expected(pipe, sample))
+            assert flatten(family.found(each))[0] == words
+            assert flatten(family.found(each))[1] == pytest.approx(numbers, abs=1e-4)
+        assert family.task in http.get("/").text
+        wrong = http.post("/v1/models/m/predict", json={family.field: [7]})
+        assert wrong.status_code == 400
+
+
+@each_family
+def test_a_bare_encoder_learns_it_from_rows(name, tmp_path, cache):
+    family = FAMILIES[name]
+    models.save_bert(tmp_path / "model", transformers.BertModel)
+    given = {"batch_size": 16, "steps": 10, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}}
+    recipe = TrainingRecipe.load(
+        None,
+        source=str(tmp_path / "model"),
+        task=family.task,
+        data={"train": str(family.write_rows(tmp_path / "rows.jsonl", 80))},
+        loader={"workers": 0},
+        **given,
+    )
+    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    assert tuned.after["loss"] < tuned.before["loss"]
+    assert tuned.checkpoint.task.metric in tuned.after
+    assert load_source(tmp_path / "tuned").task.labels == tuned.checkpoint.task.labels
+
+
+def test_a_multi_label_classifier_is_pruned_healed_and_quantized(tmp_path, cache):
+    family = FAMILIES["multi-label"]
+    recipe = Recipe.parse(
+        {
+            "source": str(family.save(tmp_path / "model")),
+            "data": str(family.write_rows(tmp_path / "rows.jsonl")),
+            "stages": [{"prune.ffn": {"keep": 0.8, "round_to": 4}}, "quantize.static"],
+            "heal": {"steps": 4, "eval_every": 4, "loader": {"workers": 0}},
+            "runtimes": ["onnxruntime"],
+            "goal": {"fidelity": 0.5},
+        }
+    )
+    manifest = compress(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact.manifest
+    assert manifest.verdict.passed, manifest.verdict.failures
+    assert "metric" in manifest.verdict.drift[0].figures
+
+
+def test_one_output_is_a_score_and_not_a_class(tmp_path):
+    folder = models.save_bert(tmp_path / "one", id2label={0: "score"}, label2id={"score": 0})
+    assert load_source(folder).task.name == "text-regression"
+    with pytest.raises(SourceError, match=r"1 outputs, which is not for the task 'text-classification'. Try --task"):
+        load_source(folder, task="text-classification")
+
+
+def test_the_scores_of_a_cross_encoder_are_what_its_activation_says(tmp_path):
+    for kind, expected in (("Identity", "identity"), ("Sigmoid", "sigmoid")):
+        marks = {"sentence_transformers": {"activation_fn": f"torch.nn.modules.linear.{kind}"}}
+        folder = models.save_bert(tmp_path / kind, id2label={0: "a"}, label2id={"a": 0}, **marks)
+        assert load_source(folder).task.assets()["preprocess.json"].decode().count(expected) == 1
+    marks = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Softplus"}}
+    folder = models.save_bert(tmp_path / "other", id2label={0: "a"}, label2id={"a": 0}, **marks)
+    with pytest.raises(SourceError, match="'Softplus'; expected one of Identity, Sigmoid"):
+        load_source(folder)
+
+
+def make(kind: type[Any], **settings: Any) -> Any:
+    spec = {"max_tokens": 16, "pad_id": 0}
+    return kind(models.tokenizer(), (), **spec, **settings)
+
+
+def test_regression_explains_the_variance_of_the_labels():
+    task = make(TextRegression, labels=("score",))
+    labels = [[1.0], [2.0], [3.0]]
+    every = np.arange(3)
+    assert task.scorer({"y": np.array(labels)}, labels)(every) == 1
+    assert task.scorer({"y": np.full((3, 1), 2.0)}, labels)(every) == 0
+    assert task.scorer({"y": np.full((3, 1), 2.0)}, labels)(np.zeros(3, int)) == 0
+    assert task.fidelity({"y": np.array([[3.0], [-3.0]])}, {"y": np.array([[3.0], [-2.7]])}) == pytest.approx([1, 0.9])
+
+
+@pytest.mark.parametrize("label", ["x", True, None, [], float("nan"), [1, "b"], {"a": 1}])
+def test_what_is_no_number_is_no_score(label):
+    with pytest.raises(DataError, match="is no score"):
+        make(TextRegression).parse_label(label)
+
+
+def test_labels_of_a_head_with_other_outputs_are_refused():
+    with pytest.raises(DataError, match="holds 2 numbers, and the model answers with 1"):
+        make(TextRegression, labels=("score",)).parse_label([1, 2])
+    with pytest.raises(DataError, match="1 to 2 numbers"):
+        TextRegression.new_classes([1, [1, 2]], ())
+    assert TextRegression.new_classes([[1, 2]], ("score",)) == ("0", "1")
+
+
+def test_a_relevance_is_between_zero_and_one_and_belongs_to_a_pair():
+    with pytest.raises(DataError, match="no relevance"):
+        make(TextRanking).parse_label(2)
+
+
+def test_classes_are_found_and_counted_one_by_one():
+    task = make(MultiLabelClassification, labels=("red", "green", "blue"))
+    assert task.parse_label(["red", 2]) == [1, 0, 1]
+    assert task.parse_label("green") == [0, 1, 0]
+    assert task.parse_label([]) == [0, 0, 0]
+    with pytest.raises(DataError, match="'pink' is none of the model's classes"):
+        task.parse_label(["pink"])
+    scorer = task.scorer({"y": np.array([[1.0, -1, 1], [-1, -1, -1]])}, [[1, 0, 0], [0, 0, 0]])
+    assert scorer(np.array([0])) == pytest.approx(2 / 3)
+    assert scorer(np.array([1])) == 1
+    assert MultiLabelClassification.new_classes([["a", "b"], "c", []], ()) == ("a", "b", "c")
+    assert MultiLabelClassification.new_classes([["a"]], ("a", "b")) == ()
