@@ -133,13 +133,13 @@ class Served:
         self.process.wait()
 
     def cpu_seconds(self) -> float:
-        """User and system, since it started."""
-        times = self.usage.cpu_times()
-        return float(times.user + times.system)
+        """User and system of the server and its workers, since they started."""
+        times = [each.cpu_times() for each in (self.usage, *self.usage.children(recursive=True))]
+        return float(sum(each.user + each.system for each in times))
 
     def memory(self) -> int:
-        """Resident bytes."""
-        return int(self.usage.memory_info().rss)
+        """Resident bytes of the server and its workers."""
+        return int(sum(each.memory_info().rss for each in (self.usage, *self.usage.children(recursive=True))))
 
     def batches(self) -> tuple[int, int]:
         """Rows and batches that the engine ran."""

@@ -1,12 +1,12 @@
 """The whole server as one ASGI application: the hot path in front, FastAPI behind it."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 from serve.body import MemoryBudget
 from serve.control import create_control
 from serve.infer import Infer
+from serve.loader import open_models
 from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.task_endpoint import Predict
@@ -14,25 +14,14 @@ from serve.wire import Receive, Scope, Send
 
 
 class App:
-    """An ASGI application that serves the models of a repository. On shutdown it closes them.
-
-    stopping: another server of the same models, while it stops.
-    """
+    """An ASGI application that serves the models of a repository. On shutdown it closes them."""
 
     def __init__(self, repository: Repository, settings: Settings) -> None:
         self.repository = repository
-        self.control = create_control(repository, self.close)
-        self.settings = settings
-        self.budget = MemoryBudget(settings.max_in_flight)
-        self.stopping: asyncio.Task[None] | None = None
-        self._infer = Infer(repository, settings, self.budget)
-        self._predict = Predict(repository, settings, self.budget)
-
-    async def close(self) -> None:
-        """Close the models, after what else answers requests with them."""
-        if self.stopping is not None:
-            await self.stopping
-        self.repository.close()
+        self.control = create_control(repository)
+        budget = MemoryBudget(settings.max_in_flight)
+        self._infer = Infer(repository, settings, budget)
+        self._predict = Predict(repository, settings, budget)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
@@ -50,4 +39,4 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
     Raises what `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise, before anything is served.
     """
     settings = settings or Settings()
-    return App(Repository.open(artifacts, settings), settings)
+    return App(Repository(open_models(artifacts, settings)), settings)

@@ -199,6 +199,8 @@ class Batcher:
         started = time.monotonic_ns()
         try:
             answers = self.layout.split_outputs(session.run(self.layout.join_inputs(parts)), parts)
+        except NotReady as error:  # the engine is gone: which part made it fail, if one did, nobody knows
+            return [error] * len(parts)
         except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
             if len(parts) > 1:
                 half = len(parts) // 2

@@ -71,6 +71,7 @@ class Endpoint(ABC):
         headers: Headers = dict(scope["headers"])
         started, success = time.monotonic_ns(), False
         try:
+            model.check_ready()
             model.batcher.check_room(1)  # before the body is read
             body = await read_body(headers, receive, self.settings.max_body, reservation)
             started = time.monotonic_ns()

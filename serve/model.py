@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from laconic.arrays import Arrays
-from laconic.artifacts.artifact import Artifact, Choice
-from laconic.errors import InputError, RuntimeFailure
-from laconic.runtimes.runtime import Session
+from laconic.artifacts.artifact import Artifact
+from laconic.errors import InputError, NotReady, RuntimeFailure
 from laconic.tensor import check_inputs
+from serve.backend import Backend
 from serve.batcher import Batcher
 from serve.fair_queue import Flow, Item
 from serve.layout import STEP, Cap, Layout, Part
@@ -28,49 +28,38 @@ AHEAD = 2
 
 
 class Model:
-    """Runs inference on tensors (`infer`) and on samples (`predict`). Owns its sessions.
+    """Runs inference on tensors (`infer`) and on samples (`predict`). Owns the backend that runs its batches.
 
     note: why this engine was opened, where there was a choice.
     """
 
-    def __init__(
-        self, artifact: Artifact, sessions: Sequence[Session], settings: Settings, *, runtime: str, note: str = ""
-    ) -> None:
+    def __init__(self, artifact: Artifact, backend: Backend, settings: Settings) -> None:
         manifest = artifact.manifest
         self.settings = settings
         self.name = artifact.name
         self.artifact = artifact
-        self.runtime = runtime
-        self.note = note
+        self.backend = backend
+        self.runtime = backend.runtime
+        self.note = backend.note
         # Of the placement that was opened: an engine without one of its own runs the preferred graph.
         own = {each.runtime: each.verdict for each in reversed(manifest.placements)}
-        self.verdict = own.get(runtime, manifest.verdict)
+        self.verdict = own.get(backend.runtime, manifest.verdict)
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self.task = artifact.task()
         self.statistics = Statistics()
-        self._sessions = sessions
         self.batcher = Batcher(
-            sessions,
+            backend.sessions,
             Layout(self.inputs, self.outputs, self.task.padding, step=STEP if manifest.batching else 1),
             cap=read_cap(artifact),
             max_wait=settings.queue_seconds,
             statistics=self.statistics,
         )
 
-    @classmethod
-    def open(cls, artifact: Artifact, settings: Settings) -> "Model":
-        """Open one session of the artifact for each executor; each is checked against the golden outputs.
-
-        Raises UnprovenArtifact, unless the settings allow it, and the engine's errors.
-        """
-        executors, threads = settings.parallelism()
-        choice = artifact.choose(settings.runtime, threads=threads)
-        if not settings.unproven:
-            artifact.require_proof(choice.placement)
-        sessions = artifact.open_placement(choice.engine, choice.placement, executors, threads=threads)
-        note = describe_race(choice) if choice.speeds else ""
-        return cls(artifact, sessions, settings, runtime=choice.engine.name, note=note)
+    def check_ready(self) -> None:
+        """Raise NotReady while no engine runs the model."""
+        if reason := self.backend.reason:
+            raise NotReady(f"model {self.name!r} is not ready: {reason}")
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
         """The outputs for one request's inputs. timeout: the most seconds in the queue; the settings' where None.
@@ -124,7 +113,7 @@ class Model:
                 parts = await offload(self._encode, chunk, start, flow, long=long)
                 waiting.extend(self.batcher.submit(flow, parts))
                 largest = max(cap.rows_at(part.sizes) for part in parts)
-                await collect(AHEAD * largest * len(self._sessions))
+                await collect(AHEAD * largest * len(self.backend.sessions))
             await collect(0)
             return answers + self._decode(outputs)
         finally:
@@ -133,10 +122,10 @@ class Model:
             abandon(waiting)
 
     def close(self) -> None:
-        """Stop after the running batches, and close the sessions."""
+        """Stop, and close the engine. A batch that runs in this process is waited for."""
+        self.backend.interrupt()
         self.batcher.close()
-        for session in self._sessions:
-            session.close()
+        self.backend.close()
 
     def _check_rows(self, rows: int) -> None:
         if rows > self.settings.max_rows:
@@ -182,17 +171,6 @@ def abandon(items: Iterable[Item]) -> None:
     for item in items:
         if not item.future.cancel() and not item.future.cancelled():
             item.future.exception()
-
-
-def describe_race(choice: Choice) -> str:
-    """Which placement is opened, and how fast the others are on this machine."""
-    own = choice.speeds[choice.engine.name]
-    others = [
-        f"{own / speed:.2f} x the speed of {name}"
-        for name, speed in choice.speeds.items()
-        if name != choice.engine.name and speed > 0
-    ]
-    return f"{choice.engine.name}, {choice.placement.compute}: " + (", ".join(others) or "the others do not run here")
 
 
 def read_cap(artifact: Artifact) -> Cap:

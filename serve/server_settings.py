@@ -10,7 +10,6 @@ from laconic.units import parse_bytes
 
 KIB = 1 << 10
 MIB = 1 << 20
-MAX_PORT = 65_535
 MAX_EXECUTORS = 8
 """Each executor holds the model once more, so beyond this many the remaining cores go to threads within."""
 
@@ -24,10 +23,12 @@ class Settings(Strict):
 
     runtime: the engine; the artifact's own where None. threads: cores that each model may use, all where None.
     executors: batches of a model that run at a time, sharing those threads; as many as threads where None, up to
-    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. unproven: serve
-    artifacts whose verdict failed or is missing.
+    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. workers:
+    processes of each model in which its engine runs; 0 runs it in the server's own. unproven: serve artifacts whose
+    verdict failed or is missing.
 
-    grpc_port: where the V2 protocol is also served over gRPC; 0 takes a free port; nowhere where None.
+    watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch. max_crashes: of a
+    worker in a row, after which it is not started again.
 
     queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
     still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
@@ -44,7 +45,9 @@ class Settings(Strict):
     runtime: str | None = None
     executors: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
-    grpc_port: int | None = Field(default=None, ge=0, le=MAX_PORT)
+    workers: int | None = Field(default=None, ge=0)
+    watchdog: Seconds = 8.0
+    max_crashes: int = Field(default=5, ge=1)
     queue_seconds: Seconds = 1.0
     deadline: Seconds = 60.0
     max_rows: int = Field(default=4096, ge=1)

@@ -256,7 +256,7 @@ def test_a_request_that_waits_beyond_its_deadline_gets_504(
 def test_a_batch_that_is_too_large_for_the_memory_is_run_in_pieces(tmp_path: Path) -> None:
     path = change_artifact(write_artifact(tmp_path / "twice.laconic"), knee=64)
     with running(path, threads=1) as server, server.client() as http:
-        (session,) = server.app.repository.get("twice")._sessions
+        (session,) = server.app.repository.get("twice").backend.sessions
         run = session.run
 
         def run_few(inputs: Arrays) -> Arrays:

@@ -105,14 +105,17 @@ def test_requests_that_do_not_end_in_time_get_503(tmp_path: Path) -> None:
     path = write_artifact(tmp_path / "slow.laconic", seconds=4.0)
     answers: list[httpx.Response] = []
 
-    def post(url: str) -> None:
-        answers.append(httpx.post(f"{url}/v2/models/slow/infer", json=request_of([[1, 2, 3]] * 4), timeout=30))
+    def post(client: httpx.Client) -> None:
+        answers.append(client.post("/v2/models/slow/infer", json=request_of([[1, 2, 3]] * 4)))
 
-    with process(path, drain=0, grace=1, threads=1, queue_seconds=60) as (started, url):
-        requests = [threading.Thread(target=post, args=(url,)) for _ in range(6)]
+    with (
+        process(path, drain=0, grace=1, threads=1, queue_seconds=60) as (started, url),
+        httpx.Client(base_url=url, timeout=30) as client,
+    ):
+        requests = [threading.Thread(target=post, args=(client,)) for _ in range(6)]
         for request in requests:
             request.start()
-        time.sleep(0.5)
+        time.sleep(1)
         started.send_signal(signal.SIGTERM)
         for request in requests:
             request.join()
@@ -156,10 +159,10 @@ def test_ipv6_is_served() -> None:
 
 def test_sigterm_while_a_model_loads_ends_the_server_with_0(tmp_path: Path) -> None:
     path = write_artifact(tmp_path / "slow.laconic", seconds=30.0)
-    command = [sys.executable, "-c", f"print('up', flush=True)\n{SERVE}", str(path), "{}"]
+    command = [sys.executable, "-c", SERVE.replace("\nserve([", "\nprint('up', flush=True)\nserve(["), str(path), "{}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout
         assert started.stdout.readline() == "up\n"
-        time.sleep(1.5)
+        time.sleep(0.5)
         started.terminate()
         assert started.wait(5) == 0

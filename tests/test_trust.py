@@ -24,7 +24,7 @@ from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
-from serve.repository import Repository
+from serve.loader import open_models
 from serve.server_settings import Settings
 
 HERE = Path(__file__).parent
@@ -80,7 +80,8 @@ def write_embedder(path):
 def serve(path):
     """Open an artifact as the server does; returns the error, or ""."""
     try:
-        Repository.open([path], Settings(unproven=True)).close()
+        for model in open_models([path], Settings(unproven=True)):
+            model.close()
     except LaconicError as error:
         return str(error)
     return ""

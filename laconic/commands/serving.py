@@ -22,11 +22,18 @@ def serve(
     executors: Annotated[
         int | None, typer.Option(min=1, help="Batches at a time; default: as many as threads, at most 8.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes in which a model's engine runs; 0: the server's own."),
+    ] = None,
+    watchdog: Annotated[
+        float | None, typer.Option(help="Seconds after which a silent worker is killed; default: 8.")
+    ] = None,
+    max_crashes: Annotated[
+        int | None, typer.Option(min=1, help="Crashes in a row that a worker is restarted after; default: 5.")
+    ] = None,
     unproven: Annotated[
         bool | None, typer.Option("--unproven", help="Serve artifacts without a passed verdict.", show_default=False)
-    ] = None,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port for gRPC; 0 chooses a free one; default: no gRPC.")
     ] = None,
     queue_seconds: Annotated[
         float | None, typer.Option(help="Longest expected wait of a request; default: 1.", rich_help_panel=QUEUE)
@@ -87,7 +94,7 @@ def serve(
         typer.Option(help="Seconds after that for requests in flight; default: 30.", rich_help_panel="Stop"),
     ] = None,
 ) -> None:
-    """Serve artifacts over HTTP and gRPC, with dynamic batching.
+    """Serve artifacts over HTTP, with dynamic batching.
 
     Each option but the first four is a setting, which can also be given in the file of --settings, and as an
     environment variable: LACONIC_SERVE_MAX_BODY for --max-body.

@@ -1,7 +1,8 @@
 """A fake engine for tests, Laconic's own and those of projects that build on it.
 
 Its model file is JSON: {"input": "x", "output": "y", "factor": 2.0}, and the output is the input times the factor.
-"seconds" makes each run last that long; a row that contains the value "poison" makes the whole run fail.
+"seconds" makes each run last that long; a row that contains the value "poison" makes the whole run fail, and one that
+contains the value "stuck" makes it never return.
 """
 
 import time
@@ -28,6 +29,7 @@ class FakeModel(BaseModel):
     factor: float = 2.0
     seconds: float = 0.0
     poison: float | None = None
+    stuck: float | None = None
 
 
 class FakeSession(Session):
@@ -45,6 +47,8 @@ class FakeSession(Session):
         time.sleep(self.model.seconds)
         if self.model.poison is not None and (x == self.model.poison).any():
             raise RuntimeFailure(f"the fake engine was fed its poison, {self.model.poison}")
+        while self.model.stuck is not None and (x == self.model.stuck).any():
+            time.sleep(1)
         with np.errstate(all="ignore"):
             return {self.model.output: (x * self.model.factor).astype(x.dtype)}
 

@@ -1,0 +1,66 @@
+"""Child processes that never outlive their parent."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[2]
+"""Where our packages lie; a child finds them there, however the parent did."""
+PR_SET_PDEATHSIG = 1
+EXIT_SECONDS = 3.0
+"""How long a process that is killed, or exits, may take to be gone."""
+
+
+def spawn(package: str, sockets: Sequence[socket.socket], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the program of a package, with these sockets; the first one's number is its argument.
+
+    What the child prints goes to standard error: standard output belongs to the server's own line. environment: added
+    to this process's. The child dies with the thread that calls this, which must live as long.
+    """
+    paths = filter(None, (str(HOME), os.environ.get("PYTHONPATH")))
+    return subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-P", "-m", package, str(sockets[0].fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        pass_fds=[each.fileno() for each in sockets],
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+
+
+def bind_to_parent() -> None:
+    """In the child: be killed when the parent dies, and leave signals of the whole group to the parent.
+
+    A terminal sends Ctrl-C to all processes, and systemd SIGTERM; the parent still needs its children to end requests.
+    """
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process if it still runs, and wait until it is gone."""
+    process.kill()
+    process.wait(EXIT_SECONDS)
+
+
+def wait_for_exit(process: "subprocess.Popen[bytes]") -> str:
+    """Tell how a process ended that has closed its connections, or is about to."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return describe_exit(process.wait(EXIT_SECONDS))
+    kill(process)
+    return "closed its connections and was killed"
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended. code: negative for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"

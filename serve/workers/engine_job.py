@@ -1,0 +1,16 @@
+"""What a worker is to open."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineJob:
+    """What a worker is to open. path: of an artifact whose files the server has checked against its manifest; digest:
+    of that manifest. threads: of each session. runtime: an engine; the fastest where None."""
+
+    path: str
+    digest: str
+    sessions: int
+    threads: int
+    runtime: str | None
+    unproven: bool

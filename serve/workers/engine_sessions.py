@@ -1,0 +1,56 @@
+"""The sessions of an artifact in the engine that is fastest on this machine, opened and checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from laconic.artifacts.artifact import Artifact, Choice
+from laconic.runtimes.runtime import Session
+
+
+@dataclass(frozen=True)
+class EngineSessions:
+    """Sessions that run concurrently in this process.
+
+    runtime: the name of their engine. note: why this engine was opened, where there was a choice.
+    """
+
+    sessions: Sequence[Session]
+    runtime: str
+    note: str
+
+    reason = ""
+    """Why the model cannot be run at present; nothing happens to an engine in this process."""
+
+    @classmethod
+    def open(
+        cls, artifact: Artifact, count: int, *, threads: int, runtime: str | None, unproven: bool
+    ) -> "EngineSessions":
+        """Open `count` sessions with `threads` threads each; golden outputs are checked.
+
+        runtime: an engine; the fastest where None. Raises UnprovenArtifact, also for a verdict that failed unless
+        `unproven`, and what the engine raises.
+        """
+        choice = artifact.choose(runtime, threads=threads)
+        if not unproven:
+            artifact.require_proof(choice.placement)
+        sessions = artifact.open_placement(choice.engine, choice.placement, count, threads=threads)
+        return cls(sessions, choice.engine.name, describe_race(choice) if choice.speeds else "")
+
+    def interrupt(self) -> None:
+        """A run in this process cannot be stopped."""
+
+    def close(self) -> None:
+        """Close the sessions, none of which may run."""
+        for session in self.sessions:
+            session.close()
+
+
+def describe_race(choice: Choice) -> str:
+    """Which placement is opened, and how fast the others are on this machine."""
+    own = choice.speeds[choice.engine.name]
+    others = [
+        f"{own / speed:.2f} x the speed of {name}"
+        for name, speed in choice.speeds.items()
+        if name != choice.engine.name and speed > 0
+    ]
+    return f"{choice.engine.name}, {choice.placement.compute}: " + (", ".join(others) or "the others do not run here")

@@ -1,0 +1,141 @@
+"""One life of an engine worker, from the side of the server."""
+
+import contextlib
+import math
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from laconic import errors
+from laconic.arrays import Array, Arrays
+from laconic.errors import LaconicError, NotReady, RuntimeFailure
+from serve.workers.child_process import kill, spawn, wait_for_exit
+from serve.workers.engine_job import EngineJob
+from serve.workers.frames import receive_frame, send_frame
+
+TICK = 0.25
+"""Seconds between two looks at a worker that says nothing."""
+
+
+class WorkerLost(NotReady):
+    """The process that was to run a batch is gone, or was never there. retry_after: seconds."""
+
+    def __init__(self, message: str, retry_after: float = 0) -> None:
+        super().__init__(message)
+        self.retry_after = max(1, math.ceil(retry_after))
+
+
+class WorkerConnection:
+    """A connection to one session of a worker. One caller at a time.
+
+    started: when the batch began that runs now. lost: whether the worker is known to be gone.
+    """
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self.started = math.inf
+        self.lost = False
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """The outputs. Raises RuntimeFailure with what the engine said, and OSError where the worker is gone."""
+        self.started = time.monotonic()
+        try:
+            send_frame(self._stream, inputs)
+            outputs, error = receive_frame(self._stream)
+        finally:
+            self.started = math.inf
+        if error:
+            raise RuntimeFailure(error)
+        return outputs
+
+    def close(self) -> None:
+        """Close the connection; a run that waits for its outputs gets OSError."""
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
+
+
+class WorkerProcess:
+    """A process that runs the sessions of a job. environment: what it has besides that of the server."""
+
+    def __init__(self, job: EngineJob, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair()
+        pairs = [socket.socketpair() for _ in range(job.sessions)]
+        self.connections = [WorkerConnection(ours) for ours, _ in pairs]
+        inherited = [theirs, *(other for _, other in pairs)]
+        try:
+            self.process: subprocess.Popen[bytes] = spawn(__package__, inherited, environment)
+        except OSError as error:
+            raise RuntimeFailure(f"a worker cannot be started: {error}") from error
+        finally:
+            numbers = [each.fileno() for each in inherited[1:]]
+            for each in inherited:
+                each.close()
+        with contextlib.suppress(OSError):  # a worker that is gone already is found by `wait_until_open`
+            self._control.sendall(orjson.dumps({"job": job, "connections": numbers}) + b"\n")
+
+    def wait_until_open(self) -> dict[str, str]:
+        """What was opened: `runtime` and `note`. Raises the error of the worker, RuntimeFailure where it died."""
+        line = b""
+        while not line.endswith(b"\n"):
+            try:
+                chunk = self._control.recv(1 << 16)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise RuntimeFailure(f"the process that was to open the model {wait_for_exit(self.process)}")
+            line += chunk
+        told: dict[str, str] = orjson.loads(line)
+        if "error" in told:
+            raise ERRORS.get(told["kind"], RuntimeFailure)(told["error"])
+        return told
+
+    def watch(self, patience: float) -> str:
+        """Wait until the process has died, and tell of what.
+
+        It is killed where it gives no heartbeat, or runs one batch, for longer than `patience` seconds. Time in which
+        this process was stopped too, as a paused container is, does not count.
+        """
+        self._control.settimeout(TICK)
+        beat = looked = time.monotonic()
+        while True:
+            try:
+                alive = self._control.recv(1 << 12)
+            except TimeoutError:
+                alive = None
+            except OSError:
+                alive = b""
+            if alive == b"":
+                return wait_for_exit(self.process)
+            now = time.monotonic()
+            stopped, looked = now - looked - 4 * TICK, now
+            if alive or stopped > 0:
+                beat = now
+            if now - beat > patience:
+                kill(self.process)
+                return f"gave no sign of life for {patience:g} s and was killed"
+            if stopped <= 0 and any(now - each.started > patience for each in self.connections):
+                kill(self.process)
+                return f"ran a batch for more than {patience:g} s and was killed"
+
+    def close(self) -> None:
+        """End the process."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        for connection in self.connections:
+            connection.close()
+        kill(self.process)
+        self._control.close()
+
+
+def find_errors() -> dict[str, type[LaconicError]]:
+    """The expected errors by name."""
+    every: dict[str, Any] = vars(errors)
+    return {name: each for name, each in every.items() if isinstance(each, type) and issubclass(each, LaconicError)}
+
+
+ERRORS = find_errors()
