@@ -11,32 +11,32 @@ from typing import Any
 
 from export.alternatives import place_alternatives
 from export.audit import KernelAudit
-from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, check_supported, list_options
-from export.candidates import EngineCandidate, choose_fastest, find_plan, format_candidate, pair_ladders, prefer_int8
-from export.evidence import PARITY_SAMPLES, collect_evidence
+from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
+from export.candidate_builder import CandidateBuilder
+from export.candidates import EngineCandidate, choose_fastest, format_candidate, prefer_int8
+from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, measure_capture_error
-from export.validate import engine_tolerance, find_missed, is_batch_independent, validate
+from export.validate import find_missed, is_batch_independent, validate
 from laconic import __version__, registry
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
-from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
 from laconic.data.batches import batches as iterate_batches
-from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
+from laconic.files import folder_size
 from laconic.hardware import this_machine
 from laconic.hashing import code_version, hash_of
-from laconic.progress import Step, Steps
+from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.quantization.plan_file import pack_plan
-from laconic.recipes.goal import required_tolerance, tighten
+from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime
@@ -105,7 +105,10 @@ class EngineBuild:
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.ladder or self.plan(plan_stages, graph, evaluator, options[0])
-        built = self.build_candidates(ladder, evaluator, options, KernelAudit.of(graph, self.task, ladder))
+        builder = CandidateBuilder(
+            self.lineage.job, evaluator, KernelAudit.of(graph, self.task, ladder), self.tolerance
+        )
+        built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start
         candidates = self.race(built, graph)
         chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
@@ -179,63 +182,6 @@ class EngineBuild:
         context = self.lineage.context(name, stage)
         history = find_intact_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
-
-    def build_candidates(
-        self,
-        ladder: PrecisionLadder,
-        evaluator: PlanEvaluator,
-        options: Sequence[EngineOption],
-        kernel_audit: KernelAudit,
-    ) -> list[EngineCandidate]:
-        """For each engine option, build the first plan that meets the goal, and audit its kernels.
-
-        An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
-        engine is left, its error is raised. So it is if no engine has kernels for the smallest plan.
-        """
-        check_supported(evaluator.graph, ladder.rungs[0][0], options)
-        built: dict[str, EngineCandidate] = {}
-        refused: list[LaconicError] = []
-        with self.steps.step("build the candidates") as step:
-            pairs = [(ladder, options[0])] if self.recipe.engine_only else list(pair_ladders(ladder, options))
-            for number, (plans, option) in enumerate(pairs):
-                if option.reference and any(each.met for each in built.values()):
-                    break  # nothing is timed, so the first that meets the goal is the one
-                try:
-                    folder = self.folder / f"candidate-{number}"
-                    candidate = self.build_candidate(plans, evaluator, option, folder, step)
-                    candidate = kernel_audit.check(candidate, self.samples.choose.samples[:1])
-                    built.setdefault(candidate.name, candidate)
-                except (RuntimeFailure, UnsupportedPrecision) as error:
-                    refused.append(error)
-            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
-        if not built:
-            raise refused[0]
-        for reason in refused:
-            self.steps.warn(str(reason))
-        return list(built.values())
-
-    def build_candidate(
-        self, ladder: PrecisionLadder, evaluator: PlanEvaluator, option: EngineOption, folder: Path, step: Step
-    ) -> EngineCandidate:
-        """Build the first plan that meets the goal with one engine option, and that its engine runs as written."""
-
-        def trial(plan: Plan) -> Array:
-            step.advance()
-            return evaluator.fidelity(plan, option, self.samples.choose)
-
-        def is_sound(plan: Plan) -> bool:
-            return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, few))
-
-        bar = tighten(engine_tolerance(self.tolerance))
-        few = self.samples.choose.take(PARITY_SAMPLES, self.recipe.seed)
-        plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
-        folder.mkdir()
-        model = folder / MODEL
-        option.build(evaluator.graph, plan, model)
-        plan = option.adapt(evaluator.graph, plan)
-        limit = self.recipe.goal.max_size
-        met = met and (limit is None or folder_size(folder) <= limit)
-        return EngineCandidate(option, plan, model, fidelity, met)
 
     def race(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
         """Return the candidates with their speed-ups, timed if there is more than one and their engines are here.
@@ -331,11 +277,6 @@ class EngineBuild:
             "data": self.samples.fingerprints,
             "licence": self.lineage.source.licence,
         }
-
-
-def folder_size(folder: Path) -> int:
-    """Sum the bytes of the files in a folder."""
-    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def shorten(names: Collection[str], most: int = 5) -> str:

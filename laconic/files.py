@@ -94,6 +94,11 @@ def replace_folder(folder: Path, destination: Path) -> None:
         shutil.rmtree(stale, ignore_errors=True)
 
 
+def folder_size(folder: Path) -> int:
+    """Sum the bytes of the files in a folder, without those of its folders."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
 def rename_if_present(folder: Path, to: Path) -> None:
     """Rename a folder, unless it is not there."""
     try:

@@ -1,0 +1,83 @@
+"""Building the candidates of an artifact: for each engine option, the first plan that meets the goal."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from export.audit import KernelAudit
+from export.build import EngineOption, PlanEvaluator, check_supported
+from export.candidates import EngineCandidate, find_plan, pair_ladders
+from export.evidence import PARITY_SAMPLES
+from export.lineage import Job
+from export.validate import engine_tolerance
+from laconic.arrays import Array
+from laconic.artifacts.manifest import MODEL
+from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
+from laconic.files import folder_size
+from laconic.progress import Step
+from laconic.quantization.plan import Plan, PrecisionLadder
+from laconic.recipes.goal import tighten
+from laconic.tasks.task import Tolerance
+
+
+@dataclass(frozen=True)
+class CandidateBuilder:
+    """Builds candidates of one graph. tolerance: the required fidelity to the original."""
+
+    job: Job
+    evaluator: PlanEvaluator
+    audit: KernelAudit
+    tolerance: Tolerance
+
+    def build_all(self, ladder: PrecisionLadder, options: Sequence[EngineOption]) -> list[EngineCandidate]:
+        """For each engine option, build the first plan that meets the goal, and audit its kernels.
+
+        An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
+        engine is left, its error is raised. So it is if no engine has kernels for the smallest plan.
+        """
+        check_supported(self.evaluator.graph, ladder.rungs[0][0], options)
+        built: dict[str, EngineCandidate] = {}
+        refused: list[LaconicError] = []
+        with self.job.steps.step("build the candidates") as step:
+            one = [(ladder, options[0])]
+            pairs = one if self.job.recipe.engine_only else list(pair_ladders(ladder, options))
+            for number, (plans, option) in enumerate(pairs):
+                if option.reference and any(each.met for each in built.values()):
+                    break  # nothing is timed, so the first that meets the goal is the one
+                try:
+                    candidate = self.build(plans, option, f"candidate-{number}", step)
+                    candidate = self.audit.check(candidate, self.job.samples.choose.samples[:1])
+                    built.setdefault(candidate.name, candidate)
+                except (RuntimeFailure, UnsupportedPrecision) as error:
+                    refused.append(error)
+            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
+        if not built:
+            raise refused[0]
+        for reason in refused:
+            self.job.steps.warn(str(reason))
+        return list(built.values())
+
+    def build(self, ladder: PrecisionLadder, option: EngineOption, name: str, step: Step) -> EngineCandidate:
+        """Build the first plan that meets the goal with one engine option, and that its engine runs as written.
+
+        name: of the candidate's folder within the job's.
+        """
+        evaluator, recipe, choose = self.evaluator, self.job.recipe, self.job.samples.choose
+
+        def trial(plan: Plan) -> Array:
+            step.advance()
+            return evaluator.fidelity(plan, option, choose)
+
+        def is_sound(plan: Plan) -> bool:
+            return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, few))
+
+        bar = tighten(engine_tolerance(self.tolerance))
+        few = choose.take(PARITY_SAMPLES, recipe.seed)
+        plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
+        folder = self.job.folder / name
+        folder.mkdir()
+        model = folder / MODEL
+        option.build(evaluator.graph, plan, model)
+        plan = option.adapt(evaluator.graph, plan)
+        limit = recipe.goal.max_size
+        met = met and (limit is None or folder_size(folder) <= limit)
+        return EngineCandidate(option, plan, model, fidelity, met)
