@@ -117,6 +117,15 @@ FORMATS = {
     "folder": "laconic.data.formats:folder",
 }
 
+IMAGE_PROCESSORS = {
+    "ConvNextImageProcessor": "laconic.models.image_processors.convnext_processor:read_convnext",
+    "EfficientNetImageProcessor": "laconic.models.image_processors.efficientnet_processor:read_efficientnet",
+    "LevitImageProcessor": "laconic.models.image_processors.levit_processor:read_levit",
+    "MobileViTImageProcessor": "laconic.models.image_processors.mobilevit_processor:read_mobilevit",
+    "PoolFormerImageProcessor": "laconic.models.image_processors.poolformer_processor:read_poolformer",
+}
+"""By class of transformers, what makes an `ImagePreprocess` of its settings, where it has rules of its own."""
+
 OPTIMIZERS = {
     "sgd": "laconic.training.optimizers.sgd:Sgd",
     "adamw": "laconic.training.optimizers.adamw:AdamW",
@@ -151,6 +160,7 @@ TABLES = {
     "criterion": CRITERIA,
     "technique": TECHNIQUES,
     "format": FORMATS,
+    "image processor": IMAGE_PROCESSORS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }

@@ -1,5 +1,6 @@
 """The whole server as one ASGI application: the hot path in front, FastAPI behind it."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,14 +15,25 @@ from serve.wire import Receive, Scope, Send
 
 
 class App:
-    """An ASGI application that serves the models of a repository. On shutdown it closes them."""
+    """An ASGI application that serves the models of a repository. On shutdown it closes them.
+
+    stopping: another server of the same models, while it stops.
+    """
 
     def __init__(self, repository: Repository, settings: Settings) -> None:
         self.repository = repository
-        self.control = create_control(repository)
-        budget = MemoryBudget(settings.max_in_flight)
-        self._infer = Infer(repository, settings, budget)
-        self._predict = Predict(repository, settings, budget)
+        self.control = create_control(repository, self.close)
+        self.settings = settings
+        self.budget = MemoryBudget(settings.max_in_flight)
+        self.stopping: asyncio.Task[None] | None = None
+        self._infer = Infer(repository, settings, self.budget)
+        self._predict = Predict(repository, settings, self.budget)
+
+    async def close(self) -> None:
+        """Close the models, after what else answers requests with them."""
+        if self.stopping is not None:
+            await self.stopping
+        self.repository.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""

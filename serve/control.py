@@ -1,32 +1,30 @@
 """The control plane: health, metadata, statistics, metrics, errors and OpenAPI, by FastAPI."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse
 
 from laconic import __version__
 from laconic.errors import LaconicError, NotReady
-from serve import kserve, openapi, page
-from serve.model import VERSION, Model
+from serve import metadata, openapi
+from serve.model import Model
+from serve.page import add_page
 from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
 from serve.wire import Answer, to_answer, to_json
 
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 
-
-def create_control(repository: Repository) -> FastAPI:
-    """The FastAPI application. When it shuts down, the repository is closed."""
+def create_control(repository: Repository, close: Callable[[], Awaitable[None]]) -> FastAPI:
+    """The FastAPI application. close: called when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        repository.close()
+        await close()
 
     app = FastAPI(
         title="Laconic",
@@ -40,6 +38,7 @@ def create_control(repository: Repository) -> FastAPI:
     )
     app.openapi = lambda: openapi.describe(app, [model.task for model in repository])  # type: ignore[method-assign]
     add_errors(app)
+    add_page(app, repository)
     add_server(app, repository)
     add_models(app, repository)
     return app
@@ -76,15 +75,10 @@ def add_server(app: FastAPI, repository: Repository) -> None:
     """Add the routes of the server as a whole."""
     metrics = Metrics(repository)
 
-    @app.get("/", include_in_schema=False)
-    async def home() -> HTMLResponse:
-        """The page for people."""
-        return HTMLResponse(page.render(repository), headers={"content-security-policy": page.POLICY})
-
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:
         """The server's name, version and protocol extensions."""
-        return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
+        return metadata.server_metadata()
 
     @app.get("/v2/health/live", tags=["server"], response_class=Response)
     async def live() -> Response:
@@ -108,12 +102,12 @@ def add_server(app: FastAPI, repository: Repository) -> None:
     @app.post("/v2/repository/index", tags=["server"])
     async def repository_index() -> list[dict[str, str]]:
         """The models that are served. Needs no body."""
-        return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in repository]
+        return metadata.repository_index(repository)
 
     @app.get("/v2/models/stats", tags=["server"])
     async def all_statistics() -> dict[str, Any]:
         """The counters of every model."""
-        return {"model_stats": [model.statistics.describe(model.name, VERSION) for model in repository]}
+        return metadata.all_statistics(repository)
 
 
 def add_models(app: FastAPI, repository: Repository) -> None:
@@ -126,10 +120,10 @@ def add_models(app: FastAPI, repository: Repository) -> None:
         model.check_ready()
         return Response()
 
-    add_model_route(app, repository, "", model_metadata)
+    add_model_route(app, repository, "", metadata.model_metadata)
     add_model_route(app, repository, "/ready", model_ready)
-    add_model_route(app, repository, "/config", model_configuration)
-    add_model_route(app, repository, "/stats", model_statistics)
+    add_model_route(app, repository, "/config", metadata.model_configuration)
+    add_model_route(app, repository, "/stats", metadata.model_statistics)
 
 
 def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe: Callable[[Model], Any]) -> None:
@@ -150,32 +144,3 @@ def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe:
             description=describe.__doc__,
             response_model=None,
         )
-
-
-def model_metadata(model: Model) -> dict[str, Any]:
-    """The model's signature."""
-    return {
-        "name": model.name,
-        "versions": [VERSION],
-        "platform": f"onnx_{model.runtime}",
-        "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
-        "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
-    }
-
-
-def model_configuration(model: Model) -> dict[str, Any]:
-    """How the model is run, as Triton's clients know it."""
-    batcher = model.batcher
-    return kserve.describe_configuration(
-        model.name,
-        model.runtime,
-        model.inputs,
-        model.outputs,
-        cap=batcher.cap.rows,
-        batched=batcher.layout.batched,
-    )
-
-
-def model_statistics(model: Model) -> dict[str, Any]:
-    """The model's counters."""
-    return {"model_stats": [model.statistics.describe(model.name, VERSION)]}

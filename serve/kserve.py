@@ -144,8 +144,9 @@ def read_shape(shape: Any, name: str) -> list[int]:
 
 def read_bytes(data: memoryview, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
     """A view of raw little-endian bytes."""
-    if len(data) != math.prod(shape) * dtype.itemsize:
-        raise InputError(f"the body ends within input {name!r}: {len(data)} of its bytes are there")
+    size = math.prod(shape) * dtype.itemsize
+    if len(data) != size:
+        raise InputError(f"input {name!r} has {len(data)} bytes, but shape {shape} of {dtype} takes {size}")
     if dtype.kind == "b" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
         raise InputError(f"input {name!r} is BOOL and has bytes other than 0 and 1")
     return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
@@ -154,7 +155,11 @@ def read_bytes(data: memoryview, dtype: np.dtype[Any], shape: list[int], name: s
 def read_data(data: Any, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
     """An array from JSON, flat or nested, in row-major order."""
     what = f"'data' of input {name!r} ({DATATYPES[dtype]})"
-    numbers = read_numbers(expect(data, list, what), dtype, what)
+    return shape_numbers(read_numbers(expect(data, list, what), dtype, what), shape, name)
+
+
+def shape_numbers(numbers: Array, shape: list[int], name: str) -> Array:
+    """The numbers in this shape, in row-major order."""
     if numbers.size != math.prod(shape):
         raise InputError(f"input {name!r} has {numbers.size} numbers, but shape {shape} takes {math.prod(shape)}")
     return numbers.reshape(shape)
@@ -200,10 +205,10 @@ def write_answer(request: Request, outputs: Arrays, *, model: str, version: str)
     """The HTTP answer to a request. Raises InputError for a NaN or an infinity where JSON was asked for."""
     described, binary = [], []
     for name, in_binary in request.outputs.items():
-        array = np.ascontiguousarray(outputs[name])
+        array = outputs[name]
         output: dict[str, Any] = {"name": name, "datatype": DATATYPES[array.dtype], "shape": array.shape}
         if in_binary:
-            data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+            data = write_bytes(array)
             output["parameters"] = {"binary_data_size": len(data)}
             binary.append(data)
         else:
@@ -222,6 +227,11 @@ def write_answer(request: Request, outputs: Arrays, *, model: str, version: str)
         return Answer(header, content_type=JSON)
     length = (b"inference-header-content-length", b"%d" % len(header))
     return Answer(b"".join([header, *binary]), content_type=BINARY, headers=[length])
+
+
+def write_bytes(array: Array) -> bytes:
+    """The array as raw little-endian bytes, in row-major order."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def print_numbers(array: Array) -> Any:

@@ -20,13 +20,13 @@ import uvicorn
 from laconic.errors import UsageError
 from serve.app import App, create_app
 from serve.connection import Connection, Phase, enforce_deadlines
+from serve.grpc_server import GrpcServer
 from serve.model import Model
-from serve.server_settings import Settings
+from serve.server_settings import MAX_PORT, Settings
 from serve.settings_file import load_settings
 from serve.wire import to_json
 
 BACKLOG = 2048
-MAX_PORT = 65_535
 TICKS = 5
 """Tenths of a second between two looks at the deadlines of connections."""
 LONGEST_EXAMPLE = 400
@@ -49,8 +49,17 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.app = app
+        self.settings = settings
         self.drain = settings.drain
         self.on_ready = on_ready
+        self.grpc: GrpcServer | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, on the gRPC port too if there is one."""
+        await super().startup(sockets)
+        if self.settings.grpc_port is not None and sockets:
+            self.grpc = GrpcServer(self.app)
+            await self.grpc.start(sockets[0].getsockname()[0], self.settings.grpc_port)
 
     async def on_tick(self, counter: int) -> bool:
         """What is done ten times a second while the server runs."""
@@ -77,6 +86,9 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection) and connection.phase in (Phase.HEADERS, Phase.BODY):
                 connection.cut(503, "the server is stopping. Try again, or try another replica")
+        if self.grpc is not None:
+            # The application's shutdown waits for it, so that models are closed after the last answer.
+            self.app.stopping = asyncio.create_task(self.grpc.stop(0 if self.force_exit else self.settings.grace))
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -109,6 +121,8 @@ def serve(
     that cannot be bound, and what opening the artifacts raises.
     """
     limits = load_settings(options, os.environ, settings)
+    if limits.grpc_port:
+        bind(host, limits.grpc_port, option="--grpc-port").close()  # gRPC binds it only when models are loaded
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
@@ -118,9 +132,10 @@ def serve(
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
-            (announce or write_line)(format_welcome(app, host, port))
+            (announce or write_line)(format_welcome(app, host, port, server.grpc))
 
-        Server(app, limits, on_ready).run(sockets=[listener])
+        server = Server(app, limits, on_ready)
+        server.run(sockets=[listener])
 
 
 def leave(sig: int, frame: FrameType | None) -> None:
@@ -128,7 +143,7 @@ def leave(sig: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     """Bind a socket before any model is loaded, so that a port in use is reported at once. Raises UsageError."""
     if not 0 <= port <= MAX_PORT:
         raise UsageError(f"there is no port {port}. Choose one from 1 to {MAX_PORT}, or 0 for a free one")
@@ -142,7 +157,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise make_address_error(host, port, error) from None
+        raise make_address_error(host, port, error, option) from None
     return listener
 
 
@@ -154,14 +169,14 @@ def listen(listener: socket.socket, host: str, port: int) -> None:
         raise make_address_error(host, port, error) from None
 
 
-def make_address_error(host: str, port: int, error: OSError) -> UsageError:
+def make_address_error(host: str, port: int, error: OSError, option: str = "--port") -> UsageError:
     """The error for an address that cannot be bound."""
     return UsageError(
-        f"cannot listen on {host} port {port}: {error.strerror}. Choose another --port, or stop what uses it"
+        f"cannot listen on {host} port {port}: {error.strerror}. Choose another {option}, or stop what uses it"
     )
 
 
-def format_welcome(app: App, host: str, port: int) -> str:
+def format_welcome(app: App, host: str, port: int, grpc: GrpcServer | None = None) -> str:
     """The line for a ready server: its address, the models, and a request that can be pasted into a shell."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
         host = "127.0.0.1"
@@ -169,7 +184,8 @@ def format_welcome(app: App, host: str, port: int) -> str:
     models = list(app.repository)
     names = ", ".join(model.name for model in models)
     notes = "".join(f"  {model.name} runs in {model.note}\n" for model in models if model.note)
-    return f"Serving {names} at {url}\n{notes}  Try: {format_example(models[0], url)}"
+    also = f", gRPC at {host}:{grpc.port}" if grpc else ""
+    return f"Serving {names} at {url}{also}\n{notes}  Try: {format_example(models[0], url)}"
 
 
 def format_example(model: Model, url: str) -> str:

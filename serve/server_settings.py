@@ -10,6 +10,7 @@ from laconic.units import parse_bytes
 
 KIB = 1 << 10
 MIB = 1 << 20
+MAX_PORT = 65_535
 MAX_EXECUTORS = 8
 """Each executor holds the model once more, so beyond this many the remaining cores go to threads within."""
 
@@ -30,6 +31,8 @@ class Settings(Strict):
     watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch. max_crashes: of a
     worker in a row, after which it is not started again.
 
+    grpc_port: where the V2 protocol is also served over gRPC; 0 takes a free port; nowhere where None.
+
     queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
     still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
     request, also unpacked. max_json: those of them that may be JSON. max_json_elements: its numbers, texts and so on;
@@ -48,6 +51,7 @@ class Settings(Strict):
     workers: int | None = Field(default=None, ge=0)
     watchdog: Seconds = 8.0
     max_crashes: int = Field(default=5, ge=1)
+    grpc_port: int | None = Field(default=None, ge=0, le=MAX_PORT)
     queue_seconds: Seconds = 1.0
     deadline: Seconds = 60.0
     max_rows: int = Field(default=4096, ge=1)

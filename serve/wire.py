@@ -61,18 +61,24 @@ class Answer:
             await send({"type": "http.response.body", "body": piece, "more_body": start + WRITTEN < len(view)})
 
 
-def to_answer(error: Exception) -> Answer:
-    """What a client is told about an error: `{"error": "..."}`, as every V2 client expects.
+def as_told(error: Exception) -> LaconicError:
+    """The error as clients are told of it: one that nobody raised on purpose is logged, and its text, which may hold
+    anything, is left out."""
+    if isinstance(error, LaconicError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return LaconicError("the server failed on this request; its log says why")
 
-    An error that nobody raised on purpose is logged, and told without its text, which may hold anything.
-    """
-    if not isinstance(error, LaconicError):
-        log.error("a request failed", exc_info=error)
-        return Answer(to_json({"error": "the server failed on this request; its log says why"}), 500)
-    headers = []
-    if isinstance(error, (Overloaded, NotReady)):
-        headers.append((b"retry-after", b"%d" % error.retry_after))
-    return Answer(to_json({"error": str(error)}), error.status, headers=headers)
+
+def to_answer(error: Exception) -> Answer:
+    """What a client is told about an error: `{"error": "..."}`, as every V2 client expects."""
+    told = as_told(error)
+    return Answer(to_json({"error": str(told)}), told.status, headers=retry_headers(told))
+
+
+def retry_headers(error: LaconicError) -> list[tuple[bytes, bytes]]:
+    """When to try again, where that helps."""
+    return [(b"retry-after", b"%d" % error.retry_after)] if isinstance(error, (Overloaded, NotReady)) else []
 
 
 def to_json(value: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from artifacts import write_artifact
+from artifacts import embedding_task, write_artifact
 from safetensors.numpy import save_file
 
 from laconic.arrays import Array, Arrays
@@ -19,6 +19,7 @@ from laconic.hashing import digest_file, seal, unseal
 from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
 from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
@@ -27,6 +28,7 @@ from serve.server import Server, bind, listen
 from serve.server_settings import Settings
 
 SEQ = "seq"
+PIXELS = TensorSpec(name="x", dtype="float32", shape=("batch", 3, 4, 4))
 
 
 class Padded(Tensors):
@@ -75,12 +77,43 @@ def write_sequences(path: Path, *, task: str = "tensors", **model: Any) -> Path:
     )
 
 
+def write_text_model(path: Path) -> Path:
+    """An "embedding" of a text: twice its token ids. Takes no attention mask, which the fake engine would ignore."""
+    task = embedding_task()
+    write_artifact(path, assets=task.assets(), input="input_ids")
+    ids = np.array([[2, 3, 4]], np.int64)
+    spec = task.inputs[0].model_dump(mode="json")
+    return change_artifact(
+        path,
+        task=task.name,
+        inputs=[spec],
+        outputs=[spec | {"name": "y"}],
+        golden={"0.input.input_ids": ids, "0.output.y": 2 * ids},
+    )
+
+
+def write_image_model(path: Path) -> Path:
+    """Takes 4 x 4 pixels, and answers the largest value."""
+    task = Brightness((PIXELS,), preprocess=ImagePreprocess(resize=(4, 4)), labels=("dark", "light"))
+    write_artifact(path, assets=task.assets(), factor=1)
+    x = np.ones((1, 3, 4, 4), np.float32)
+    spec = PIXELS.model_dump(mode="json")
+    return change_artifact(
+        path,
+        task="brightness",
+        inputs=[spec],
+        outputs=[spec | {"name": "y"}],
+        golden={"0.input.x": x, "0.output.y": x},
+    )
+
+
 @dataclass
 class Running:
     """A server at work."""
 
     app: App
     port: int
+    grpc_port: int = 0
 
     @property
     def url(self) -> str:
@@ -90,6 +123,10 @@ class Running:
     def address(self) -> str:
         """As tritonclient takes it."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20)
@@ -113,7 +150,7 @@ def running(*paths: Path, **options: Any) -> Iterator[Running]:
         thread.start()
         try:
             assert ready.wait(20)
-            yield Running(app, listener.getsockname()[1])
+            yield Running(app, listener.getsockname()[1], server.grpc.port if server.grpc else 0)
         finally:
             server.should_exit = True
             thread.join()

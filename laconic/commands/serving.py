@@ -35,6 +35,9 @@ def serve(
     unproven: Annotated[
         bool | None, typer.Option("--unproven", help="Serve artifacts without a passed verdict.", show_default=False)
     ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port for gRPC; 0 chooses a free one; default: no gRPC.")
+    ] = None,
     queue_seconds: Annotated[
         float | None, typer.Option(help="Longest expected wait of a request; default: 1.", rich_help_panel=QUEUE)
     ] = None,
@@ -94,7 +97,7 @@ def serve(
         typer.Option(help="Seconds after that for requests in flight; default: 30.", rich_help_panel="Stop"),
     ] = None,
 ) -> None:
-    """Serve artifacts over HTTP, with dynamic batching.
+    """Serve artifacts over HTTP and gRPC, with dynamic batching.
 
     Each option but the first four is a setting, which can also be given in the file of --settings, and as an
     environment variable: LACONIC_SERVE_MAX_BODY for --max-body.

@@ -32,7 +32,8 @@ class ImagePreprocess(BaseModel):
 
     resize: (height, width), or None to keep the size. shortest_edge: resize so that the shorter side has this size;
     replaces `resize`. crop: (height, width) after resizing, or None.
-    scale multiplies the 0..255 values; mean and std are per channel, after scaling. resample is Pillow's filter.
+    scale multiplies the 0..255 values; mean and std are per channel, after scaling. resample is Pillow's filter. bgr:
+    whether the channels are in the order blue, green, red; mean and std are, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -45,6 +46,7 @@ class ImagePreprocess(BaseModel):
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     resample: int = 2
+    bgr: bool = False
 
     def apply(self, image: Image.Image) -> Array:
         """The input for an image, [channels, height, width] float32."""
@@ -64,6 +66,8 @@ class ImagePreprocess(BaseModel):
             left, top = (image.width - width) // 2, (image.height - height) // 2
             image = image.crop((left, top, left + width, top + height))
         pixels: Array = np.array(image, np.float32).reshape(image.height, image.width, self.channels)
+        if self.bgr:
+            pixels = pixels[..., ::-1].copy()
         pixels *= self.scale
         pixels -= np.array(self.mean, np.float32)
         pixels /= np.array(self.std, np.float32)

@@ -1,0 +1,54 @@
+"""The standard health protocol of gRPC, `grpc.health.v1.Health`, which Kubernetes and load balancers ask."""
+
+import asyncio
+
+import grpc
+
+from laconic.errors import UnknownModel
+from serve.grpc_call import Context, call, fail
+from serve.grpc_messages import parse_message, serialize
+from serve.inference_pb2 import HealthCheckRequest, HealthCheckResponse
+from serve.repository import Repository
+from serve.server_settings import Settings
+
+NAME = "grpc.health.v1.Health"
+LOOKED = 0.2
+"""Seconds between two looks at whether the server is ready."""
+
+
+class Health:
+    """Answers whether the server is ready. services: those that it is asked about by name; "" is the whole server."""
+
+    def __init__(self, repository: Repository, settings: Settings, services: frozenset[str]) -> None:
+        self.repository = repository
+        self.settings = settings
+        self.services = services | {"", NAME}
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The calls, as gRPC's server takes them."""
+        calls = {
+            "Check": call(self.settings, self.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
+        }
+        return grpc.method_handlers_generic_handler(NAME, calls)
+
+    async def check(self, body: bytes, _: Context) -> bytes:
+        """The status now."""
+        return self._status(body)
+
+    async def watch(self, body: bytes, context: Context) -> None:
+        """The status now, and again when the server stops, which ends the call."""
+        try:
+            await context.write(self._status(body))
+            while self.repository.ready:
+                await asyncio.sleep(LOOKED)
+            await context.write(self._status(body))
+        except Exception as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
+            await fail(context, error)
+
+    def _status(self, body: bytes) -> bytes:
+        service = parse_message(HealthCheckRequest, body).service
+        if service not in self.services:
+            raise UnknownModel(f"no service {service!r} is here, only {', '.join(sorted(filter(None, self.services)))}")
+        status = HealthCheckResponse.SERVING if self.repository.ready else HealthCheckResponse.NOT_SERVING
+        return serialize(HealthCheckResponse(status=status))

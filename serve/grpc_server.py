@@ -1,0 +1,54 @@
+"""The gRPC server beside the HTTP server, in the same event loop and over the same models."""
+
+from typing import Any
+
+import grpc
+
+from laconic.errors import UsageError
+from serve import grpc_service
+from serve.app import App
+from serve.grpc_health import Health
+from serve.grpc_service import InferenceService
+from serve.server_settings import Settings
+
+MILLISECONDS = 1000
+UNLIMITED = -1
+
+
+class GrpcServer:
+    """Listens on an address. Made on the event loop that it runs in."""
+
+    def __init__(self, app: App) -> None:
+        repository, settings = app.repository, app.settings
+        self.port = 0
+        self._service = InferenceService(repository, settings, app.budget)
+        self._server = grpc.aio.server(options=make_options(settings), maximum_concurrent_rpcs=settings.max_connections)
+        health = Health(repository, settings, frozenset({grpc_service.NAME}))
+        self._server.add_generic_rpc_handlers((self._service.handler(), health.handler()))
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. port: 0 takes a free one. Raises UsageError where it cannot be bound."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise UsageError(
+                f"cannot listen on {address} for gRPC. Choose another --grpc-port, or stop what uses it"
+            ) from None
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Take no further calls, and wait for those under way. grace: seconds, after which they are cut."""
+        self._service.close()
+        await self._server.stop(grace)
+
+
+def make_options(settings: Settings) -> list[tuple[str, Any]]:
+    """The limits of the settings, as gRPC names them."""
+    return [
+        ("grpc.max_receive_message_length", settings.max_body),
+        ("grpc.max_send_message_length", UNLIMITED),
+        ("grpc.max_metadata_size", settings.max_headers),
+        ("grpc.max_connection_idle_ms", int(settings.keep_alive * MILLISECONDS)),
+        ("grpc.so_reuseport", 0),
+    ]

@@ -1,0 +1,198 @@
+"""The KServe V2 protocol over gRPC, `inference.GRPCInferenceService`, with the queue, deadlines and limits of HTTP."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from laconic.arrays import Arrays
+from laconic.errors import UnknownModel
+from serve import inference_pb2 as pb
+from serve import kserve, metadata
+from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
+from serve.grpc_call import Call, Context, call, read
+from serve.grpc_messages import describe_response, parse_message, parse_request, read_request, serialize
+from serve.model import VERSION, Model
+from serve.offload import offload
+from serve.repository import Repository
+from serve.server_settings import Settings
+from serve.wire import as_told
+
+NAME = "inference.GRPCInferenceService"
+STREAMED = 32
+"""Requests of one stream that are under way at a time. What follows waits in the connection."""
+FINAL = ("triton_enable_empty_final_response", "triton_final_response")
+"""A parameter of a request in a stream, and that of its response which says that no further one follows."""
+
+
+class InferenceService:
+    """Answers the protocol's calls. budget: what all requests of the server may hold."""
+
+    def __init__(self, repository: Repository, settings: Settings, budget: MemoryBudget) -> None:
+        self.repository = repository
+        self.settings = settings
+        self.budget = budget
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The calls, as gRPC's server takes them."""
+        calls = {
+            "ModelInfer": call(self.settings, self.infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.stream),
+            "ServerLive": self._describe(pb.ServerLiveRequest, pb.ServerLiveResponse, lambda _: {"live": True}),
+            "ServerReady": self._describe(pb.ServerReadyRequest, pb.ServerReadyResponse, self._ready),
+            "ModelReady": self._describe(pb.ModelReadyRequest, pb.ModelReadyResponse, self._model_ready),
+            "ServerMetadata": self._describe(
+                pb.ServerMetadataRequest, pb.ServerMetadataResponse, lambda _: metadata.server_metadata()
+            ),
+            "ModelMetadata": self._describe(
+                pb.ModelMetadataRequest,
+                pb.ModelMetadataResponse,
+                lambda asked: metadata.model_metadata(self._find(asked)),
+            ),
+            "ModelConfig": self._describe(
+                pb.ModelConfigRequest,
+                pb.ModelConfigResponse,
+                lambda asked: {"config": metadata.model_configuration(self._find(asked))},
+            ),
+            "ModelStatistics": self._describe(pb.ModelStatisticsRequest, pb.ModelStatisticsResponse, self._statistics),
+            "RepositoryIndex": self._describe(
+                pb.RepositoryIndexRequest,
+                pb.RepositoryIndexResponse,
+                lambda _: {"models": metadata.repository_index(self.repository)},
+            ),
+        }
+        return grpc.method_handlers_generic_handler(NAME, calls)
+
+    def close(self) -> None:
+        """Read no further requests from streams, which end when those under way are answered."""
+        for reader in self._readers:
+            reader.cancel()
+
+    async def infer(self, body: bytes, context: Context) -> bytes:
+        """The response to a ModelInferRequest. Raises what goes wrong."""
+        reservation = Reservation(self.budget)
+        try:
+            reservation.add(len(body))
+            message, raw = parse_request(body)
+            return await self._infer(message, raw, context, reservation, serialize)
+        finally:
+            reservation.release()
+
+    async def stream(self, _: object, context: Context) -> None:
+        """Requests of a stream run at the same time, to share batches, and are answered in their order."""
+        under_way = asyncio.Semaphore(STREAMED)
+        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+
+        async def read_all() -> None:
+            try:
+                while await under_way.acquire() and (body := await read(context)) is not None:
+                    answers.put_nowait(tasks.create_task(self._answer(body, context)))
+            finally:
+                answers.put_nowait(None)
+
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(read_all())
+            self._readers.add(reader)
+            reader.add_done_callback(self._readers.discard)
+            while (task := await answers.get()) is not None:
+                await context.write(await task)
+                under_way.release()
+
+    async def _answer(self, body: bytes, context: Context) -> bytes:
+        """The response to one request of a stream, or what went wrong with it."""
+        reservation = Reservation(self.budget)
+        message = pb.ModelInferRequest()
+        try:
+            reservation.add(len(body))
+            message, raw = parse_request(body)
+            finish = finish_final if any(FINAL[0] == name for name in message.parameters) else finish_streamed
+            return await self._infer(message, raw, context, reservation, finish)
+        except Exception as error:  # noqa: BLE001 - the stream goes on
+            response = pb.ModelInferResponse(id=message.id)
+            text = str(as_told(error))
+            return serialize(pb.ModelStreamInferResponse(error_message=text, infer_response=response))
+        finally:
+            reservation.release()
+
+    async def _infer(
+        self,
+        message: pb.ModelInferRequest,
+        raw: list[memoryview],
+        context: Context,
+        reservation: Reservation,
+        finish: Callable[[pb.ModelInferResponse], bytes],
+    ) -> bytes:
+        model = self._find_named(message.model_name, message.model_version)
+        started, success = time.monotonic_ns(), False
+        try:
+            if message.ByteSize() <= OFFLOAD_FROM:
+                request = read_request(message, raw, model.outputs)
+            else:
+                request = await offload(read_request, message, raw, model.outputs, long=True)
+            deadlines = [each for each in (request.timeout, context.time_remaining()) if each is not None]
+            outputs = await model.infer(request.inputs, timeout=min(deadlines, default=None))
+            if sum(outputs[name].nbytes for name in request.outputs) <= OFFLOAD_FROM:
+                response = write(request, outputs, model.name, finish)
+            else:
+                response = await offload(write, request, outputs, model.name, finish, long=True)
+                reservation.add(len(response))
+            success = True
+            return response
+        finally:
+            model.statistics.count_request(started, success=success)
+
+    def _describe(
+        self, kind: type[Message], response: Callable[[], Message], answer: Callable[[Any], dict[str, Any]]
+    ) -> Call:
+        """A call that describes something. answer: makes the response's fields, in the words of HTTP, from the
+        request."""
+
+        async def respond(body: bytes, _: Context) -> bytes:
+            fields = answer(parse_message(kind, body))
+            return serialize(json_format.ParseDict(fields, response(), ignore_unknown_fields=True))
+
+        return call(self.settings, respond)
+
+    def _find(self, asked: Any) -> Model:
+        return self._find_named(asked.name, asked.version)
+
+    def _find_named(self, name: str, version: str) -> Model:
+        return self.repository.get(name, version or VERSION)
+
+    def _ready(self, _: object) -> dict[str, Any]:
+        return {"ready": self.repository.ready}
+
+    def _model_ready(self, asked: Any) -> dict[str, Any]:
+        try:
+            self._find(asked)
+        except UnknownModel:  # not an error, as in Triton
+            return {"ready": False}
+        return self._ready(asked)
+
+    def _statistics(self, asked: Any) -> dict[str, Any]:
+        if not asked.name:
+            return metadata.all_statistics(self.repository)
+        return metadata.model_statistics(self._find(asked))
+
+
+def write(
+    request: kserve.Request, outputs: Arrays, model: str, finish: Callable[[pb.ModelInferResponse], bytes]
+) -> bytes:
+    """The response, serialized."""
+    return finish(describe_response(request, outputs, model=model, version=VERSION))
+
+
+def finish_streamed(response: pb.ModelInferResponse) -> bytes:
+    """The response to a request in a stream."""
+    return serialize(pb.ModelStreamInferResponse(infer_response=response))
+
+
+def finish_final(response: pb.ModelInferResponse) -> bytes:
+    """The response to a request in a stream that asks which response is the last."""
+    response.parameters[FINAL[1]].bool_param = True
+    return finish_streamed(response)

@@ -1,0 +1,54 @@
+"""What the server and its models say about themselves, over HTTP and gRPC alike: the V2 protocol and its extensions."""
+
+from typing import Any
+
+from laconic import __version__
+from serve import kserve
+from serve.model import VERSION, Model
+from serve.repository import Repository
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's name, version and protocol extensions."""
+    return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
+
+
+def repository_index(repository: Repository) -> list[dict[str, str]]:
+    """The models that are served."""
+    return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in repository]
+
+
+def model_metadata(model: Model) -> dict[str, Any]:
+    """The model's signature."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": f"onnx_{model.runtime}",
+        "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
+        "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
+    }
+
+
+def model_configuration(model: Model) -> dict[str, Any]:
+    """How the model is run, as Triton's clients know it."""
+    batcher = model.batcher
+    return kserve.describe_configuration(
+        model.name,
+        model.runtime,
+        model.inputs,
+        model.outputs,
+        cap=batcher.cap.rows,
+        batched=batcher.layout.batched,
+    )
+
+
+def model_statistics(model: Model) -> dict[str, Any]:
+    """The model's counters."""
+    return {"model_stats": [model.statistics.describe(model.name, VERSION)]}
+
+
+def all_statistics(repository: Repository) -> dict[str, Any]:
+    """The counters of every model."""
+    return {"model_stats": [model.statistics.describe(model.name, VERSION) for model in repository]}

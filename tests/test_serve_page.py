@@ -1,0 +1,208 @@
+"""The page at `/`: what it asks the server for, and how it looks and works in a browser."""
+
+import io
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from artifacts import PASSED, write_artifact
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from served import Running, running, write_image_model, write_sequences, write_text_model
+
+from laconic.artifacts.manifest import REPORT
+from serve.model_card import describe_verdict
+
+pytestmark = pytest.mark.usefixtures("own_tasks")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "<b onclick=x>&'\""
+WIDTHS = (320, 1280)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("artifacts")
+    paths = [
+        write_artifact(folder / "twice.laconic"),
+        write_sequences(folder / "sequences.laconic"),
+        write_text_model(folder / "text.laconic"),
+        write_artifact(folder / f"{HOSTILE}.laconic"),
+    ]
+    with running(*paths) as server:
+        yield server
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def faults(browser: Browser) -> list[str]:
+    """What went wrong in the page: errors, refused resources, and requests to other hosts."""
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, server: Running, faults: list[str]) -> Iterator[Page]:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda each: faults.append(each.url) if not is_own(each.url, server) else None)
+        page.goto(server.url)
+        yield page
+    assert faults == []
+
+
+def is_own(url: str, server: Running) -> bool:
+    return url.startswith((f"{server.url}/", "data:", "blob:"))
+
+
+def test_every_file_of_the_page_comes_with_a_policy_that_allows_this_server_alone(http: httpx.Client) -> None:
+    for path, kind in (("/", "html"), ("/page/page.css", "css"), ("/page/page.js", "javascript")):
+        answer = http.get(path)
+        assert kind in answer.headers["content-type"]
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http://" not in answer.text
+        assert "https://" not in answer.text
+
+
+def test_a_model_is_described_with_its_verdict_and_an_example(http: httpx.Client) -> None:
+    (card,) = [each for each in http.get("/page/models").json()["models"] if each["name"] == "text"]
+    assert card["form"] == {"field": "text", "accept": None, "example": "Hello there."}
+    assert card["verdict"]["state"] == "passed"
+    assert card["verdict"]["figures"] == [{"value": "1.0000", "label": "mean"}]
+    assert card["verdict"]["basis"] == "artifact against original, 4 samples"
+
+
+def test_activity_counts_what_was_answered(http: httpx.Client) -> None:
+    before = http.get("/page/activity").json()["twice"]
+    assert http.post("/v1/models/twice/predict", json={"inputs": [{"x": [1, 2, 3]}] * 2}).status_code == 200
+    after = http.get("/page/activity").json()["twice"]
+    assert after["succeeded"] == before["succeeded"] + 1
+    assert after["rows"] == before["rows"] + 2
+
+
+def test_the_two_figures_are_the_mean_fidelity_and_the_metric_or_else_the_worst_sample() -> None:
+    found = {"fidelity": 0.998, "fidelity_worst": 0.9, "metric_original": 0.91, "metric": 0.905}
+    labelled = PASSED.drift[0].model_copy(update={"figures": found, "required": {}})
+    plain = labelled.model_copy(update={"figures": {"fidelity": 0.998, "fidelity_worst": 0.9}})
+    for drift, second in ((labelled, "0.9100 → 0.9050"), (plain, "0.90000")):
+        figures = describe_verdict(PASSED.model_copy(update={"drift": (drift,)}))["figures"]
+        assert [each["value"] for each in figures] == ["0.99800", second]
+
+
+def test_a_kind_of_sample_out_of_the_domain_is_among_the_notes() -> None:
+    whole = PASSED.drift[0].model_copy(update={"figures": {"fidelity": 0.99}, "required": {"fidelity": 0.95}})
+    kind = whole.model_copy(update={"subject": "artifact on 'code'", "figures": {"fidelity": 0.5}, "required": {}})
+    notes = describe_verdict(PASSED.model_copy(update={"drift": (whole, kind)}))["notes"]
+    assert notes == ["out-of-domain: artifact on 'code': fidelity is 0.5, required on all is 0.95"]
+    assert describe_verdict(None)["state"] == "none"
+
+
+def test_no_script_of_a_report_runs_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    paths = [write_artifact(tmp_path / "with.laconic"), write_artifact(tmp_path / "without.laconic")]
+    (paths[1] / REPORT).unlink()
+    with running(*paths) as server, server.client() as http:
+        report = http.get("/page/reports/with")
+        assert report.text.startswith("<!doctype html>")
+        assert report.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
+        missing = http.get("/page/reports/without")
+        assert missing.status_code == 404
+        assert "has no report" in missing.json()["error"]
+        assert http.get("/page/reports/other").status_code == 404
+
+
+def test_each_example_is_answered_in_the_browser(page: Page) -> None:
+    cards = page.locator("section")
+    expect(cards).to_have_count(4)
+    for card in cards.all():
+        card.get_by_role("button", name="Try").click()
+        expect(card.locator(".answer")).to_be_visible()
+        expect(card.locator(".answer .error")).to_have_count(0)
+    expect(page.locator("section h2").nth(3)).to_have_text(HOSTILE)
+
+
+def test_activity_moves_in_the_browser(page: Page, server: Running) -> None:
+    card = page.locator("section").first
+    expect(card.locator(".live dd").first).to_have_text("0.0")
+    with server.client() as http:
+        for _ in range(5):
+            http.post("/v1/models/twice/predict", json={"inputs": {"x": [1, 2, 3]}})
+    expect(card.locator("polyline")).to_have_attribute("points", re.compile(r",1( |$)"), timeout=20_000)
+
+
+def test_a_wrong_sample_is_explained_in_the_browser(page: Page) -> None:
+    card = page.locator("section").first
+    area = card.get_by_label("Sample, in JSON")
+    area.fill("{")
+    card.get_by_role("button", name="Try").click()
+    expect(card.locator(".error")).to_contain_text("This is no JSON")
+
+
+def test_the_keyboard_is_enough(page: Page) -> None:
+    card = page.locator("section").nth(2)
+    card.get_by_label("Text").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(card.locator(".answer")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_its_window_in_both_schemes(page: Page, width: int, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_viewport_size({"width": width, "height": 800})
+    expect(page.locator("section")).to_have_count(4)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 20, 19)"
+    assert dark == (scheme == "dark")
+
+
+def test_an_image_is_chosen_or_drawn_and_answered(browser: Browser, tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8), (255, 255, 255)).save(picture, "PNG")
+    with running(write_image_model(tmp_path / "image.laconic")) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        card = page.locator("section")
+        card.get_by_role("button", name="Try").click()
+        expect(card.locator(".error")).to_have_text("Choose a file first.")
+        card.locator("input[type=file]").set_input_files(
+            {"name": "white.png", "mimeType": "image/png", "buffer": picture.getvalue()}
+        )
+        card.get_by_role("button", name="Try").click()
+        expect(card.locator("pre")).to_have_text("1")
+        card.get_by_role("button", name="Use a test picture").click()
+        card.get_by_role("button", name="Try").click()
+        expect(card.locator("img")).to_be_visible()
+        expect(card.locator(".error")).to_have_count(0)
+
+
+def test_the_page_says_when_the_server_is_gone(browser: Browser, tmp_path: Path) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        with running(write_artifact(tmp_path / "m.laconic")) as server:
+            page.goto(server.url)
+            expect(page.locator("section")).to_have_count(1)
+        expect(page.get_by_role("alert")).to_have_text("The server does not answer.", timeout=20_000)
