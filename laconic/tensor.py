@@ -26,6 +26,8 @@ DTYPES = (
     "float32",
     "float64",
 )
+NUMPY = {name: np.dtype(name) for name in DTYPES}
+"""The dtype of each name: to look one up takes numpy as long as all other checks of a tensor."""
 
 
 class TensorSpec(BaseModel):
@@ -62,7 +64,7 @@ class TensorSpec(BaseModel):
         which share an axis are checked against each other.
         """
         sizes = {} if sizes is None else sizes
-        if array.dtype != np.dtype(self.dtype):
+        if array.dtype != NUMPY[self.dtype]:
             raise InputError(f"input {self.name!r} is {array.dtype}, expected {self.dtype}")
         if array.ndim != len(self.shape):
             raise InputError(f"input {self.name!r} has shape {list(array.shape)}, expected {self.describe()}")
@@ -101,10 +103,10 @@ class TensorSpec(BaseModel):
 
 def check_inputs(specs: tuple[TensorSpec, ...], arrays: Mapping[str, Array]) -> None:
     """Raise InputError unless `arrays` holds exactly the tensors of `specs`, each matching, with shared axes equal."""
-    names = [spec.name for spec in specs]
-    missing = [name for name in names if name not in arrays]
-    extra = [name for name in arrays if name not in names]
-    if missing or extra:
+    missing = [spec.name for spec in specs if spec.name not in arrays]
+    if missing or len(arrays) != len(specs):
+        names = [spec.name for spec in specs]
+        extra = [name for name in arrays if name not in names]
         wrong = f"missing {missing}" if missing else f"unknown {extra}"
         raise InputError(f"inputs do not match the signature: {wrong}; expected {names}")
     sizes: dict[str, int] = {}

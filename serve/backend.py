@@ -14,6 +14,10 @@ class Backend(Protocol):
         """One for each batch that can run at a time."""
 
     @property
+    def local(self) -> bool:
+        """Whether a run happens in the thread that asks for it."""
+
+    @property
     def runtime(self) -> str:
         """The name of the engine."""
 

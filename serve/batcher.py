@@ -3,21 +3,22 @@
 An executor is one thread with one session. It waits for a first item, takes what is queued behind it up to the cap,
 runs it, delivers the outputs, and repeats. A window of 5 ms gave no throughput and cost its full length when
 there was little to do; under load the queue fills while the engine is busy, and batches grow by themselves.
+
+A model whose batches take less time than waking a thread has no executors: the event loop runs what one round of
+reading from the connections has brought.
 """
 
 import asyncio
-import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from laconic.arrays import Arrays
-from laconic.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailure
+from laconic.errors import DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
+from serve.batch_run import Run, run_batch
 from serve.fair_queue import FairQueue, Flow, Item
 from serve.layout import Cap, Layout, Part
 from serve.statistics import Statistics
@@ -25,15 +26,6 @@ from serve.throughput import Throughput
 
 SHARED = 1.0
 """Seconds after a small request in which bulk requests leave one executor free for the next."""
-
-log = logging.getLogger("laconic.serve")
-
-
-class Run(NamedTuple):
-    """A run of the engine: its rows, and the nanoseconds that it took."""
-
-    rows: int
-    ns: int
 
 
 class QueueFull(Overloaded):
@@ -45,16 +37,27 @@ class QueueFull(Overloaded):
 
 
 class Batcher:
-    """A queue and its executors. cap: the largest batch. max_wait: the most seconds that a request is to wait."""
+    """A queue and its executors.
+
+    cap: the largest batch. max_wait: the most seconds that a request is to wait. inline: the event loop runs the
+    batches, in the first session.
+    """
 
     def __init__(
-        self, sessions: Sequence[Session], layout: Layout, *, cap: Cap, max_wait: float, statistics: Statistics
+        self,
+        sessions: Sequence[Session],
+        layout: Layout,
+        *,
+        cap: Cap,
+        max_wait: float,
+        statistics: Statistics,
+        inline: bool = False,
     ) -> None:
         self.layout = layout
         self.cap = cap if layout.batched else Cap(1)
         self.max_wait = max_wait
         self.statistics = statistics
-        self.throughput = Throughput(len(sessions), self.cap.rows)
+        self.throughput = Throughput(1 if inline else len(sessions), self.cap.rows)
         self._queue = FairQueue(layout, self.cap)
         self._last_small = -math.inf
         self._running_bulk = 0
@@ -62,9 +65,11 @@ class Batcher:
         self._closed = False
         self._changed = threading.Condition()
         self._counting = threading.Lock()
+        self.inline = sessions[0] if inline else None
+        self._due = False
         self.executors = [
             threading.Thread(target=self._execute, args=(session,), name=f"executor-{number}", daemon=True)
-            for number, session in enumerate(sessions)
+            for number, session in enumerate(() if inline else sessions)
         ]
         for executor in self.executors:
             executor.start()
@@ -116,10 +121,31 @@ class Batcher:
             self._put(flow, items)
         return items
 
+    def run_at_once(self, inputs: Arrays, rows: int) -> Arrays | None:
+        """The outputs of a request that needs no queue, where the event loop runs the batches.
+
+        inputs: of one batch at most, in arrays of their own. None where the queue has to answer: with executors, and
+        when the engine fails.
+        """
+        if self.inline is None or rows > self.cap.rows:
+            return None
+        started = time.monotonic_ns()
+        try:
+            outputs = self.inline.run(inputs)
+        except Exception:  # noqa: BLE001 - engines raise anything
+            return None
+        self.statistics.count_batch(rows=rows, ran_ns=time.monotonic_ns() - started)
+        self.statistics.count_wait(parts=1, waited_ns=0)
+        return outputs
+
     def _put(self, flow: Flow, items: Sequence[Item]) -> None:
         if items:
             self._queue.put(flow, items)
-            self._changed.notify(len(items))
+            if self.inline is None:
+                self._changed.notify(len(items))
+            elif not self._due:
+                self._due = True
+                asyncio.get_running_loop().call_soon(self._run_inline, self.inline)
 
     def drop(self, flow: Flow) -> None:
         """Forget what no executor has taken of a request. From the event loop only."""
@@ -178,63 +204,31 @@ class Batcher:
             return [], False
 
     def _run(self, session: Session, batch: list[Item]) -> None:
+        answers = self._answer(session, batch)
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
+
+    def _run_inline(self, session: Session) -> None:
+        """Run one batch on the event loop, and have the next run after what else the loop has to do."""
+        batch = self._queue.form_small(with_bulk=True) or self._queue.form_bulk(once=False)
+        self._due = bool(self._queue.small or self._queue.bulk)
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._run_inline, session)
+        if batch:
+            deliver(batch, self._answer(session, batch))
+
+    def _answer(self, session: Session, batch: list[Item]) -> list[Arrays | Exception]:
+        """Run a batch and count it."""
         started = time.monotonic_ns()
         runs: list[Run] = []
-        answers = self._answer(session, [item.part for item in batch], runs)
+        answers = run_batch(session, self.layout, [item.part for item in batch], runs)
         with self._counting:
             for run in runs:
                 self.throughput.count(run.rows, run.ns / 1e9)
                 self.statistics.count_batch(rows=run.rows, ran_ns=run.ns)
             waited = sum(started - item.queued_ns for item in batch)
             self.statistics.count_wait(parts=len(batch), waited_ns=waited)
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-            batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
-
-    def _answer(self, session: Session, parts: list[Part], runs: list[Run]) -> list[Arrays | Exception]:
-        """The outputs of each part, or why it has none. runs: where each run of the engine is noted.
-
-        A batch that fails is halved again and again, so that only the part that made it fail fails: of 64, it is found
-        in 12 runs. Where memory runs out, the rows of a part are halved too.
-        """
-        started = time.monotonic_ns()
-        try:
-            answers = self.layout.split_outputs(session.run(self.layout.join_inputs(parts)), parts)
-        except NotReady as error:  # the engine is gone: which part made it fail, if one did, nobody knows
-            return [error] * len(parts)
-        except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
-            if len(parts) > 1:
-                half = len(parts) // 2
-                return self._answer(session, parts[:half], runs) + self._answer(session, parts[half:], runs)
-            if parts[0].rows > 1 and is_out_of_memory(error):
-                halves = [self._answer(session, [half], runs)[0] for half in self.layout.halve(parts[0])]
-                outputs = [half for half in halves if not isinstance(half, Exception)]
-                if len(outputs) == len(halves):
-                    return [self.layout.join_outputs(outputs)]
-                return [next(half for half in halves if isinstance(half, Exception))]
-            return [explain(error)]
-        runs.append(Run(sum(part.rows for part in parts), time.monotonic_ns() - started))
-        return list(answers)
-
-
-OUT_OF_MEMORY = re.compile("out of memory|bad_alloc|failed to allocate|allocation fail", re.IGNORECASE)
-"""What engines say; none has an exception of its own for it."""
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the engine had too little memory for a batch."""
-    while error is not None:
-        if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
-
-
-def explain(error: Exception) -> Exception:
-    """What the client is told of a failure of the engine, whose own words name nodes of the graph and files."""
-    log.error("the engine failed: %s", error)
-    if is_out_of_memory(error):
-        return NotReady("the engine has too little memory for these inputs. Send less at a time, or shorter inputs")
-    return RuntimeFailure("the engine failed on these inputs; the server's log says why")
+        return answers
 
 
 def make_items(flow: Flow, parts: Sequence[Part]) -> list[Item]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from serve.answer_sender import AnswerSender
 from serve.server_settings import Settings
 from serve.wire import CONNECTION, JSON, Scope, to_json
 
@@ -72,6 +73,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         cast(Scope, self.scope)[CONNECTION] = self
+        self.cycle.send = AnswerSender(self.cycle)  # type: ignore[assignment, method-assign]
         self.enter(Phase.BODY)
 
     def on_message_complete(self) -> None:
@@ -79,8 +81,14 @@ class Connection(HttpToolsProtocol):
         self.enter(Phase.REQUEST if self.cycle.response_complete else Phase.ANSWER)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.phase is Phase.ANSWER and not self.pipeline:
+        """As Uvicorn's, without a timer for the next request, of which there is the deadline."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self.phase is Phase.ANSWER:
             self.enter(Phase.REQUEST)
 
     def pause_writing(self) -> None:

@@ -34,6 +34,10 @@ class Endpoint(ABC):
     async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
         """The answer to a whole request. Raises what goes wrong."""
 
+    def respond_at_once(self, model: Model, body: bytes, headers: Headers) -> Answer | None:
+        """The answer to a request that is worth no waiting, else None. Raises what goes wrong."""
+        return None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer the request if it is to this route; else leave it untouched and return False."""
         match = self.pattern.fullmatch(scope["path"])
@@ -75,8 +79,10 @@ class Endpoint(ABC):
             model.batcher.check_room(1)  # before the body is read
             body = await read_body(headers, receive, self.settings.max_body, reservation)
             started = time.monotonic_ns()
-            async with WhileConnected(scope, receive):
-                answer = await self.respond(model, body, headers, reservation)
+            answer = self.respond_at_once(model, body, headers)
+            if answer is None:
+                async with WhileConnected(scope, receive):
+                    answer = await self.respond(model, body, headers, reservation)
             success = True
             return answer
         finally:

@@ -100,7 +100,7 @@ class FairQueue:
 
     def rows_ahead(self, rows: int) -> int:
         """The rows that run before a new request of so many has run: in turns, a larger request gives no more."""
-        return self.small_rows + sum(min(flow.rows, rows) for flow in self._bulk_flows)
+        return self.small_rows + sum([min(flow.rows, rows) for flow in self._bulk_flows])
 
     def form_small(self, *, with_bulk: bool) -> list[Item]:
         """A batch of small requests. with_bulk: each bulk request has its turn too, with one item."""

@@ -1,13 +1,17 @@
 """The hot path: V2 inference, `POST /v2/models/{name}[/versions/{version}]/infer`."""
 
 import re
+from weakref import WeakKeyDictionary
 
 from laconic.arrays import Arrays
 from serve import kserve
-from serve.body import OFFLOAD_FROM, Reservation
+from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
 from serve.endpoint import Endpoint, read_timeout
 from serve.model import VERSION, Model
 from serve.offload import offload
+from serve.repository import Repository
+from serve.request_cache import KnownRequest, RequestCache
+from serve.server_settings import Settings
 from serve.wire import Answer, Headers, pack
 
 
@@ -16,23 +20,57 @@ class Infer(Endpoint):
 
     pattern = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
+    def __init__(self, repository: Repository, settings: Settings, budget: MemoryBudget) -> None:
+        super().__init__(repository, settings, budget)
+        self._known: WeakKeyDictionary[Model, RequestCache] = WeakKeyDictionary()
+
+    def respond_at_once(self, model: Model, body: bytes, headers: Headers) -> Answer | None:
+        length = headers.get(b"inference-header-content-length")
+        if length is None or model.batcher.inline is None:
+            return None
+        split = kserve.read_length(length, len(body))
+        known = self._known_of(model).get(body[:split], len(body) - split)
+        if known is None:
+            return None
+        inputs = known.copy_tensors(body, split)
+        model.task.check_values(inputs)
+        outputs = model.batcher.run_at_once(inputs, known.rows)
+        answer = None if outputs is None else known.write(outputs)
+        return None if answer is None else pack(answer, headers)
+
     async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
         header_length = headers.get(b"inference-header-content-length")
         split = len(body) if header_length is None else kserve.read_length(header_length, len(body))
-        if split <= OFFLOAD_FROM:
+        known = None if header_length is None else self._known_of(model).get(body[:split], len(body) - split)
+        if known is not None:
+            request = known.read(body, split)
+        elif split <= OFFLOAD_FROM:
             request = kserve.read_request(body, split, model.outputs, self.settings)
         else:
             request = await offload(kserve.read_request, body, split, model.outputs, self.settings, long=True)
         timeout = read_timeout(headers) if request.timeout is None else request.timeout
         outputs = await model.infer(request.inputs, timeout=timeout)
-        size = sum(outputs[name].nbytes for name in request.outputs)
-        if size <= OFFLOAD_FROM:
-            return write(request, outputs, model.name, headers)
-        answer = await offload(write, request, outputs, model.name, headers, long=True)
+        if known is None and header_length is not None:
+            known = self._known_of(model).add(body[:split], len(body) - split, request)
+        if sum([array.nbytes for array in outputs.values()]) <= OFFLOAD_FROM:
+            return write(request, known, outputs, model.name, headers)
+        answer = await offload(write, request, known, outputs, model.name, headers, long=True)
         reservation.add(len(answer.body))
         return answer
 
+    def _known_of(self, model: Model) -> RequestCache:
+        """The known requests of a model, which are forgotten with it."""
+        known = self._known.get(model)
+        if known is None:
+            known = self._known[model] = RequestCache()
+        return known
 
-def write(request: kserve.Request, outputs: Arrays, model: str, headers: Headers) -> Answer:
+
+def write(request: kserve.Request, known: KnownRequest | None, outputs: Arrays, model: str, headers: Headers) -> Answer:
     """The HTTP answer, compressed if the client asked for it."""
-    return pack(kserve.write_answer(request, outputs, model=model, version=VERSION), headers)
+    answer = known.write(outputs) if known is not None else None
+    if answer is None:
+        answer = kserve.write_answer(request, outputs, model=model, version=VERSION)
+        if known is not None:
+            known.remember_answer(answer, outputs)
+    return pack(answer, headers)

@@ -1,6 +1,7 @@
 """A served model: an opened artifact with its queue and its counters."""
 
 import asyncio
+import timeit
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.errors import InputError, NotReady, RuntimeFailure
+from laconic.runtimes.runtime import Session
 from laconic.tensor import check_inputs
 from serve.backend import Backend
 from serve.batcher import Batcher
@@ -23,6 +25,10 @@ VERSION = "1"
 """The only version of a model: another compression is another artifact, with another name."""
 CHUNK = 16
 """Samples that are encoded or decoded in one go: texts of a line take 2 ms, photographs a second."""
+WAKING = 100e-6
+"""Seconds that it takes to wake an executor and be woken by it. A batch that takes less runs on the event loop."""
+TIMED = 5
+"""Runs that are timed to find that out."""
 AHEAD = 2
 """Batches per executor that one request encodes ahead of the engine; 3,000 images at once would take gigabytes."""
 
@@ -54,6 +60,7 @@ class Model:
             cap=read_cap(artifact),
             max_wait=settings.queue_seconds,
             statistics=self.statistics,
+            inline=backend.local and runs_inline(backend.sessions[0], artifact),
         )
 
     def check_ready(self) -> None:
@@ -171,6 +178,19 @@ def abandon(items: Iterable[Item]) -> None:
     for item in items:
         if not item.future.cancel() and not item.future.cancelled():
             item.future.exception()
+
+
+def runs_inline(session: Session, artifact: Artifact) -> bool:
+    """Whether the largest batch takes less time than to wake a thread. Only for inputs of a fixed size.
+
+    Where it took longer when the artifact was made, it is not timed again.
+    """
+    latency = artifact.measured.lone_latency
+    free = any(isinstance(axis, str) for spec in artifact.manifest.inputs for axis in spec.shape[1:])
+    if free or latency is None or latency >= WAKING:
+        return False
+    inputs = artifact.task().typical(read_cap(artifact).rows, 1)
+    return min(timeit.repeat(lambda: session.run(inputs), number=1, repeat=TIMED)) < WAKING
 
 
 def read_cap(artifact: Artifact) -> Cap:

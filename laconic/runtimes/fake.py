@@ -44,7 +44,8 @@ class FakeSession(Session):
             raise RuntimeFailure(f"the fake engine takes {self.model.input!r}, not {sorted(inputs)}")
         x = inputs[self.model.input]
         self.batches.append(len(x))
-        time.sleep(self.model.seconds)
+        if self.model.seconds:  # to sleep for 0 s lets other threads run, too
+            time.sleep(self.model.seconds)
         if self.model.poison is not None and (x == self.model.poison).any():
             raise RuntimeFailure(f"the fake engine was fed its poison, {self.model.poison}")
         while self.model.stuck is not None and (x == self.model.stuck).any():

@@ -18,6 +18,7 @@ class EngineSessions:
     runtime: str
     note: str
 
+    local = True
     reason = ""
     """Why the model cannot be run at present; nothing happens to an engine in this process."""
 

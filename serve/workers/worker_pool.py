@@ -33,6 +33,8 @@ class Patience:
 class WorkerPool:
     """Runs batches in worker processes. It has the interface of EngineSessions."""
 
+    local = False
+
     def __init__(self, job: EngineJob, patience: Patience) -> None:
         self.job = job
         self.patience = patience
