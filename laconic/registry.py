@@ -22,6 +22,8 @@ TASKS = {
     "text-embedding": "laconic.tasks.text_embedding:TextEmbedding",
     "text-classification": "laconic.tasks.text_classification:TextClassification",
     "multi-label-classification": "laconic.tasks.multi_label_classification:MultiLabelClassification",
+    "question-answering": "laconic.tasks.question_answering:QuestionAnswering",
+    "token-classification": "laconic.tasks.token_classification:TokenClassification",
     "text-ranking": "laconic.tasks.text_ranking:TextRanking",
     "text-regression": "laconic.tasks.text_regression:TextRegression",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
@@ -30,10 +32,12 @@ TASKS = {
 }
 
 OBJECTIVES = {
+    "answer-span": "laconic.training.objectives.answer_span:AnswerSpan",
     "binary-cross-entropy": "laconic.training.objectives.binary_cross_entropy:BinaryCrossEntropy",
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
     "targets": "laconic.training.objectives.array_targets:Targets",
+    "token-cross-entropy": "laconic.training.objectives.token_cross_entropy:TokenCrossEntropy",
     "text-embedding": "laconic.training.objectives.text_embedding_objective:TextEmbeddingObjective",
 }
 """Training objectives, which tasks name; `of(task, dataset)` makes one."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class Padded(Tensors):
 class Brightness(ImageClassification):
     """An image to its largest value: the fake engine gives back what it is given."""
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         return [float(row.max()) for row in first(outputs)]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:

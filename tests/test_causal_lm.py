@@ -99,17 +99,17 @@ def test_answers_name_the_likeliest_tokens(checkpoint):
     task = checkpoint.task
     logits = np.full((1, 40), -9.0, np.float32)
     logits[0, task.index("world")] = 3
-    (answer,) = task.decode({"logits": logits})
+    (answer,) = task.decode({"logits": logits}, [""])
     assert answer["token"] == "world"
     assert len(answer["scores"]) == 5
     assert task.scorer({"logits": logits}, ["world"])(np.arange(1)) == 1
-    assert task.parse_label("world") == task.parse_label(task.index("world")) == task.index("world")
+    assert task.parse_label("world", "") == task.parse_label(task.index("world"), "") == task.index("world")
 
 
 @pytest.mark.parametrize("label", ["hello world", "", 99, -1, True, 0.5, None])
 def test_what_is_not_one_token_is_no_label(checkpoint, label):
     with pytest.raises(DataError, match="label"):
-        checkpoint.task.parse_label(label)
+        checkpoint.task.parse_label(label, "")
 
 
 def test_a_pair_of_texts_is_no_text(checkpoint):

@@ -43,10 +43,10 @@ class ReviewScore(TextTask):
     objective = "targets"
     auto_class = "AutoModelForSequenceClassification"
 
-    def parse_label(self, value: Any) -> Any:
+    def parse_label(self, value: Any, sample: Any) -> Any:
         return [float(value)]
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         return [{"score": round(float(row[0]), 3)} for row in first(outputs)]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:

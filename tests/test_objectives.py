@@ -211,7 +211,7 @@ def test_rows_of_one_length_have_no_mask(checkpoint):
 def test_a_label_is_the_token_that_follows(checkpoint):
     task = checkpoint("causal-lm").task
     objective = NextToken.of(task)
-    world = task.parse_label("world")
+    world = task.parse_label("world", "")
     batch = objective.collate(["hello", "a b"], [world, world])
     assert objective.count_terms(batch) == 3 + 4
     assert batch[TARGETS][1, -1] == batch[TARGETS][0, 2] == world

@@ -297,5 +297,6 @@ def test_a_classifier_of_texts_with_labels(cache, tmp_path):
     assert "metric" in manifest.verdict.drift[0].figures
     with result.artifact.open() as session:
         task = result.artifact.task()
-        (answer,) = task.decode(session.run(task.encode([task.parse("the model answers")])))
+        samples = [task.parse("the model answers")]
+        (answer,) = task.decode(session.run(task.encode(samples)), samples)
     assert answer["label"] in ("no", "maybe", "yes")

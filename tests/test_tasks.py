@@ -15,12 +15,14 @@ from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.multi_label_classification import MultiLabelClassification
+from laconic.tasks.question_answering import QuestionAnswering
 from laconic.tasks.task import Tolerance
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
+from laconic.tasks.token_classification import TokenClassification
 from laconic.tensor import TensorSpec, check_inputs
 
 PIXELS = TensorSpec(
@@ -36,6 +38,10 @@ TASKS = {
     ),
     "text-regression": TextRegression(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("a", "b")),
     "text-ranking": TextRanking(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, activation="sigmoid"),
+    "token-classification": TokenClassification(
+        tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("O", "B-PER")
+    ),
+    "question-answering": QuestionAnswering(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0),
     "image-classification": ImageClassification(
         (PIXELS,), preprocess=ImagePreprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3), labels=("cat", "dog")
     ),
@@ -47,6 +53,8 @@ TASKS = {
         )
     ),
 }
+SHAPES = {"token-classification": (4, 16, 2), "question-answering": (4, 16, 2)}
+"""Of outputs that are no [samples, 2]."""
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
 
 
@@ -84,18 +92,18 @@ def test_examples_are_the_same_for_the_same_seed(task):
 
 @each_task
 def test_the_same_answers_are_wholly_faithful_and_every_answer_decodes_to_json(task):
-    outputs = {"y": np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)}
+    outputs = {"y": np.random.default_rng(0).normal(size=SHAPES.get(task.name, (4, 2))).astype(np.float32)}
     assert task.fidelity(outputs, outputs) == pytest.approx(np.ones(4))
     assert all(figure == pytest.approx(1) for figure in task.figures(outputs, outputs).values())
     assert task.tolerance.met_by(task.fidelity(outputs, outputs))
-    answers = task.decode(outputs)
+    answers = task.decode(outputs, [task.parse(sample) for sample in task.examples(4)])
     assert len(answers) == 4
     orjson.dumps(answers, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 @each_task
 def test_answers_turned_round_are_not_faithful(task):
-    outputs = {"y": np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)}
+    outputs = {"y": np.random.default_rng(0).normal(size=SHAPES.get(task.name, (4, 2))).astype(np.float32)}
     assert not task.tolerance.met_by(task.fidelity(outputs, {"y": -outputs["y"]}))
 
 
@@ -148,22 +156,22 @@ def test_embeddings_are_scored_by_class_or_by_pair():
 
 def test_a_score_without_a_pair_is_no_label():
     with pytest.raises(InputError, match=r"scores are for pairs"):
-        TASKS["text-embedding"].parse_label(0.5)
+        TASKS["text-embedding"].parse_label(0.5, "")
 
 
 @pytest.mark.parametrize(("label", "index"), [("yes", 1), (1, 1), ("1", 1), (np.int64(0), 0)])
 def test_a_class_goes_by_its_name_or_its_number(label, index):
-    assert TASKS["text-classification"].parse_label(label) == index
+    assert TASKS["text-classification"].parse_label(label, "") == index
 
 
 @pytest.mark.parametrize("label", ["maybe", 2, -1, "7", True, 0.5])
 def test_an_unknown_class_is_refused_with_the_known_ones(label):
     with pytest.raises(DataError, match="none of the model's classes: no, yes"):
-        TASKS["text-classification"].parse_label(label)
+        TASKS["text-classification"].parse_label(label, "")
 
 
 def test_classifiers_answer_with_the_likeliest_class_first():
-    (answer,) = TASKS["text-classification"].decode({"logits": np.log(np.array([[0.2, 0.8]]))})
+    (answer,) = TASKS["text-classification"].decode({"logits": np.log(np.array([[0.2, 0.8]]))}, [""])
     assert answer["label"] == "yes"
     assert [round(each["score"], 6) for each in answer["scores"]] == [0.8, 0.2]
     assert TASKS["text-classification"].scorer({"logits": np.array([[0, 1], [0, 1]])}, [1, 0])(np.arange(2)) == 0.5
@@ -311,7 +319,7 @@ def test_arrays_are_scored_by_class_or_by_distance():
 @pytest.mark.parametrize("label", ["cat", True, [1, [2]], {"a": 1}])
 def test_a_label_of_arrays_is_a_number_or_several(label):
     with pytest.raises(InputError, match="a label must be a number"):
-        TASKS["tensors"].parse_label(label)
+        TASKS["tensors"].parse_label(label, "")
 
 
 def test_fragments_are_short_pieces_of_the_samples_and_the_same_for_a_seed():

@@ -22,9 +22,11 @@ from laconic.models.checkpoint import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.multi_label_classification import MultiLabelClassification
+from laconic.tasks.question_answering import QuestionAnswering
 from laconic.tasks.text import WORDS
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
+from laconic.tasks.token_classification import TokenClassification
 from laconic.training.observers import ObserverSettings
 from laconic.training.settings import TrainingRecipe
 
@@ -65,6 +67,10 @@ def sorted_scores(answer: Any) -> list[tuple[str, float]]:
     return sorted((each["label"], each["score"]) for each in answer)
 
 
+def entities_of(answer: Any) -> list[tuple[Any, ...]]:
+    return [tuple(each[key] for key in ("entity_group", "score", "word", "start", "end")) for each in answer]
+
+
 FAMILIES = {
     "regression": Family(
         task="text-regression",
@@ -100,6 +106,19 @@ FAMILIES = {
         samples=TEXTS,
         expected=lambda pipe, text: sorted_scores(pipe(text, top_k=None)),
         found=lambda answer: sorted_scores(answer["scores"]),
+    ),
+    "entities": Family(
+        task="token-classification",
+        kind=transformers.BertForTokenClassification,
+        pipeline="token-classification",
+        config={
+            "id2label": {0: "O", 1: "B-PACE", 2: "I-PACE"},
+            "label2id": {"O": 0, "B-PACE": 1, "I-PACE": 2},
+        },
+        row=lambda words: {"tokens": words, "tags": ["B-PACE" if word == "fast" else "O" for word in words]},
+        samples=[*TEXTS, "the model of zork"],
+        expected=lambda pipe, text: entities_of(pipe(text, aggregation_strategy="simple")),
+        found=lambda answer: entities_of(answer["entities"]),
     ),
 }
 each_family = pytest.mark.parametrize("name", FAMILIES)
@@ -141,7 +160,6 @@ def test_answers_over_http_are_those_of_the_pipeline_and_the_verdict_has_the_met
             words, numbers = flatten(family.expected(pipe, sample))
             assert flatten(family.found(each))[0] == words
             assert flatten(family.found(each))[1] == pytest.approx(numbers, abs=1e-4)
-        assert family.task in http.get("/").text
         wrong = http.post("/v1/models/m/predict", json={family.field: [7]})
         assert wrong.status_code == 400
 
@@ -218,12 +236,12 @@ def test_regression_explains_the_variance_of_the_labels():
 @pytest.mark.parametrize("label", ["x", True, None, [], float("nan"), [1, "b"], {"a": 1}])
 def test_what_is_no_number_is_no_score(label):
     with pytest.raises(DataError, match="is no score"):
-        make(TextRegression).parse_label(label)
+        make(TextRegression).parse_label(label, "")
 
 
 def test_labels_of_a_head_with_other_outputs_are_refused():
     with pytest.raises(DataError, match="holds 2 numbers, and the model answers with 1"):
-        make(TextRegression, labels=("score",)).parse_label([1, 2])
+        make(TextRegression, labels=("score",)).parse_label([1, 2], "")
     with pytest.raises(DataError, match="1 to 2 numbers"):
         TextRegression.new_classes([1, [1, 2]], ())
     assert TextRegression.new_classes([[1, 2]], ("score",)) == ("0", "1")
@@ -231,18 +249,125 @@ def test_labels_of_a_head_with_other_outputs_are_refused():
 
 def test_a_relevance_is_between_zero_and_one_and_belongs_to_a_pair():
     with pytest.raises(DataError, match="no relevance"):
-        make(TextRanking).parse_label(2)
+        make(TextRanking).parse_label(2, "")
 
 
 def test_classes_are_found_and_counted_one_by_one():
     task = make(MultiLabelClassification, labels=("red", "green", "blue"))
-    assert task.parse_label(["red", 2]) == [1, 0, 1]
-    assert task.parse_label("green") == [0, 1, 0]
-    assert task.parse_label([]) == [0, 0, 0]
+    assert task.parse_label(["red", 2], "") == [1, 0, 1]
+    assert task.parse_label("green", "") == [0, 1, 0]
+    assert task.parse_label([], "") == [0, 0, 0]
     with pytest.raises(DataError, match="'pink' is none of the model's classes"):
-        task.parse_label(["pink"])
+        task.parse_label(["pink"], "")
     scorer = task.scorer({"y": np.array([[1.0, -1, 1], [-1, -1, -1]])}, [[1, 0, 0], [0, 0, 0]])
     assert scorer(np.array([0])) == pytest.approx(2 / 3)
     assert scorer(np.array([1])) == 1
     assert MultiLabelClassification.new_classes([["a", "b"], "c", []], ()) == ("a", "b", "c")
     assert MultiLabelClassification.new_classes([["a"]], ("a", "b")) == ()
+
+
+def test_tags_become_entities_and_entities_become_classes_of_tokens():
+    task = make(TokenClassification, labels=("O", "B-PER", "I-PER", "LOC"))
+    (text,), label = task.read_row(
+        {"tokens": ["hello", "a", "b", "world"], "tags": ["O", "B-PER", "I-PER", "O"]}, Path()
+    )
+    assert (text, label) == ("hello a b world", [{"label": "PER", "start": 6, "end": 9}])
+    assert task.parse_label(label, text) == [-100, 0, 1, 2, 0, -100]
+    assert task.parse_label([{"label": "LOC", "start": 0, "end": 5}], text) == [-100, 3, 0, 0, 0, -100]
+    assert TokenClassification.new_classes([label], ()) == ("O", "B-PER", "I-PER")
+    assert TokenClassification.new_classes([label], task.labels) == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("PER", "must be a list of entities"),
+        ([{"start": 3, "end": 3, "label": "PER"}], "is no entity"),
+        ([{"start": 0, "end": 2.5, "label": "PER"}], "is no entity"),
+        ([{"start": 0, "end": 99, "label": "PER"}], "ends beyond the text, which has 7 characters"),
+        ([{"start": 0, "end": 5, "label": "X"}], "'X' is none of the model's entities: PER"),
+        ([{"start": 0, "end": 5, "label": "PER"}, {"start": 4, "end": 6, "label": "PER"}], "overlap"),
+    ],
+)
+def test_what_is_no_entity_of_the_text_is_refused(label, message):
+    with pytest.raises(DataError, match=message):
+        make(TokenClassification, labels=("O", "B-PER")).parse_label(label, "hello a")
+
+
+def test_an_entity_counts_where_its_ends_are_right():
+    task = make(TokenClassification, labels=("O", "B-PER", "I-PER"))
+    label = [-100, 1, 2, 0, 1, -100]
+    right = {"y": np.eye(3)[[0, 1, 2, 0, 1, 0]][None]}
+    half = {"y": np.eye(3)[[0, 1, 0, 0, 1, 0]][None]}
+    assert task.scorer(right, [label])(np.array([0])) == 1
+    assert task.scorer(half, [label])(np.array([0])) == 0.5
+
+
+def test_padding_does_not_count_for_fidelity():
+    task = make(TokenClassification, labels=("O", "B-PER"))
+    alone, padded = np.ones((1, 2, 2)), np.concatenate([np.ones((1, 2, 2)), np.zeros((1, 3, 2))], axis=1)
+    assert task.fidelity({"y": alone}, {"y": padded}) == pytest.approx([1])
+    assert task.fidelity({"y": padded}, {"y": alone}) == pytest.approx([1])
+    assert task.fidelity({"y": padded}, {"y": padded * np.array([9, -9])})[0] < 0.6
+
+
+def save_answerer(folder: Path) -> Path:
+    labels = {"id2label": {0: "start", 1: "end"}, "label2id": {"start": 0, "end": 1}}
+    return models.save_bert(folder, transformers.BertForQuestionAnswering, **labels)
+
+
+def test_a_question_is_answered_from_its_context_over_http(tmp_path, cache):
+    folder = save_answerer(tmp_path / "model")
+    recipe = Recipe.parse({"source": str(folder), "stages": [], "runtimes": ["onnxruntime"]})
+    artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact
+    sample = {"question": "the time", "context": "The model answers; every request waits for its turn."}
+    with running(artifact.path) as server, server.client() as http:
+        answer = http.post("/v1/models/m/predict", json={"inputs": sample})
+        wrong = http.post("/v1/models/m/predict", json={"inputs": {"question": "the time"}})
+        long = http.post("/v1/models/m/predict", json={"inputs": sample | {"question": "the " * 99}})
+    (found,) = answer.json()["answers"]
+    assert found["answer"] == sample["context"][found["start"] : found["end"]]
+    assert (wrong.status_code, long.status_code) == (400, 400)
+    assert "leaves no room" in long.json()["error"]
+    own, tokens = load_source(folder).module.model, transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokens(sample["question"], sample["context"], return_tensors="pt")
+    with torch.no_grad():
+        logits = own(**inputs)
+    kept = [index for index, part in enumerate(inputs.sequence_ids()) if part == 1]
+    start, end = (each[0, [0, *kept]].softmax(0)[1:] for each in (logits.start_logits, logits.end_logits))
+    best = (start[:, None] * end[None, :]).triu().tril(14).max()
+    assert found["score"] == pytest.approx(float(best), abs=1e-4)
+
+
+def test_an_encoder_learns_to_answer_questions(tmp_path, cache):
+    models.save_bert(tmp_path / "model", transformers.BertModel)
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(60):
+        words = [str(word) for word in rng.choice(WORDS, 8)] + ["fast"]
+        context = " ".join(rng.permutation(words))
+        answers = {"text": ["fast"], "answer_start": [context.index("fast")]}
+        rows.append({"question": "how", "context": context, "answers": answers})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = TrainingRecipe.load(
+        None,
+        source=str(tmp_path / "model"),
+        task="question-answering",
+        data={"train": str(tmp_path / "rows.jsonl")},
+        loader={"workers": 0},
+        batch_size=16,
+        steps=10,
+        optimizer={"name": "adamw", "config": {"lr": 0.003}},
+    )
+    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    assert tuned.after["loss"] < tuned.before["loss"]
+    assert 0 <= tuned.after["token F1"] <= 1
+
+
+def test_answers_that_are_not_in_the_context_are_refused():
+    task = make(QuestionAnswering)
+    sample = task.parse({"question": "the time", "context": "the model waits"})
+    assert task.parse_label({"text": ["model"], "answer_start": [4]}, sample) == [5, 5, 4, 6]
+    for value in ({"text": [], "answer_start": []}, {"text": ["model"], "answer_start": [3]}, "model", None):
+        with pytest.raises(DataError):
+            task.parse_label(value, sample)

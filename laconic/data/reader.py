@@ -71,7 +71,7 @@ def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None
             f"{name}: {labelled.count(False)} of {len(entries)} samples have no label, the first of them is sample "
             f"{labelled.index(False) + 1}. Label all of them, or none"
         )
-    shapes = {np.shape(one.label) for one in entries}
+    shapes = {np.shape(one.label) for one in entries} if task.labels_alike else set()
     if len(shapes) > 1:
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     keys = tuple(one.key for one in entries)

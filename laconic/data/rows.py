@@ -48,7 +48,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
         for sample in parsed:
             check_finite(sample, task.field)
         if label is not None and len(parsed) == 1:
-            label = task.parse_label(label)
+            label = task.parse_label(label, parsed[0])
         # Image files are decoded again at each access; everything else is kept parsed.
         kept = tuple(
             source if isinstance(source, (Path, bytes)) else sample

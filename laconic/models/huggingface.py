@@ -30,6 +30,7 @@ from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
 from laconic.models.processors import read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
+from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import Task, count_outputs
 
@@ -69,6 +70,8 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     ENCODER: lambda model, source: TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"])),
     "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
     "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
+    "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
+    "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
 }
 """By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""

@@ -45,10 +45,10 @@ class Classification:
         wanted = set(labels)
         return () if are_known(wanted, known) else class_names(wanted)
 
-    def parse_label(self, value: Any) -> Any:
+    def parse_label(self, value: Any, sample: Any) -> Any:
         return self.index(value)
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         answers = []
         for row in softmax(first(outputs)):
             best = np.argsort(-row, kind="stable")[:SHOWN]

@@ -38,12 +38,12 @@ class MultiLabelClassification(LabelledText):
         check_names(wanted)
         return () if are_known(wanted, known) else class_names(wanted)
 
-    def parse_label(self, value: Any) -> Any:
+    def parse_label(self, value: Any, sample: Any) -> Any:
         """1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
         chosen = {find_class(label, self.labels) for label in as_list(value)}
         return [float(index in chosen) for index in range(len(self.labels) or max(chosen, default=0) + 1)]
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         answers = []
         for row in sigmoid(first(outputs).astype(np.float64)):
             order = np.argsort(-row, kind="stable")

@@ -101,6 +101,9 @@ class Task(ABC):
     decodes_files: ClassVar[bool] = False
     """Whether `parse` decodes files outside the interpreter lock, so that threads help."""
 
+    labels_alike: ClassVar[bool] = True
+    """Whether the labels of all samples must be of one shape."""
+
     # Training, healing and pruning.
     objective: ClassVar[str]
     """The training objective, by its name in the registry."""
@@ -201,8 +204,9 @@ class Task(ABC):
         """A request to the predict endpoint, JSON-ready but for its arrays."""
         return {self.field: self.examples(1)[0]}
 
-    def parse_label(self, value: Any) -> Any:
-        """A label from a row's value. Raises InputError or DataError for one that `scorer` cannot use."""
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """The label of a parsed sample from a row's value. Raises InputError or DataError for one that `scorer` cannot
+        use."""
         return value
 
     def check_values(self, inputs: Arrays) -> None:
@@ -214,8 +218,9 @@ class Task(ABC):
         """One batch of tensors, [samples, ...], padded where lengths differ. samples: parsed."""
 
     @abstractmethod
-    def decode(self, outputs: Arrays) -> list[Any]:
-        """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format."""
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format. samples:
+        parsed."""
 
     @property
     def max_length(self) -> int | None:

@@ -53,7 +53,7 @@ class Tensors(Task):
         check_inputs(self.inputs, {name: array[None] for name, array in sample.items()})
         return sample
 
-    def parse_label(self, value: Any) -> Any:
+    def parse_label(self, value: Any, sample: Any) -> Any:
         try:
             kind = np.asarray(value).dtype.kind
         except ValueError:
@@ -77,7 +77,7 @@ class Tensors(Task):
             batch[spec.name] = np.stack([sample[spec.name] for sample in samples])
         return batch
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         rows = len(first(outputs))
         return [{name: array[row] for name, array in outputs.items()} for row in range(rows)]
 

@@ -80,10 +80,10 @@ class TextTask(Task):
     def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
         """max_tokens: the length to which texts are truncated, special tokens included. pad_id: the padding token."""
         tokenizer.no_padding()
-        tokenizer.enable_truncation(max_tokens)
         self.tokenizer = tokenizer
         self.inputs = inputs
         self.max_tokens = max_tokens
+        self.set_truncation(max_tokens)
         self.pad_id = pad_id
         self.vocabulary = count_ids(tokenizer)
         self.padding = {spec.name: pad_id if spec.name == "input_ids" else 0 for spec in inputs}
@@ -152,11 +152,15 @@ class TextTask(Task):
             raise UsageError(
                 f"the model takes {least} to {self.max_tokens} tokens, and max_length is {length}. Give one between"
             )
-        self.tokenizer.enable_truncation(length)
+        self.set_truncation(length)
         try:
             yield
         finally:
-            self.tokenizer.enable_truncation(self.max_tokens)
+            self.set_truncation(self.max_tokens)
+
+    def set_truncation(self, length: int) -> None:
+        """Truncate texts to `length` tokens from now on; of a pair the longer text."""
+        self.tokenizer.enable_truncation(length)
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -34,12 +34,12 @@ class TextEmbedding(TextTask):
             return read_pair(values), parse_score(values.get(SCORE))
         return super().read_row(values, folder)
 
-    def parse_label(self, value: Any) -> Any:
+    def parse_label(self, value: Any, sample: Any) -> Any:
         if isinstance(value, (str, int)):
             return value
         raise InputError(f"a label must be the name or the number of a class, not {value!r}; scores are for pairs")
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         return [{"embedding": row} for row in first(outputs)]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:

@@ -40,8 +40,8 @@ class TextRanking(TextRegression):
             raise InputError('a sample must be a pair of texts, as ["query", "document"], not a single text')
         return sample
 
-    def parse_label(self, value: Any) -> Any:
-        numbers = super().parse_label(value)
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        numbers = super().parse_label(value, sample)
         if not 0 <= numbers[0] <= 1:
             raise DataError(f"label {value!r} is no relevance; expected 0 to 1")
         return numbers

@@ -79,7 +79,7 @@ class TextRegression(LabelledText):
             return ()
         return (SCORE_NAME,) if size == 1 else tuple(map(str, range(size)))
 
-    def parse_label(self, value: Any) -> Any:
+    def parse_label(self, value: Any, sample: Any) -> Any:
         numbers = parse_numbers(value)
         if self.labels and len(numbers) != len(self.labels):
             raise DataError(f"a label holds {len(numbers)} numbers, and the model answers with {len(self.labels)}")
@@ -91,7 +91,7 @@ class TextRegression(LabelledText):
         logits = logits.reshape(len(logits), -1)
         return sigmoid(logits) if self.activation == "sigmoid" else logits
 
-    def decode(self, outputs: Arrays) -> list[Any]:
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         found = self.scores(outputs)
         if found.shape[1] == 1:
             return [{"score": float(row[0])} for row in found]

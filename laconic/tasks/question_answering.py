@@ -1,0 +1,178 @@
+"""Extractive question answering: a question and a context to the part of the context that answers it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from tokenizers import Encoding
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import DataError, InputError
+from laconic.metrics import Scorer, make_mean_scorer
+from laconic.registry import did_you_mean
+from laconic.tasks.task import HealingLoss, Tolerance, first
+from laconic.tasks.text import TextTask
+from laconic.tasks.token_positions import find_filled, fit_positions, softmax_positions
+
+QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
+"""The keys of a sample, and the column of its answers."""
+LONGEST = 15
+"""The most tokens of an answer, as in transformers' pipeline."""
+ROOM = "a"
+"""The shortest context: a question must leave room for one token."""
+ASKED = 5
+"""Words of a question among the examples."""
+ENDS = ("start", "end")
+"""The outputs at each position."""
+
+
+class QuestionAnswering(TextTask):
+    """A sample is a question with a context. The answer is the likeliest span of the context.
+
+    Fidelity is the overlap of the two distributions of the first token of the answer, and of its last one: the mean of
+    both. The metric is the mean F1 of the answer's tokens.
+    """
+
+    name = "question-answering"
+    field = "inputs"
+    field_description = 'An object {"question": ..., "context": ...}, or a list of such.'
+    columns: ClassVar[tuple[str, ...]] = (QUESTION, CONTEXT, ANSWERS)
+    accepts = frozenset()
+    tolerance = Tolerance(mean=0.98)
+    metric = "token F1"
+    objective = "answer-span"
+    has_logits = False
+    has_class_head = True
+    auto_class = "AutoModelForQuestionAnswering"
+    architectures = ("ForQuestionAnswering",)
+
+    @classmethod
+    def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
+        return () if len(known) == len(ENDS) else ENDS
+
+    def set_truncation(self, length: int) -> None:
+        self.tokenizer.enable_truncation(length, strategy="only_second")
+
+    def parse(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) == 2:
+            value = dict(zip((QUESTION, CONTEXT), value, strict=True))
+        if not isinstance(value, Mapping) or not all(isinstance(value.get(key), str) for key in (QUESTION, CONTEXT)):
+            raise InputError(f"a sample must be an object with the texts {QUESTION!r} and {CONTEXT!r}")
+        if unknown := sorted(map(str, set(value) - {QUESTION, CONTEXT})):
+            raise InputError(f"a sample has {QUESTION!r} and {CONTEXT!r}, not {', '.join(unknown)}")
+        self.encode([(value[QUESTION], ROOM)])
+        return (value[QUESTION], value[CONTEXT])
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """A row of SQuAD: question, context and answers, `{"text": [...], "answer_start": [...]}`."""
+        if self.field in values:
+            return (values[self.field],), values.get(ANSWERS)
+        for key in (QUESTION, CONTEXT):
+            if key not in values:
+                raise InputError(f"there is no {key!r}. {did_you_mean(key, values)}")
+        return ({key: values[key] for key in (QUESTION, CONTEXT)},), values.get(ANSWERS)
+
+    def encode(self, samples: Sequence[Any]) -> Arrays:
+        try:
+            return super().encode(samples)
+        except InputError:
+            raise
+        except Exception as error:  # tokenizers raises bare Exception
+            raise InputError(
+                f"the question leaves no room for the context: the model takes {self.max_tokens} tokens ({error})"
+            ) from error
+
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """The positions of the first and the last token of the answer, both 0 where the answer was cut off, and of the
+        first and the last token of the context."""
+        start, end = read_answer(value, sample[1])
+        encoding = self.tokenizer.encode(*sample)
+        context = find_context(encoding)
+        inside = [index for index in context if encoding.offsets[index][1] > start and encoding.offsets[index][0] < end]
+        whole = bool(inside) and encoding.offsets[inside[-1]][1] >= end
+        answer = (inside[0], inside[-1]) if whole else (0, 0)
+        return [*answer, min(context, default=0), max(context, default=0)]
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        answers = []
+        for logits, sample in zip(first(outputs), samples, strict=True):
+            encoding = self.tokenizer.encode(*sample)
+            context = find_context(encoding)
+            low, high, score = find_span(logits, min(context, default=0), max(context, default=0))
+            start, end = widen_to_words(encoding, low, high)
+            answers.append({"answer": sample[1][start:end], "score": score, "start": start, "end": end})
+        return answers
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        wanted = first(reference)
+        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+        shared = [
+            np.minimum(softmax_positions(wanted[..., end], filled), softmax_positions(found[..., end], filled)).sum(-1)
+            for end in range(len(ENDS))
+        ]
+        return np.asarray(np.mean(shared, axis=0))
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        scores = []
+        for logits, (start, end, low, high) in zip(first(outputs), labels, strict=True):
+            first_token, last_token, _ = find_span(logits, low, high)
+            shared = max(0, min(last_token, end) - max(first_token, start) + 1) if start else 0
+            scores.append(2 * shared / (last_token - first_token + 1 + end - start + 1))
+        return make_mean_scorer(np.array(scores))
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the logits; the logits alone where no layers are shared."""
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+
+    def example_request(self) -> dict[str, Any]:
+        return {self.field: {QUESTION: "Where do cats sleep?", CONTEXT: "A cat sleeps on a warm mat."}}
+
+    def examples(self, count: int, seed: int = 0) -> list[Any]:
+        texts = super().examples(2 * count, seed)
+        return [(" ".join(one.split()[:ASKED]), two) for one, two in zip(texts[0::2], texts[1::2], strict=True)]
+
+    def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
+        contexts = super().fragments([context for _, context in samples], count, seed)
+        return [(samples[index % len(samples)][0], context) for index, context in enumerate(contexts)]
+
+
+def read_answer(value: Any, context: str) -> tuple[int, int]:
+    """Where the first of the answers begins and ends in the context, in characters. Raises DataError."""
+    try:
+        text, start = value["text"], value["answer_start"]
+        text, start = (text, start) if isinstance(text, str) else (text[0], int(start[0]))
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise DataError(
+            f"{ANSWERS!r} must be {{'text': [...], 'answer_start': [...]}} with one answer at least, not {value!r}"
+        ) from None
+    if not text or context[start : start + len(text)] != text:
+        raise DataError(f"the context has no {text!r} at character {start}")
+    return start, start + len(text)
+
+
+def find_context(encoding: Encoding) -> list[int]:
+    """The positions of the context's tokens."""
+    return [index for index, part in enumerate(encoding.sequence_ids) if part == 1]
+
+
+def find_span(logits: Array, low: int, high: int) -> tuple[int, int, float]:
+    """The likeliest span from `low` to `high`, of at most LONGEST tokens: its first and last position, and its score,
+    the product of both probabilities. logits: [positions, 2].
+
+    The first position, where a model points that finds no answer, takes part in the probabilities.
+    """
+    allowed = np.zeros(len(logits), bool)
+    allowed[[0, *range(low, high + 1)]] = True
+    start, end = (softmax_positions(logits[None, :, each], allowed[None])[0, low : high + 1] for each in range(2))
+    products = np.tril(np.triu(np.outer(start, end)), LONGEST - 1)
+    begin, stop = np.unravel_index(int(products.argmax()), products.shape)
+    return low + int(begin), low + int(stop), float(products[begin, stop])
+
+
+def widen_to_words(encoding: Encoding, low: int, high: int) -> tuple[int, int]:
+    """The characters of the context from the word of one token to the word of another."""
+    first_word, last_word = encoding.word_ids[low], encoding.word_ids[high]
+    begin = None if first_word is None else encoding.word_to_chars(first_word, 1)
+    end = None if last_word is None else encoding.word_to_chars(last_word, 1)
+    return (begin or encoding.offsets[low])[0], (end or encoding.offsets[high])[1]

@@ -1,0 +1,30 @@
+"""Answers for each token of a text: what tasks share whose model has an output at every position.
+
+A model puts zeros at the positions of padding, so that outputs of a batch equal those of its samples alone.
+"""
+
+import numpy as np
+
+from laconic.arrays import Array
+from laconic.metrics import softmax
+
+IGNORED = -100
+"""The label of a token that is none of the text's, as a special token: no loss and no metric counts it."""
+
+
+def find_filled(logits: Array) -> Array:
+    """The positions that are no padding, bool [samples, positions]. logits: [samples, positions, outputs]."""
+    return np.asarray((logits != 0).any(axis=-1))
+
+
+def softmax_positions(logits: Array, filled: Array) -> Array:
+    """Probabilities over the filled positions, [samples, positions] float64. logits, filled: [samples, positions]."""
+    return np.asarray(softmax(np.where(filled, logits, -1e30)) * filled)
+
+
+def fit_positions(logits: Array, positions: int) -> Array:
+    """The logits at so many positions: those beyond are padding, and missing ones are zeros."""
+    fitted = np.zeros((len(logits), positions, *logits.shape[2:]), logits.dtype)
+    width = min(positions, logits.shape[1])
+    fitted[:, :width] = logits[:, :width]
+    return fitted
