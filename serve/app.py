@@ -6,6 +6,7 @@ from pathlib import Path
 
 from serve.body import MemoryBudget
 from serve.control import create_control
+from serve.embed import Embed
 from serve.infer import Infer
 from serve.loader import open_models
 from serve.repository import Repository
@@ -26,8 +27,7 @@ class App:
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None
-        self._infer = Infer(repository, settings, self.budget)
-        self._predict = Predict(repository, settings, self.budget)
+        self._endpoints = [kind(repository, settings, self.budget) for kind in (Infer, Predict, Embed)]
 
     async def close(self) -> None:
         """Close the models, after what else answers requests with them."""
@@ -38,8 +38,9 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
         if scope["type"] == "http":
-            if await self._infer(scope, receive, send) or await self._predict(scope, receive, send):
-                return
+            for endpoint in self._endpoints:
+                if await endpoint(scope, receive, send):
+                    return
             if scope["method"] == "HEAD":  # of its answer, the connection sends the headers alone
                 scope = {**scope, "method": "GET"}
         await self.control(scope, receive, send)

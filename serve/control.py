@@ -9,9 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from laconic import __version__
-from laconic.errors import LaconicError, NotReady
+from laconic.errors import LaconicError, NotReady, UnknownModel
 from serve import metadata, openapi
 from serve.model import Model
+from serve.openai_shape import describe_model, to_openai_answer
 from serve.page import add_page
 from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
@@ -41,6 +42,7 @@ def create_control(repository: Repository, close: Callable[[], Awaitable[None]])
     add_page(app, repository)
     add_server(app, repository)
     add_models(app, repository)
+    add_openai_models(app, repository)
     return app
 
 
@@ -108,6 +110,23 @@ def add_server(app: FastAPI, repository: Repository) -> None:
     async def all_statistics() -> dict[str, Any]:
         """The counters of every model."""
         return metadata.all_statistics(repository)
+
+
+def add_openai_models(app: FastAPI, repository: Repository) -> None:
+    """Add OpenAI's list of models."""
+
+    @app.get("/v1/models", tags=["openai"])
+    async def list_models() -> dict[str, Any]:
+        """The models that are served, as OpenAI's clients read them."""
+        return {"object": "list", "data": [describe_model(model) for model in repository]}
+
+    @app.get("/v1/models/{name}", tags=["openai"], response_model=None)
+    async def get_model(name: str) -> dict[str, Any] | Response:
+        """One model, as OpenAI's clients read it."""
+        try:
+            return describe_model(repository.get(name))
+        except UnknownModel as error:
+            return respond(to_openai_answer(error))
 
 
 def add_models(app: FastAPI, repository: Repository) -> None:

@@ -9,21 +9,27 @@ import time
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from laconic.errors import InputError, NotReady
+from laconic.errors import InputError, NotReady, UsageError
 from serve.body import MemoryBudget, Reservation, read_body
 from serve.model import VERSION, Model
 from serve.repository import Repository
 from serve.server_settings import Settings
-from serve.wire import Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer, to_json
+from serve.wire import Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
 
 TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,9})?")
+
+
+class MethodNotAllowed(UsageError):
+    """The route takes another method."""
+
+    status = 405
 
 
 class Endpoint(ABC):
     """Answers requests to one route. budget: what all requests of the server may hold."""
 
     pattern: ClassVar[re.Pattern[str]]
-    """The route's path: the model's name, and its version if it is given."""
+    """The route's path."""
 
     def __init__(self, repository: Repository, settings: Settings, budget: MemoryBudget) -> None:
         self.repository = repository
@@ -31,8 +37,12 @@ class Endpoint(ABC):
         self.budget = budget
 
     @abstractmethod
-    async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
-        """The answer to a whole request. Raises what goes wrong."""
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
+        """The answer to a request whose body is not read yet. match: its path. Raises what goes wrong."""
+
+    def refuse(self, error: Exception) -> Answer:
+        """What the client is told about an error."""
+        return to_answer(error)
 
     def respond_at_once(self, model: Model, body: bytes, headers: Headers) -> Answer | None:
         """The answer to a request that is worth no waiting, else None. Raises what goes wrong."""
@@ -45,20 +55,20 @@ class Endpoint(ABC):
             return False
         if scope["method"] != "POST":
             error = f"{scope['method']} {scope['path']}: this route takes POST. GET /openapi.json lists what there is"
-            await Answer(to_json({"error": error}), 405, headers=[(b"allow", b"POST")]).send(send)
+            answer = self.refuse(MethodNotAllowed(error))
+            answer.headers.append((b"allow", b"POST"))
+            await answer.send(send)
             return True
         reservation = Reservation(self.budget)
         try:
-            answer = await self._answer(
-                match[1], match[2] if match.lastindex == 2 else VERSION, scope, receive, reservation
-            )
+            answer = await self._answer(match, scope, receive, reservation)
         except ClientGone:
             reservation.release()
             return True
         except asyncio.CancelledError:  # the time that requests under way have to end is over
-            answer = to_answer(NotReady("the server stopped before this request had its turn. Try another replica"))
+            answer = self.refuse(NotReady("the server stopped before this request had its turn. Try another replica"))
         except Exception as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
-            answer = to_answer(error)
+            answer = self.refuse(error)
             if any(name == b"expect" for name, _ in scope["headers"]):
                 # The client may or may not send its body now: what comes next on the connection is not known.
                 answer.headers.append((b"connection", b"close"))
@@ -68,10 +78,16 @@ class Endpoint(ABC):
             reservation.release()
         return True
 
-    async def _answer(
-        self, name: str, version: str, scope: Scope, receive: Receive, reservation: Reservation
-    ) -> Answer:
-        model = self.repository.get(name, version)
+
+class ModelEndpoint(Endpoint):
+    """A route whose path names a model, and perhaps its version."""
+
+    @abstractmethod
+    async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
+        """The answer to a whole request. Raises what goes wrong."""
+
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
+        model = self.repository.get(match[1], match[2] if match.lastindex == 2 else VERSION)
         headers: Headers = dict(scope["headers"])
         started, success = time.monotonic_ns(), False
         try:

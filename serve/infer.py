@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 from laconic.arrays import Arrays
 from serve import kserve
 from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
-from serve.endpoint import Endpoint, read_timeout
+from serve.endpoint import ModelEndpoint, read_timeout
 from serve.model import VERSION, Model
 from serve.offload import offload
 from serve.repository import Repository
@@ -15,7 +15,7 @@ from serve.server_settings import Settings
 from serve.wire import Answer, Headers, pack
 
 
-class Infer(Endpoint):
+class Infer(ModelEndpoint):
     """Tensors in, tensors out."""
 
     pattern = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")

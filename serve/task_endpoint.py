@@ -11,7 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from laconic.errors import InputError
 from serve.body import Reservation, read_json
-from serve.endpoint import Endpoint, read_timeout
+from serve.endpoint import ModelEndpoint, read_timeout
 from serve.model import Model
 from serve.offload import offload
 from serve.server_settings import MIB
@@ -31,14 +31,14 @@ class InMemoryParser(MultiPartParser):
     spool_max_size = 1024 * MIB
 
 
-class Predict(Endpoint):
+class Predict(ModelEndpoint):
     """`{"model": name, "answers": [...]}` with one answer per sample, for raw samples."""
 
     pattern = re.compile(r"/v1/models/([^/]+)/predict")
 
     async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
         values = await self._read_samples(body, headers.get(b"content-type", b""), model, reservation)
-        answers = await model.predict(values, timeout=read_timeout(headers))
+        answers, _ = await model.predict(values, timeout=read_timeout(headers))
         answer = await write_answers(model.name, answers)
         reservation.add(len(answer.body))
         return answer

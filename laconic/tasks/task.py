@@ -103,6 +103,8 @@ class Task(ABC):
 
     labels_alike: ClassVar[bool] = True
     """Whether the labels of all samples must be of one shape."""
+    embeds: ClassVar[bool] = False
+    """Whether an answer is a vector, as {"embedding": vector}."""
 
     # Training, healing and pruning.
     objective: ClassVar[str]
@@ -221,6 +223,14 @@ class Task(ABC):
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format. samples:
         parsed."""
+
+    def from_tokens(self, ids: Sequence[int]) -> Any:
+        """What `parse` takes, from the ids of tokens. Raises InputError where the task does not read tokens."""
+        raise InputError(f"this model is for {self.name} and takes no tokens")
+
+    def count_tokens(self, inputs: Arrays) -> int:
+        """The tokens of an encoded batch without its padding; 0 where the task does not read tokens."""
+        return 0
 
     @property
     def max_length(self) -> int | None:

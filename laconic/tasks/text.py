@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError, UsageError
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, PAIR, PREPROCESS, TOKENIZER, Task, read_asset, to_json
+from laconic.tasks.task import LABEL, PAIR, PREPROCESS, TOKENIZER, Task, first, read_asset, to_json
 from laconic.tensor import BATCH, TensorSpec
 
 WORDS = (
@@ -67,6 +68,26 @@ def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
         if not isinstance(values[name], str):
             raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
     return tuple(values[name] for name in PAIR)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text that is tokenized already. ids: as the model reads them, special tokens included."""
+
+    ids: tuple[int, ...]
+
+    @property
+    def attention_mask(self) -> list[int]:
+        """All ones: without padding."""
+        return [1] * len(self.ids)
+
+    @property
+    def type_ids(self) -> list[int]:
+        """All zeros: one text."""
+        return [0] * len(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 class TextTask(Task):
@@ -167,10 +188,24 @@ class TextTask(Task):
             return value
         if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, str) for part in value):
             return tuple(value)
+        if isinstance(value, Tokens):
+            return value
         raise InputError(f"a sample must be a text, or a pair of texts, not {type(value).__name__}")
 
+    def from_tokens(self, ids: Sequence[int]) -> Tokens:
+        if not 1 <= len(ids) <= self.max_tokens:
+            raise InputError(
+                f"there are {len(ids)} tokens, and the model takes 1 to {self.max_tokens}, special tokens included"
+            )
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self.vocabulary:
+            raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {self.vocabulary - 1}")
+        return Tokens(tuple(ids))
+
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        encodings = self.tokenizer.encode_batch(list(samples))
+        texts = [sample for sample in samples if not isinstance(sample, Tokens)]
+        encoded = iter(self.tokenizer.encode_batch(texts))
+        encodings = [sample if isinstance(sample, Tokens) else next(encoded) for sample in samples]
         width = max(len(encoding.ids) for encoding in encodings)
         parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -183,6 +218,10 @@ class TextTask(Task):
 
         return {spec.name: tensor(spec) for spec in self.inputs}
 
+    def count_tokens(self, inputs: Arrays) -> int:
+        mask = inputs.get("attention_mask")
+        return int(mask.sum()) if mask is not None else first(inputs).size
+
     def check_values(self, inputs: Arrays) -> None:
         for name, array in inputs.items():
             size = self.vocabulary if name == "input_ids" else 2
@@ -193,7 +232,7 @@ class TextTask(Task):
                 )
 
     def length(self, sample: Any) -> int:
-        return len(sample) if isinstance(sample, str) else sum(map(len, sample))
+        return len(sample) if isinstance(sample, (str, Tokens)) else sum(map(len, sample))
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         rng = np.random.default_rng(seed)

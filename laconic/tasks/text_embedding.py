@@ -24,6 +24,7 @@ class TextEmbedding(TextTask):
     tolerance = Tolerance(mean=0.99, worst=0.95)
     columns = (*TextTask.columns, SCORE)
     metric = "nearest-neighbour accuracy"
+    embeds = True
     objective = "text-embedding"
     has_logits = False
     auto_class = "AutoModel"
