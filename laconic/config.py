@@ -11,7 +11,7 @@ from laconic import registry
 from laconic.errors import MissingPackage, RecipeError, UntrustedCode, UsageError
 from laconic.files import read_bounded
 
-PATHS = ("calibrate", "train", "evaluate")
+PATHS = ("calibrate", "train", "evaluate", "chat_template")
 """The keys of `data` that name files."""
 
 

@@ -145,8 +145,9 @@ ELSEWHERE = {
     "adapters": {"techniques": ["lora"], "optimizer": {"sgd": {"lr": 300.0}}, "eval_every": 1, "steps": 3},
     "weights on the host": {
         "techniques": [{"layerwise": {"snapshots_on": "host"}}, {"host-weights": {"dtype": "bf16"}}],
-        "optimizer": {"adamw": {"lr": 0.3}},
-        "steps": 6,
+        "optimizer": {"sgd": {"lr": 30.0}},
+        "eval_every": 1,
+        "steps": 3,
     },
 }
 

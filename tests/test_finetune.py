@@ -144,10 +144,10 @@ def test_the_same_command_writes_the_same_bytes_over_what_it_wrote(tune, tmp_pat
     assert first["losses"] == again["losses"]
 
 
-def test_texts_are_cut_while_it_learns_and_not_afterwards(tune, tmp_path):
+def test_texts_are_learned_in_blocks_and_read_whole_afterwards(tune, tmp_path):
     found = tune("gpt2", "texts.txt", max_length=5)
     (line, *_) = read_lines(tmp_path / "tuned" / "training" / "train.jsonl")
-    assert line["tokens"] == 8 * 4
+    assert 8 < line["tokens"] <= 8 * 5
     opened = Checkpoint.load(tmp_path / "tuned")
     assert len(opened.task.encode(["a b " * 10])["input_ids"][0]) == 22
     assert found["after"]["loss"] < found["before"]["loss"]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.finetune.evaluate import ROWS, evaluate
@@ -15,7 +17,7 @@ from laconic.training.step.train_state import TrainState
 
 PART_ROWS = 512
 """Rows of the validation set that the model is evaluated on during training; before and after on all of them."""
-LOG, BEST = "evaluations.jsonl", "best"
+LOG, ANSWERS, BEST = "evaluations.jsonl", "answers.jsonl", "best"
 FALLING = frozenset({"loss", "perplexity"})
 """Figures of which the lowest is the best; of all others the highest is."""
 
@@ -39,6 +41,7 @@ class Evaluator:
         self._all = validation
         self._part = validation.rows(range(min(PART_ROWS, len(validation.keys))), validation.name)
         self._by, self._patience, self._rows = recipe.best_by, recipe.patience, min(ROWS, recipe.batch_size)
+        self._asked = range(min(recipe.generate, len(validation.keys)))
         self._folder, self._steps, self._is_first = folder, steps, is_first
         self._figures = {int(line.pop("step")): line for line in read_lines(folder / LOG)}
         self.after: dict[str, float] = {}
@@ -73,6 +76,7 @@ class Evaluator:
             with self._steps.step("evaluate before training") as step:
                 if done not in self._figures:
                     self._record(done, self._evaluate(state, self._all))
+                    self._generate(state, done)
                 step.note = format_figures(self.before)
             if self._by is not None and self._by not in self.before:
                 raise RecipeError(f"best_by: {self._by!r} is not evaluated. {did_you_mean(self._by, self.before)}")
@@ -84,6 +88,7 @@ class Evaluator:
                 with Snapshots(self._folder / BEST, keep=1) as kept:
                     kept.save(done, {"model": state.weights()}, wait=True)
             self._steps.report(f"after step {done}", format_figures(figures))
+            self._generate(state, done)
         best = self._find_best(done)
         return (
             self._patience is not None
@@ -103,6 +108,8 @@ class Evaluator:
         with self._steps.step("evaluate after training") as step:
             self.after = self._evaluate(state, self._all)
             step.note = format_figures(self.after)
+        if done not in self._figures:
+            self._generate(state, done)
 
     def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
         rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
@@ -110,6 +117,24 @@ class Evaluator:
             return evaluate(
                 state.module, state.objective, dataset, state.device, rows=rows, forward_context=state.forward_context
             )
+
+    def _generate(self, state: TrainState, done: int) -> None:
+        """Log answers that the model generates, and report the first."""
+        if not self._asked:
+            return
+        training = state.module.training
+        state.module.eval()
+        try:
+            with state.strategy.gather_weights(), torch.no_grad(), state.forward_context():
+                samples = [self._all.samples[row] for row in self._asked]
+                found = state.objective.answer(state.module, samples, state.device)
+        finally:
+            state.module.train(training)
+        self._steps.report("generated", " ".join(found[0]["answer"].split()) or "nothing")
+        if self._is_first:
+            path = self._folder / ANSWERS
+            kept = [line for line in read_lines(path) if line["step"] < done]
+            path.write_text("".join(format_line({"step": done, **each}) for each in [*kept, *found]), encoding="utf-8")
 
     def _record(self, done: int, figures: dict[str, float]) -> None:
         self._figures[done] = figures

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, split
@@ -140,8 +141,10 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
     with steps.step("load the model and the samples") as step, translate_memory_errors():
         checkpoint = open_for(recipe, trust=trust)
         train_set, validation = read_datasets(recipe, checkpoint)
+        objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, train_set)
         with checkpoint.task.truncated(recipe.max_length):
             length = measure_longest(checkpoint, train_set)
+            train_set, validation = (objective.prepare_rows(each) for each in (train_set, validation))
         step.note = f"{checkpoint.task.name}, {len(train_set.keys)} training and {len(validation.keys)} validation rows"
     structure = copy_structure(checkpoint, Path(recipe.source).name)
     return FinetuneInputs(checkpoint, train_set, validation, structure, length)

@@ -17,6 +17,7 @@ from laconic.models.pretrained import is_head_weight, reset_head
 from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
 from laconic.models.source_json import read_source_json
+from laconic.models.special_tokens import read_template
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import count_outputs
 from laconic.training.settings import TrainingRecipe
@@ -25,10 +26,27 @@ CONFIG = "config.json"
 
 
 def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
-    """The checkpoint that a recipe trains, with a new head where the labels of its samples are not the model's.
+    """The checkpoint that a recipe trains: with a new head where the labels of its samples are not the model's, and
+    with the chat template that the recipe names.
 
-    Raises SourceError, UntrustedSource, DataError.
+    Raises SourceError, UntrustedSource, DataError, UsageError.
     """
+    checkpoint = _open_with_head(recipe, trust)
+    path = recipe.data.chat_template
+    if path is None:
+        return checkpoint
+    return Checkpoint.of(
+        checkpoint.module,
+        checkpoint.task.with_chat_template(read_template(path)),
+        outputs=checkpoint.outputs,
+        source=checkpoint.source,
+        size=checkpoint.size,
+        history=checkpoint.history,
+        licence=checkpoint.licence,
+    )
+
+
+def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
     source = Path(recipe.source)
     task = recipe.task or task_of(source)
     # A task that a checkpoint names is taken from the registry alone: an address would import whatever the file names.

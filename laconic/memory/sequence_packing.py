@@ -7,9 +7,17 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Arrays
 from laconic.errors import RecipeError
-from laconic.training.objectives.next_token import FILLED, NextToken, TextLayout, blank, write
+from laconic.training.objectives.next_token import (
+    FILLED,
+    NextToken,
+    TextLayout,
+    blank,
+    count_learned,
+    write,
+)
+from laconic.training.objectives.tokenized_text import TokenizedText
 from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Technique
@@ -52,7 +60,7 @@ class PackedLayout(TextLayout):
     def __init__(self, length: int | None = None) -> None:
         self.length = length
 
-    def rows(self, texts: Sequence[Array]) -> Arrays:
+    def rows(self, texts: Sequence[TokenizedText]) -> Arrays:
         sizes = [len(text) - 1 for text in texts]
         width = max(self.length or 0, *sizes)
         packed = pack_first_fit(sizes, width)
@@ -68,7 +76,7 @@ class PackedLayout(TextLayout):
             positions[row, start:] = np.arange(width - start)
         filled = np.array([sum(sizes[member] for member in members) for members in packed])
         counts = {} if (filled == width).all() else {FILLED: filled}
-        return arrays | {"position_ids": positions} | counts
+        return arrays | {"position_ids": positions} | counts | count_learned(texts, packed)
 
     def make_example(self, rows: int, width: int) -> Arrays:
         # Two texts to a row: code that looks for several texts finds them, and takes the same path as in training.

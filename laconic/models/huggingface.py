@@ -30,6 +30,7 @@ from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
 from laconic.models.processors import read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
+from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import Task, count_outputs
@@ -218,6 +219,8 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         max_tokens=min(value for value in limits if value is not None),
         pad_id=pad_id,
         start_id=start_token(model.config, pad_id),
+        end_id=read_end_token(opened.path, tokenizer, model.config),
+        chat=read_chat_template(opened.path),
         token_types=any(tokenizer.encode("a", "b").type_ids) and takes_token_types(model, module),
         labels=labels,
         activation=read_activation(opened.config),

@@ -1,41 +1,59 @@
 """Causal language modelling: a text to the token that follows it."""
 
+import copy
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from laconic.arrays import Arrays
+from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
+from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
 from laconic.tasks.classification import Classification
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import PREPROCESS, HealingLoss, read_asset, to_json
+from laconic.tasks.task import LABEL, PREPROCESS, HealingLoss, read_asset, to_json
 from laconic.tasks.text import TextTask
 from laconic.tensor import TensorSpec
+
+CHAT = "chat_template.json"
+MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+"""The columns of a chat, and of a prompt with its completion, in the place of a text."""
 
 
 class CausalLm(Classification, TextTask):
     """A classifier whose classes are the tokens: the answer to a text is the distribution of the next token.
 
-    A label is the token that follows, as text or, a whole number, by its id.
+    A label is the token that follows, as text or, a whole number, by its id. In files, a sample may also be a chat
+    (`messages`) or a `prompt` with its `completion`: a `MarkedText`.
     """
 
     name = "causal-lm"
     metric = "next-token accuracy"
     answer = "token"
+    columns = (LABEL, MESSAGES, PROMPT, COMPLETION)
     objective = "next-token"
     self_supervised = True
     auto_class = "AutoModelForCausalLM"
     architectures = ("ForCausalLM", "LMHeadModel")
 
     def __init__(
-        self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int, start_id: int
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        max_tokens: int,
+        pad_id: int,
+        start_id: int,
+        end_id: int | None = None,
+        chat: ChatTemplate | None = None,
     ) -> None:
-        """start_id: the token that stands for an empty text, since the model needs one to predict the next."""
+        """start_id: the token that stands for an empty text, since the model needs one to predict the next. end_id: the
+        token that ends a text; None without one. chat: the template of chats; None without one."""
         super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
-        self.start_id = start_id
+        self.start_id, self.end_id, self.chat = start_id, end_id, chat
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
@@ -46,21 +64,90 @@ class CausalLm(Classification, TextTask):
             max_tokens=given.max_tokens,
             pad_id=given.pad_id,
             start_id=given.start_id,
+            end_id=given.end_id,
+            chat=given.chat,
         )
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
         preprocess = read_asset(folder, PREPROCESS)
-        return cls(cls.read_tokenizer(folder), inputs, **preprocess)
+        chat = ChatTemplate(**read_asset(folder, CHAT)) if (folder / CHAT).is_file() else None
+        return cls(cls.read_tokenizer(folder), inputs, **preprocess, chat=chat)
 
     def assets(self) -> dict[str, bytes]:
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "start_id": self.start_id}
-        return super().assets() | {PREPROCESS: to_json(preprocess)}
+        if self.end_id is not None:
+            preprocess["end_id"] = self.end_id
+        chat = {CHAT: to_json({"text": self.chat.text, "tokens": dict(self.chat.tokens)})} if self.chat else {}
+        return super().assets() | {PREPROCESS: to_json(preprocess)} | chat
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        if self.field not in values and MESSAGES in values:
+            return (self.mark_chat(values[MESSAGES]),), None
+        if self.field not in values and COMPLETION in values:
+            return (mark_completion(values.get(PROMPT), values[COMPLETION]),), None
+        return super().read_row(values, folder)
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, str):
             return value
         raise InputError(f"a sample must be a text, not {type(value).__name__}")
+
+    def with_chat_template(self, text: str) -> Self:
+        """The same task with another chat template."""
+        task = copy.copy(self)
+        task.chat = ChatTemplate(text, self.chat.tokens if self.chat else {})
+        return task
+
+    def mark_chat(self, messages: Any) -> MarkedText:
+        """The text of a chat with its answers. Raises InputError."""
+        if self.chat is None:
+            raise InputError(
+                "the model has no chat template, so a chat cannot be made a text. Give one as data.chat_template, or "
+                "rows with 'prompt' and 'completion'"
+            )
+        return self.chat.mark(messages)
+
+    def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
+        whole = {index for index, each in enumerate(samples) if getattr(each, "has_special_tokens", False)}
+        if not whole:
+            return super().encode_texts(samples)
+        plain = iter(super().encode_texts([each for index, each in enumerate(samples) if index not in whole]))
+        given = iter(self.tokenizer.encode_batch([str(samples[i]) for i in sorted(whole)], add_special_tokens=False))
+        return [next(given if index in whole else plain) for index in range(len(samples))]
+
+    def tokenize(self, samples: Sequence[str]) -> list[tuple[Array, Array]]:
+        """Each text's tokens, ids [tokens] int64 and whether each is learned [tokens] bool; nothing is truncated.
+
+        A token is learned if any of its characters belong to an answer; all are where no answers are marked. A text
+        that does not end with the end token gets it, unless it is a chat, whose template ends it.
+        """
+        limit = self.current_max_length
+        self.tokenizer.no_truncation()
+        try:
+            encodings = self.encode_texts(samples)
+        finally:
+            self.tokenizer.enable_truncation(limit)
+        return [self._mark(sample, encoding) for sample, encoding in zip(samples, encodings, strict=True)]
+
+    def _mark(self, sample: str, encoding: Encoding) -> tuple[Array, Array]:
+        ids = np.array(encoding.ids, np.int64)
+        if isinstance(sample, MarkedText):
+            starts, stops = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+            within = [(starts < stop) & (stops > start) for start, stop in sample.answers]
+            learned = np.any(within, axis=0)
+            learned[-1:] |= ids[-1:] == self.end_id  # where the tokenizer itself adds the end token
+        else:
+            learned = np.ones(len(ids), bool)
+        if self.end_id is None or getattr(sample, "has_special_tokens", False) or ids[-1:] == self.end_id:
+            return ids, learned
+        return np.append(ids, self.end_id), np.append(learned, True)
+
+    @property
+    def current_max_length(self) -> int:
+        """The most tokens of a text at present, as `truncated` sets it."""
+        truncation: Any = self.tokenizer.truncation
+        return int(truncation["max_length"])
 
     def encode(self, samples: Any) -> Arrays:
         batch = super().encode(samples)

@@ -6,6 +6,7 @@ from typing import Literal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from laconic.tasks.chat_template import ChatTemplate
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 Activation = Literal["identity", "sigmoid"]
@@ -21,7 +22,8 @@ class Preprocessing:
     """Tokenizer or image settings, and the classes of a checkpoint.
 
     max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
-    token that stands for an empty text. token_types: whether the model takes `token_type_ids`. image: None where it is
+    token that stands for an empty text. end_id: the token that ends a text; None without one. chat: the template of
+    chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is
     unknown. labels: names of the classes. activation: what turns a single output into a score. The
     defaults serve for reading samples, or for planning, before a model is opened.
     """
@@ -30,6 +32,8 @@ class Preprocessing:
     max_tokens: int = 2**20
     pad_id: int = 0
     start_id: int = 0
+    end_id: int | None = None
+    chat: ChatTemplate | None = None
     token_types: bool = False
     image: ImagePreprocess | None = None
     labels: tuple[str, ...] = ()

@@ -181,6 +181,10 @@ class Task(ABC):
         task.labels = tuple(labels)
         return task
 
+    def with_chat_template(self, text: str) -> Self:
+        """The same task for a model with another chat template. Raises UsageError where samples are no chats."""
+        raise UsageError(f"a chat_template is for language models, and this model is for {self.name}. Leave it out")
+
     @abstractmethod
     def parse(self, value: Any) -> Any:
         """A sample from the field of a row, from JSON or from bytes. Raises InputError."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError, UsageError
@@ -204,7 +204,7 @@ class TextTask(Task):
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
         texts = [sample for sample in samples if not isinstance(sample, Tokens)]
-        encoded = iter(self.tokenizer.encode_batch(texts))
+        encoded = iter(self.encode_texts(texts))
         encodings = [sample if isinstance(sample, Tokens) else next(encoded) for sample in samples]
         width = max(len(encoding.ids) for encoding in encodings)
         parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -221,6 +221,10 @@ class TextTask(Task):
     def count_tokens(self, inputs: Arrays) -> int:
         mask = inputs.get("attention_mask")
         return int(mask.sum()) if mask is not None else first(inputs).size
+
+    def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
+        """The tokens of each sample, special tokens included."""
+        return self.tokenizer.encode_batch(list(samples))
 
     def check_values(self, inputs: Arrays) -> None:
         for name, array in inputs.items():

@@ -116,11 +116,13 @@ def name_of(technique: Any) -> Any:
 
 class TrainingData(Strict):
     """train: the training set, with labels. evaluate: the validation set; by default a tenth of `train` is held out.
-    limit: at most so many samples of each."""
+    limit: at most so many samples of each. chat_template: a file with a template of chats in Jinja, in place of the
+    model's own."""
 
     train: Path
     evaluate: Path | None = None
     limit: int | None = Field(default=None, ge=3)
+    chat_template: Path | None = None
 
 
 class TrainingRecipe(Training, Origin):
@@ -129,6 +131,7 @@ class TrainingRecipe(Training, Origin):
     memory: bytes that the device may hold; the planner keeps within them. eval_every: steps between two evaluations; an
     epoch by default. best_by: the figure of the evaluations by which the best weights are kept; None keeps the last.
     patience: evaluations without a better figure after which the run ends; without `best_by` it is that of the loss.
+    generate: rows of the validation set whose answers a language model generates at each evaluation.
     """
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -137,6 +140,7 @@ class TrainingRecipe(Training, Origin):
     eval_every: int | None = Field(default=None, ge=1)
     best_by: str | None = None
     patience: int | None = Field(default=None, ge=1)
+    generate: int = Field(default=0, ge=0)
 
     @model_validator(mode="before")
     @classmethod

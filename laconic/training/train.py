@@ -74,6 +74,8 @@ def train(
     """
     cache = cache or Cache()
     objective = objective or registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, dataset)
+    with checkpoint.task.truncated(training.max_length):
+        dataset = objective.prepare_rows(dataset)
     rows, components = len(dataset.keys), training.components()
     steps = training.count_steps(rows)
     sampler = BatchSampler(
