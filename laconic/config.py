@@ -11,9 +11,10 @@ from laconic import registry
 from laconic.errors import MissingPackage, RecipeError, UntrustedCode, UsageError
 from laconic.files import read_bounded
 
-PATHS = ("calibrate", "train", "evaluate", "chat_template")
-"""The keys of `data` that name files."""
-
+PATHS = ("calibrate", "train", "evaluate")
+"""The keys of `data` that name files of samples."""
+TEMPLATE = "chat_template"
+"""The key of `data` that names a file with a template."""
 
 RECIPE_BYTES = 2**18
 """The most bytes of a recipe. PyYAML takes a kilobyte of memory for each of its values."""
@@ -70,7 +71,7 @@ def resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         content["source"] = resolve(content["source"])
     data = content.get("data")
     if isinstance(data, dict):
-        content["data"] = data | {key: resolve(data[key]) for key in PATHS if key in data}
+        content["data"] = data | {key: resolve(data[key]) for key in (*PATHS, TEMPLATE) if key in data}
     elif data is not None:
         content["data"] = resolve(data)
     return content
