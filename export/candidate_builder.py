@@ -1,16 +1,14 @@
 """Building the candidates of an artifact: for each engine option, the first plan that meets the goal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from export.audit import KernelAudit
 from export.build import EngineOption, PlanEvaluator, check_supported
 from export.candidates import EngineCandidate, find_plan, pair_ladders
-from export.evidence import PARITY_SAMPLES
-from export.lineage import Job
-from export.validate import engine_tolerance
+from export.job import Job
 from laconic.arrays import Array
 from laconic.artifacts.manifest import MODEL
+from laconic.data.dataset import Dataset
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.files import folder_size
 from laconic.progress import Step
@@ -21,12 +19,18 @@ from laconic.tasks.task import Tolerance
 
 @dataclass(frozen=True)
 class CandidateBuilder:
-    """Builds candidates of one graph. tolerance: the required fidelity to the original."""
+    """Builds candidates of one graph.
+
+    audit: checks the kernels of a candidate. tolerance: the required fidelity to the original. engine_tolerance: that
+    of the engine to the graph run node by node, on the samples of `few`.
+    """
 
     job: Job
     evaluator: PlanEvaluator
-    audit: KernelAudit
+    audit: Callable[[EngineCandidate], EngineCandidate]
     tolerance: Tolerance
+    engine_tolerance: Tolerance
+    few: Dataset
 
     def build_all(self, ladder: PrecisionLadder, options: Sequence[EngineOption]) -> list[EngineCandidate]:
         """For each engine option, build the first plan that meets the goal, and audit its kernels.
@@ -44,8 +48,7 @@ class CandidateBuilder:
                 if option.reference and any(each.met for each in built.values()):
                     break  # nothing is timed, so the first that meets the goal is the one
                 try:
-                    candidate = self.build(plans, option, f"candidate-{number}", step)
-                    candidate = self.audit.check(candidate, self.job.samples.choose.samples[:1])
+                    candidate = self.audit(self.build(plans, option, f"candidate-{number}", step))
                     built.setdefault(candidate.name, candidate)
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
@@ -61,23 +64,22 @@ class CandidateBuilder:
 
         name: of the candidate's folder within the job's.
         """
-        evaluator, recipe, choose = self.evaluator, self.job.recipe, self.job.samples.choose
+        evaluator, choose = self.evaluator, self.job.samples.choose
 
         def trial(plan: Plan) -> Array:
             step.advance()
             return evaluator.fidelity(plan, option, choose)
 
         def is_sound(plan: Plan) -> bool:
-            return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, few))
+            return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, self.few))
 
-        bar = tighten(engine_tolerance(self.tolerance))
-        few = choose.take(PARITY_SAMPLES, recipe.seed)
+        bar = tighten(self.engine_tolerance)
         plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
         folder = self.job.folder / name
         folder.mkdir()
         model = folder / MODEL
         option.build(evaluator.graph, plan, model)
         plan = option.adapt(evaluator.graph, plan)
-        limit = recipe.goal.max_size
+        limit = self.job.recipe.goal.max_size
         met = met and (limit is None or folder_size(folder) <= limit)
         return EngineCandidate(option, plan, model, fidelity, met)

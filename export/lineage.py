@@ -1,11 +1,11 @@
-"""The lineage of a model during a run, from the source to the artifact, and the job that its steps share."""
+"""The lineage of a model during a run, from the source to the artifact."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from export.job import Job
 from export.sources import open_source
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.record import Record
@@ -17,21 +17,10 @@ from laconic.models.footprint import measure_footprint
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import SampleSplits, split_samples
+from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import Context, Stage, dump_settings
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
-
-
-@dataclass(frozen=True)
-class Job:
-    """What all steps of a run share. folder: scratch, removed when the run ends."""
-
-    recipe: Recipe
-    samples: SampleSplits
-    folder: Path
-    steps: Steps
-    cache: Cache
 
 
 class Lineage:

@@ -14,13 +14,13 @@ from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
 from export.candidate_builder import CandidateBuilder
 from export.candidates import EngineCandidate, choose_fastest, format_candidate, prefer_int8
-from export.evidence import collect_evidence
+from export.evidence import PARITY_SAMPLES, collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, measure_capture_error
-from export.validate import find_missed, is_batch_independent, validate
+from export.validate import engine_tolerance, find_missed, is_batch_independent, validate
 from laconic import __version__, registry
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
@@ -106,7 +106,12 @@ class EngineBuild:
         plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
         ladder = self.ladder or self.plan(plan_stages, graph, evaluator, options[0])
         builder = CandidateBuilder(
-            self.lineage.job, evaluator, KernelAudit.of(graph, self.task, ladder), self.tolerance
+            self.lineage.job,
+            evaluator,
+            partial(KernelAudit.of(graph, self.task, ladder).check, samples=self.samples.choose.samples[:1]),
+            self.tolerance,
+            engine_tolerance(self.tolerance),
+            self.samples.choose.take(PARITY_SAMPLES, self.recipe.seed),
         )
         built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 from safetensors import SafetensorError, safe_open
 
 from export.build import EngineOption
-from export.lineage import Job, Lineage
+from export.job import Job
+from export.lineage import Lineage
 from export.pipeline import EngineBuild, Result
 from export.sources import ADAPTER, capture_graph, open_source
 from export.validate import find_missed, round_figure

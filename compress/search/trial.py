@@ -13,7 +13,8 @@ from compress.search.results import OUTCOME, TrialOutcome
 from compress.search.spec_reader import read_layer_specs
 from compress.search.trial_job import SearchContext, TrialJob
 from compress.transform import apply_stages
-from export.lineage import Job, Lineage
+from export.job import Job
+from export.lineage import Lineage
 from export.sources import as_checkpoint_source, open_source
 from laconic.cache import Cache
 from laconic.errors import LaconicError
