@@ -7,10 +7,13 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from laconic import __version__
-from laconic.errors import LaconicError, NotReady, UnknownModel
+from laconic.errors import LaconicError, UnknownModel
 from serve import metadata, openapi
+from serve.endpoint import MethodNotAllowed
+from serve.extension_routes import add_extensions
 from serve.model import Model
 from serve.openai_shape import describe_model, to_openai_answer
 from serve.page import add_page
@@ -42,6 +45,7 @@ def create_control(repository: Repository, close: Callable[[], Awaitable[None]])
     add_page(app, repository)
     add_server(app, repository)
     add_models(app, repository)
+    add_extensions(app, repository)
     add_openai_models(app, repository)
     return app
 
@@ -57,12 +61,21 @@ def add_errors(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}. GET /openapi.json lists what there is"
         answer = Answer(to_json({"error": text}), error.status_code)
-        return respond(answer, error.headers)
+        if error.status_code != MethodNotAllowed.status:
+            return respond(answer, error.headers)
+        # Starlette names those of the first route alone where a path has several.
+        return respond(answer, {"allow": ", ".join(sorted(find_methods(app, request)))})
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> Response:
         problems = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
         return respond(Answer(to_json({"error": problems}), 422))
+
+
+def find_methods(app: FastAPI, request: Request) -> set[str]:
+    """The methods that the path of a request has."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    return {method for route in routes if route.path_regex.match(request.url.path) for method in route.methods or ()}
 
 
 def respond(answer: Answer, headers: Any = None) -> Response:
@@ -90,10 +103,7 @@ def add_server(app: FastAPI, repository: Repository) -> None:
     @app.get("/v2/health/ready", tags=["server"], response_class=Response)
     async def ready() -> Response:
         """Whether requests are welcome; 503 once the server is told to stop, and while a model has no engine."""
-        if not repository.ready:
-            raise NotReady("the server is stopping")
-        for model in repository:
-            model.check_ready()
+        metadata.check_server(repository)
         return Response()
 
     @app.get("/metrics", tags=["server"], response_class=Response)
@@ -134,9 +144,7 @@ def add_models(app: FastAPI, repository: Repository) -> None:
 
     def model_ready(model: Model) -> Response:
         """Whether the model answers."""
-        if not repository.ready:
-            raise NotReady(f"the server of model {model.name!r} is stopping")
-        model.check_ready()
+        metadata.check_model(repository, model)
         return Response()
 
     add_model_route(app, repository, "", metadata.model_metadata)

@@ -4,10 +4,11 @@ import asyncio
 
 import grpc
 
-from laconic.errors import UnknownModel
+from laconic.errors import NotReady, UnknownModel
 from serve.grpc_call import Context, call, fail
 from serve.grpc_messages import parse_message, serialize
 from serve.inference_pb2 import HealthCheckRequest, HealthCheckResponse
+from serve.metadata import check_server
 from serve.repository import Repository
 from serve.server_settings import Settings
 
@@ -37,12 +38,15 @@ class Health:
         return self._status(body)
 
     async def watch(self, body: bytes, context: Context) -> None:
-        """The status now, and again when the server stops, which ends the call."""
+        """The status now, and whenever it changes. The call ends when the server stops."""
         try:
-            await context.write(self._status(body))
+            status = self._status(body)
+            await context.write(status)
             while self.repository.ready:
                 await asyncio.sleep(LOOKED)
-            await context.write(self._status(body))
+                if (now := self._status(body)) != status:
+                    status = now
+                    await context.write(status)
         except Exception as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
             await fail(context, error)
 
@@ -50,5 +54,8 @@ class Health:
         service = parse_message(HealthCheckRequest, body).service
         if service not in self.services:
             raise UnknownModel(f"no service {service!r} is here, only {', '.join(sorted(filter(None, self.services)))}")
-        status = HealthCheckResponse.SERVING if self.repository.ready else HealthCheckResponse.NOT_SERVING
-        return serialize(HealthCheckResponse(status=status))
+        try:
+            check_server(self.repository)
+        except NotReady:
+            return serialize(HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING))
+        return serialize(HealthCheckResponse(status=HealthCheckResponse.SERVING))

@@ -3,20 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 import grpc
-from google.protobuf import json_format
-from google.protobuf.message import Message
 
 from laconic.arrays import Arrays
-from laconic.errors import UnknownModel
 from serve import inference_pb2 as pb
-from serve import kserve, metadata
+from serve import kserve
 from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
-from serve.grpc_call import Call, Context, call, read
-from serve.grpc_messages import describe_response, parse_message, parse_request, read_request, serialize
-from serve.model import VERSION, Model
+from serve.grpc_call import Context, call, read
+from serve.grpc_control import GrpcControl
+from serve.grpc_messages import describe_response, parse_request, read_request, serialize
+from serve.model import VERSION
 from serve.offload import offload
 from serve.repository import Repository
 from serve.server_settings import Settings
@@ -36,6 +33,7 @@ class InferenceService:
         self.repository = repository
         self.settings = settings
         self.budget = budget
+        self._control = GrpcControl(repository, settings)
         self._readers: set[asyncio.Task[None]] = set()
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -43,28 +41,7 @@ class InferenceService:
         calls = {
             "ModelInfer": call(self.settings, self.infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.stream),
-            "ServerLive": self._describe(pb.ServerLiveRequest, pb.ServerLiveResponse, lambda _: {"live": True}),
-            "ServerReady": self._describe(pb.ServerReadyRequest, pb.ServerReadyResponse, self._ready),
-            "ModelReady": self._describe(pb.ModelReadyRequest, pb.ModelReadyResponse, self._model_ready),
-            "ServerMetadata": self._describe(
-                pb.ServerMetadataRequest, pb.ServerMetadataResponse, lambda _: metadata.server_metadata()
-            ),
-            "ModelMetadata": self._describe(
-                pb.ModelMetadataRequest,
-                pb.ModelMetadataResponse,
-                lambda asked: metadata.model_metadata(self._find(asked)),
-            ),
-            "ModelConfig": self._describe(
-                pb.ModelConfigRequest,
-                pb.ModelConfigResponse,
-                lambda asked: {"config": metadata.model_configuration(self._find(asked))},
-            ),
-            "ModelStatistics": self._describe(pb.ModelStatisticsRequest, pb.ModelStatisticsResponse, self._statistics),
-            "RepositoryIndex": self._describe(
-                pb.RepositoryIndexRequest,
-                pb.RepositoryIndexResponse,
-                lambda _: {"models": metadata.repository_index(self.repository)},
-            ),
+            **self._control.calls(),
         }
         return grpc.method_handlers_generic_handler(NAME, calls)
 
@@ -127,7 +104,7 @@ class InferenceService:
         reservation: Reservation,
         finish: Callable[[pb.ModelInferResponse], bytes],
     ) -> bytes:
-        model = self._find_named(message.model_name, message.model_version)
+        model = self.repository.get(message.model_name, message.model_version or VERSION)
         started, success = time.monotonic_ns(), False
         try:
             if message.ByteSize() <= OFFLOAD_FROM:
@@ -145,39 +122,6 @@ class InferenceService:
             return response
         finally:
             model.statistics.count_request(started, success=success)
-
-    def _describe(
-        self, kind: type[Message], response: Callable[[], Message], answer: Callable[[Any], dict[str, Any]]
-    ) -> Call:
-        """A call that describes something. answer: makes the response's fields, in the words of HTTP, from the
-        request."""
-
-        async def respond(body: bytes, _: Context) -> bytes:
-            fields = answer(parse_message(kind, body))
-            return serialize(json_format.ParseDict(fields, response(), ignore_unknown_fields=True))
-
-        return call(self.settings, respond)
-
-    def _find(self, asked: Any) -> Model:
-        return self._find_named(asked.name, asked.version)
-
-    def _find_named(self, name: str, version: str) -> Model:
-        return self.repository.get(name, version or VERSION)
-
-    def _ready(self, _: object) -> dict[str, Any]:
-        return {"ready": self.repository.ready}
-
-    def _model_ready(self, asked: Any) -> dict[str, Any]:
-        try:
-            self._find(asked)
-        except UnknownModel:  # not an error, as in Triton
-            return {"ready": False}
-        return self._ready(asked)
-
-    def _statistics(self, asked: Any) -> dict[str, Any]:
-        if not asked.name:
-            return metadata.all_statistics(self.repository)
-        return metadata.model_statistics(self._find(asked))
 
 
 def write(

@@ -3,11 +3,27 @@
 from typing import Any
 
 from laconic import __version__
+from laconic.errors import NotReady
 from serve import kserve
 from serve.model import VERSION, Model
 from serve.repository import Repository
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+
+
+def check_server(repository: Repository) -> None:
+    """Raise NotReady once the server is told to stop, and while a model has no engine."""
+    if not repository.ready:
+        raise NotReady("the server is stopping")
+    for model in repository:
+        model.check_ready()
+
+
+def check_model(repository: Repository, model: Model) -> None:
+    """Raise NotReady once the server is told to stop, and while the model has no engine."""
+    if not repository.ready:
+        raise NotReady(f"the server of model {model.name!r} is stopping")
+    model.check_ready()
 
 
 def server_metadata() -> dict[str, Any]:

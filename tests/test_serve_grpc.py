@@ -354,6 +354,7 @@ def test_a_cancelled_call_is_dropped_from_the_queue(slow: Running) -> None:
 def test_an_overloaded_server_says_when_to_come_back(slow: Running) -> None:
     with grpc.insecure_channel(slow.grpc_address) as channel:
         call = channel.unary_unary(f"{SERVICE}ModelInfer")
+        infer(channel, message("slow", np.ones((8, 3), np.float32)))  # from which the rate is known
         calls = [call.future(message("slow", np.ones((8, 3), np.float32))) for _ in range(12)]
         statuses = [each.exception() for each in calls]
         refused = [each for each in statuses if each is not None]
