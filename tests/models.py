@@ -205,6 +205,55 @@ def save_llama(folder: Path) -> Path:
     return save_transformer(folder, transformers.LlamaForCausalLM(config))
 
 
+def save_t5_encoder(folder: Path) -> Path:
+    """T5's encoder, with relative positions and so without a longest text."""
+    config = transformers.T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return save_transformer(folder, transformers.T5EncoderModel(config))
+
+
+def save_bart(folder: Path) -> Path:
+    """BART as a classifier, which reads the token that ends a text."""
+    config = transformers.BartConfig(
+        vocab_size=40, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3, decoder_start_token_id=3, id2label={0: "no", 1: "yes"},
+    )  # fmt: skip
+    return save_transformer(folder, transformers.BartForSequenceClassification(config))
+
+
+def save_mixtral(folder: Path) -> Path:
+    """A mixture of four experts, two of them for each token."""
+    config = transformers.MixtralConfig(
+        **TEXT, num_key_value_heads=2, bos_token_id=2, eos_token_id=3, num_local_experts=4, num_experts_per_tok=2
+    )
+    return save_transformer(folder, transformers.MixtralForCausalLM(config))
+
+
+def save_mamba(folder: Path) -> Path:
+    """A state-space model, whose recurrence is a loop in Python."""
+    config = transformers.MambaConfig(
+        vocab_size=40, hidden_size=32, state_size=4, num_hidden_layers=1, pad_token_id=0, bos_token_id=2, eos_token_id=3
+    )
+    return save_transformer(folder, transformers.MambaForCausalLM(config))
+
+
+class Bags(nn.Module):
+    """Embedding bags beside dense features, as recommenders have them: the exporter makes a Loop of the bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (
+            TensorSpec(name="dense", dtype="float32", shape=("batch", 4)),
+            TensorSpec(name="words", dtype="int64", shape=("batch", 3)),
+        )
+        self.bag = nn.EmbeddingBag(10, 8, mode="mean")
+        self.bottom = nn.Linear(4, 8)
+        self.top = nn.Linear(16, 2)
+
+    def forward(self, dense: Tensor, words: Tensor) -> Tensor:
+        return self.top(torch.cat([self.bottom(dense).relu(), self.bag(words)], dim=1))
+
+
 def save_vit(folder: Path) -> Path:
     """ViT on images of 16 x 16."""
     config = transformers.ViTConfig(

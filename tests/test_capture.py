@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
+from export.build import EngineOption
 from export.capture import graph_file
 from export.capture.capture import capture, measure_parity
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.torch_session import TorchSession
+from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.tensors import Tensors
 
@@ -34,6 +36,8 @@ SAVED = {
     "vit": models.save_vit,
     "gpt2": models.save_gpt2,
     "llama": models.save_llama,
+    "t5-encoder": models.save_t5_encoder,
+    "bart": models.save_bart,
 }
 BUILT = {"residual": models.ResidualNet, "mobilenet": models.MobileNet, "lstm": models.BiLstm, "tied": models.Tied}
 
@@ -213,9 +217,36 @@ def test_an_axis_that_the_model_shortens_has_a_name_of_its_own(tmp_path):
     ]
 
 
-def test_what_torch_cannot_export_is_refused_with_its_reason(tmp_path):
-    with pytest.raises(CaptureError, match=r"cannot export.*data-dependent|cannot export.*[Gg]uard"):
+def test_every_expert_of_a_mixture_is_a_layer(tmp_path):
+    checkpoint = load_source(models.save_mixtral(tmp_path / "mixtral"))
+    graph = capture(checkpoint, tmp_path / "graph")
+    assert measure_parity(checkpoint, graph) < 1e-5
+    experts = [layer for layer in graph.layers if "experts" in layer.module]
+    assert len(experts) == 2 * 4 * 2, "two layers, four experts, two products each"
+    assert len({layer.node for layer in experts}) == len(experts)
+
+
+def test_constants_that_only_a_loop_reads_are_kept(tmp_path):
+    checkpoint = built(tmp_path, models.Bags)
+    graph = capture(checkpoint, tmp_path / "graph")
+    assert measure_parity(checkpoint, graph) < 1e-5
+    option, plan = EngineOption("onnxruntime", "float32"), Plan({layer.node: "int8-weight" for layer in graph.layers})
+    option.build(graph, plan, tmp_path / "built.onnx")
+    with option.open(tmp_path / "built.onnx", 1) as session:
+        inputs = checkpoint.task.typical(3, 1)
+        expected = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs).run(inputs)
+        np.testing.assert_allclose(session.run(inputs)["output"], expected["output"], atol=0.01)
+
+
+def test_control_flow_that_depends_on_data_is_refused_with_the_line_that_asks_for_it(tmp_path, capfd):
+    with pytest.raises(CaptureError, match=r"models\.py, line \d+ \(.*if x\.sum\(\) > 0.*\) depends on the values"):
         capture(built(tmp_path, models.Branching), tmp_path / "graph")
+    assert "def forward" not in capfd.readouterr().err, "torch prints the whole graph"
+
+
+def test_a_recurrence_that_is_unrolled_is_refused(tmp_path):
+    with pytest.raises(CaptureError, match="does not run on inputs of other sizes"):
+        capture(load_source(models.save_mamba(tmp_path / "mamba")), tmp_path / "graph")
 
 
 def test_a_graph_that_answers_otherwise_is_refused_with_the_figure(tmp_path):

@@ -257,6 +257,21 @@ def test_an_image_model_without_settings_is_refused(tmp_path):
         load_source(folder)
 
 
+def test_a_text_model_without_a_longest_text_takes_512_tokens(tmp_path):
+    assert load_source(models.save_t5_encoder(tmp_path / "m")).task.max_tokens == 512
+
+
+def test_what_a_folder_lacks_is_named(tmp_path):
+    vision = transformers.ViTModel(transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    vision.save_pretrained(tmp_path / "vit")
+    transformers.ViTImageProcessorPil().save_pretrained(tmp_path / "vit")
+    with pytest.raises(SourceError, match=r"has no tokenizer but a preprocessor_config.json"):
+        load_source(tmp_path / "vit", task="text-embedding")
+    models.save_llama(tmp_path / "llama")
+    with pytest.raises(SourceError, match="has no AutoModelForImageClassification for models of type llama"):
+        load_source(tmp_path / "llama", task="image-classification")
+
+
 def test_shards_are_read_and_a_missing_one_is_named(tmp_path, embedder):
     whole = load_source(models.save_bert(tmp_path / "whole"))
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "whole", local_files_only=True)

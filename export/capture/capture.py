@@ -1,9 +1,13 @@
 """Capture of a torch module as a float ONNX graph, with a parity check of both."""
 
+import io
+import linecache
 import logging
+import re
+import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +15,23 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from export.capture.graph_file import OPSET, write_graph
 from export.capture.parity import PARITY, largest_difference
 from export.passes.attention import plain_attention
+from export.passes.experts import plain_experts
 from laconic.arrays import Arrays
-from laconic.errors import CaptureError
+from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import bind, probe_sizes
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import BATCH, TensorSpec
+
+QUIET = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnx_ir", "onnxscript")
+"""The loggers of the exporter."""
 
 PARITY_SIZES = ((1, 5), (3, 17))
 """Rows, and size of the other dynamic axes, of the batches of the parity check."""
@@ -35,7 +44,14 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
     """
     program = export_program(checkpoint)
     graph = write_graph(program, folder, checkpoint.inputs, checkpoint.outputs)
-    error = measure_parity(checkpoint, graph)
+    try:
+        error = measure_parity(checkpoint, graph)
+    except RuntimeFailure as failure:
+        raise CaptureError(
+            f"the captured graph does not run on inputs of other sizes than those that it was captured with "
+            f"({' '.join(str(failure).split())[:200]}). A loop over a free axis in Python is unrolled, such as the "
+            f"recurrence of a state-space model: write it without the loop, or fix the size of this axis"
+        ) from failure
     if not error <= PARITY:
         raise CaptureError(
             f"the captured graph does not compute what the module does: its outputs differ by {error:.2g} of the "
@@ -53,7 +69,7 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     shapes = make_dynamic_shapes(checkpoint.inputs)
     named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
     try:
-        with quiet_exporter(), torch.no_grad(), plain_attention(checkpoint.module):
+        with quiet_exporter(), torch.no_grad(), plain_attention(checkpoint.module), plain_experts(checkpoint.module):
             program = torch.onnx.export(
                 checkpoint.module,
                 args,
@@ -65,7 +81,7 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
                 verbose=False,
             )
     except Exception as error:
-        raise CaptureError(f"torch cannot export this model: {find_root_cause(error)}") from error
+        raise CaptureError(f"torch cannot export this model: {describe_failure(error)}") from error
     if program is None:
         raise CaptureError("torch exported nothing and gave no reason")
     return program.model
@@ -107,12 +123,31 @@ def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
         yield checkpoint.task.encode(checkpoint.task.examples(3))
 
 
-def find_root_cause(error: BaseException) -> str:
-    """Return the first line of the innermost cause of an error; torch's own reports have many pages."""
+def describe_failure(error: BaseException) -> str:
+    """What stopped an export, with the line of the model's code: torch's own reports have many pages."""
     while error.__cause__ is not None:
         error = error.__cause__
+    place = find_user_line(error)
+    if place and isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            f"{place} depends on the values of tensors: a branch, a loop or a shape that a graph cannot hold. Compute "
+            f"it from shapes, or with torch.where on all elements, and try again"
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return f"{place}: {reason}" if place else reason
+
+
+def find_user_line(error: BaseException) -> str | None:
+    """The line of the model's own code that a failed export stopped at: file, line and source. None where it names only
+    lines of torch."""
+    own = str(Path(torch.__file__).parent)
+    reported = [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
+    raised = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    for file, line in (*reversed(reported), *reversed(raised)):
+        if not file.startswith((own, "<")):
+            return f"{Path(file).name}, line {line} ({linecache.getline(file, line).strip()})"
+    return None
 
 
 @contextmanager
@@ -121,12 +156,13 @@ def quiet_exporter() -> Iterator[None]:
 
     A failure still reaches the caller as an exception; the log messages are addressed to torch's developers.
     """
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
+    loggers = [logging.getLogger(name) for name in QUIET]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        # A failed export prints its whole graph.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             for category in (FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             warnings.filterwarnings("ignore", module=r"torch\b")

@@ -26,17 +26,20 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention with an additive mask, in the interface of transformers.
 
-    query, key, value: [batch, heads, seq, width]. Returns the output [batch, seq, heads, width] and the attention
-    weights [batch, heads, seq, seq].
+    query, key, value: [batch, heads, seq, width]. position_bias: added to the scores, [1, heads, seq, seq]. Returns the
+    output [batch, seq, heads, width] and the attention weights [batch, heads, seq, seq].
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
+    if position_bias is not None:
+        scores = scores + position_bias
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = scores.softmax(dim=-1)

@@ -31,7 +31,8 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.IdentityEliminationPass()(model)
-    _separate_outputs(model.graph)
+    for graph in (model.graph, *model.graph.subgraphs()):
+        _separate_outputs(graph)
     for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
         value.name, value.shape = spec.name, ir.Shape(spec.shape)
     for value in model.graph.initializers.values():
@@ -77,10 +78,12 @@ def _record_modules(graph: ir.Graph) -> None:
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """Insert an Identity for each output that is a constant, an input, or another output, as ONNX requires."""
+    """Insert an Identity for each output that is a constant, an input, another output, or, in the body of a loop or a
+    branch, a tensor from outside, as ONNX requires."""
     seen: set[int] = set()
     for place, value in enumerate(graph.outputs):
-        if value.is_initializer() or value.is_graph_input() or id(value) in seen:
+        producer = value.producer()
+        if producer is None or producer.graph is not graph or id(value) in seen:
             node = ir.node("Identity", [value])
             node.outputs[0].type = value.type
             graph.append(node)

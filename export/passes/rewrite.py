@@ -6,6 +6,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.passes.half import HalfType, to_half
+from export.passes.subgraphs import read_tensors
 from laconic.arrays import Array
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
@@ -36,7 +37,7 @@ class GraphRewriter:
         self._producers = {tensor: node for node in self.nodes.values() for tensor in node.output}
         self._place = {name: place for place, name in enumerate(self.nodes)}
         for name, node in self.nodes.items():
-            for tensor in node.input:
+            for tensor in read_tensors(node):
                 self._readers.setdefault(tensor, []).append(name)
 
     def readers(self, tensor: str) -> list[str]:
@@ -258,7 +259,7 @@ class GraphRewriter:
                 copy = NodeProto()
                 copy.CopyFrom(each)
                 nodes.append(copy)
-        read = {tensor for node in nodes for tensor in node.input} | self.outputs
+        read = {tensor for node in nodes for tensor in read_tensors(node)} | self.outputs
         for index in reversed(range(len(graph.initializer))):
             if graph.initializer[index].name not in read or graph.initializer[index].name in self._added:
                 del graph.initializer[index]

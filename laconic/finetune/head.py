@@ -93,7 +93,7 @@ def with_labels(
     return Checkpoint.of(
         found.module,
         found.task,
-        outputs=probe_module(prepare(found.module), found.task.inputs, (found.output,)),
+        outputs=probe_module(prepare(found.module), found.task.inputs, (found.output,), found.task.sample_inputs),
         source=found.source,
         size=found.size,
         licence=read_licence(source),
@@ -127,7 +127,9 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
     return Checkpoint.of(
         module,
         task,
-        outputs=probe_module(prepare(module), task.inputs, tuple(spec.name for spec in checkpoint.outputs)),
+        outputs=probe_module(
+            prepare(module), task.inputs, tuple(spec.name for spec in checkpoint.outputs), task.sample_inputs
+        ),
         source=source,
         size=checkpoint.size,
         history=checkpoint.history,

@@ -75,7 +75,9 @@ class Checkpoint:
         return Checkpoint.of(
             module,
             self.task,
-            outputs=probe_module(module, self.inputs, tuple(spec.name for spec in self.outputs)),
+            outputs=probe_module(
+                module, self.inputs, tuple(spec.name for spec in self.outputs), self.task.sample_inputs
+            ),
             source=self.source,
             size=self.size,
             history=(*self.history, record),
@@ -215,7 +217,8 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
             f"For a model of your own, give the file of weights and a --builder"
         )
     found = huggingface.load(folder, task=task, trust=trust)
-    outputs = probe_module(prepare(found.module), found.task.inputs, (found.output,))
+    task = found.task
+    outputs = probe_module(prepare(found.module), task.inputs, (found.output,), task.sample_inputs)
     return Checkpoint.of(
         found.module,
         found.task,

@@ -27,7 +27,7 @@ from laconic.models.embedder import (
 )
 from laconic.models.image_processor import read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
-from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_options, quiet
+from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_class, model_options, quiet
 from laconic.models.processors import read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
@@ -40,6 +40,11 @@ ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoi
 
 OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 """Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
+
+
+UNSTATED_LENGTH = 512
+"""The most tokens where neither tokenizer nor model has a limit, as with relative positions or a recurrence. T5 and
+BERT were trained with this length."""
 
 
 class TextClassifier(nn.Module):
@@ -213,10 +218,10 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         return Preprocessing(image=image, labels=labels)
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
-    limits = [limit, max_positions(model), opened.max_tokens]
+    limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]
     return Preprocessing(
         tokenizer=tokenizer,
-        max_tokens=min(value for value in limits if value is not None),
+        max_tokens=min(limits, default=UNSTATED_LENGTH),
         pad_id=pad_id,
         start_id=start_token(model.config, pad_id),
         end_id=read_end_token(opened.path, tokenizer, model.config),
@@ -278,7 +283,7 @@ def build(source: Mapping[str, Any]) -> nn.Module:
                 (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
             trust = "code" in source  # whoever opens a checkpoint with code has been asked
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-            model = getattr(transformers, auto_class).from_config(
+            model = model_class(config, auto_class).from_config(
                 config, dtype=torch.float32, trust_remote_code=trust, **model_options(config, auto_class)
             )
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:

@@ -43,7 +43,7 @@ def from_pretrained(
                 trust_remote_code=trust,
                 **(class_config(labels, problem_type) if labels else {}),
             )
-            model, found = getattr(transformers, auto_class).from_pretrained(
+            model, found = model_class(config, auto_class).from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
@@ -58,10 +58,7 @@ def from_pretrained(
             if labels:
                 reset_head(model, len(labels))
     except Exception as error:
-        raise SourceError(
-            f"{folder} does not load ({type(error).__name__}: {' '.join(str(error).split())[:300]}). Expected the "
-            f"complete folder that save_pretrained writes; copy it again"
-        ) from error
+        raise SourceError(describe_failure(folder, auto_class, error)) from error
     missing = sorted(
         {*found["missing_keys"], *(key if isinstance(key, str) else key[0] for key in found["mismatched_keys"])}
     )
@@ -73,6 +70,21 @@ def from_pretrained(
             f"they would be random. Name the --task that the model was trained for"
         )
     return model, sum(path.stat().st_size for path in files)
+
+
+def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
+    """Why transformers does not load a folder, and what to do: it may lack a package, the model may be for another
+    task, or the folder may be damaged."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, ImportError):
+        return f"transformers needs a package to load {folder}, which is not installed: {reason[:300]}"
+    if "Unrecognized configuration class" in reason:
+        kind = read_source_json(folder / "config.json").get("model_type")
+        return f"transformers has no {auto_class} for models of type {kind}, as {folder} holds one. Name another --task"
+    return (
+        f"{folder} does not load ({type(error).__name__}: {reason[:300]}). Expected the complete folder that "
+        f"save_pretrained writes; copy it again"
+    )
 
 
 def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
@@ -98,6 +110,14 @@ def reset_head(model: Any, count: int) -> None:
             nn.init.normal_(layer.weight, std=deviation)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def model_class(config: Any, auto_class: str) -> Any:
+    """The class of transformers that builds a model: the Auto class, but for the encoder of an encoder and decoder."""
+    encoders = transformers.AutoModelForTextEncoding
+    if auto_class == ENCODER and type(config) in encoders._model_mapping:
+        return encoders
+    return getattr(transformers, auto_class)
 
 
 def model_options(config: Any, auto_class: str) -> dict[str, Any]:

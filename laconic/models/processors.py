@@ -88,6 +88,11 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
     if not any(
         (folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
     ):
+        if (folder / "preprocessor_config.json").is_file():
+            raise SourceError(
+                f"{folder} has no tokenizer but a preprocessor_config.json, as models of images and sound have, and "
+                f"the task reads texts. Name another --task, or give the model with --builder"
+            )
         raise SourceError(f"{folder} has no tokenizer.json. Copy the folder again, with its tokenizer")
     made = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return Tokenizer.from_str(made.backend_tokenizer.to_str())

@@ -12,6 +12,9 @@ from laconic.arrays import Arrays
 from laconic.errors import SourceError
 from laconic.tensor import BATCH, TensorSpec, sample_inputs
 
+Sample = Callable[[Mapping[str, int]], Arrays]
+"""From the size of each free axis, by name, to inputs."""
+
 ROWS = (2, 5)
 """Batch sizes of the two runs that find the free axes of the outputs. Every other free axis takes sizes of its own, the
 second more than twice the first: after a stride, seven and eight give the same size."""
@@ -71,14 +74,17 @@ def order_inputs(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[Ten
     return inputs
 
 
-def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, least: int = 3) -> tuple[TensorSpec, ...]:
+def probe(
+    run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], sample: Sample | None = None, *, least: int = 3
+) -> tuple[TensorSpec, ...]:
     """Find the output specs by running a model at two sizes of each free axis.
 
-    least: the smaller size of a free axis that has no bounds. An output's axis that has the size of a free axis in both
+    sample: makes inputs of these sizes, by default random ones of the specs. least: the smaller size of a free axis
+    that has no bounds. An output's axis that has the size of a free axis in both
     runs is that axis; one that changes otherwise gets a name of its own.
     """
     (sizes, answers), (others, repeats) = (
-        (sizes, run(sample_inputs(inputs, sizes)))
+        (sizes, run(sample(sizes) if sample else sample_inputs(inputs, sizes)))
         for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(ROWS)))
     )
     bounds = {name: limits for spec in inputs for name, limits in spec.bounds.items()}
@@ -95,9 +101,10 @@ def probe(run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], *, le
 
 
 def probe_module(
-    module: nn.Module, inputs: tuple[TensorSpec, ...], names: tuple[str, ...] = ()
+    module: nn.Module, inputs: tuple[TensorSpec, ...], names: tuple[str, ...] = (), sample: Sample | None = None
 ) -> tuple[TensorSpec, ...]:
-    """Find the output specs of a module. names: of the outputs, instead of the module's own.
+    """Find the output specs of a module. names: of the outputs, instead of the module's own. sample: makes inputs of
+    given sizes of the free axes, as the model takes them.
 
     Raises SourceError where the module does not run on inputs of these specs.
     """
@@ -115,7 +122,7 @@ def probe_module(
         called = [*names, *list(answers)[len(names) :]]
         return {name: answer.numpy() for name, answer in zip(called, answers.values(), strict=True)}
 
-    return probe(run, inputs)
+    return probe(run, inputs, sample)
 
 
 def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) -> dict[str, int]:

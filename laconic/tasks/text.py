@@ -253,6 +253,13 @@ class TextTask(Task):
             pieces.append(" ".join(words[start : start + length]))
         return pieces
 
+    @property
+    def end_id(self) -> int | None:
+        """The special token that the tokenizer ends a text with; None where it adds none."""
+        encoding = self.tokenizer.encode(WORDS[0])
+        special = bool(encoding.ids) and encoding.special_tokens_mask[-1]
+        return int(encoding.ids[-1]) if special else None
+
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
         return self.typical(sizes.get(BATCH, 1), sizes.get("seq", 1), seed)
 
@@ -260,6 +267,9 @@ class TextTask(Task):
         rng = np.random.default_rng(seed)
         length = min(length, self.max_tokens)
         ids = rng.integers(0, self.tokenizer.get_vocab_size(), (batch, length))
+        if (end := self.end_id) is not None:  # BART's classifier reads the one token that ends a text
+            ids[ids == end] = end - 1 if end else end + 1
+            ids[:, -1] = end
         ones = np.ones((batch, length))
         values = {"input_ids": ids, "attention_mask": ones, "token_type_ids": 0 * ones}
         return {spec.name: values[spec.name].astype(spec.dtype) for spec in self.inputs}
