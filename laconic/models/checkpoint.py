@@ -217,8 +217,8 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
             f"For a model of your own, give the file of weights and a --builder"
         )
     found = huggingface.load(folder, task=task, trust=trust)
-    task = found.task
-    outputs = probe_module(prepare(found.module), task.inputs, (found.output,), task.sample_inputs)
+    made = found.task
+    outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs)
     return Checkpoint.of(
         found.module,
         found.task,

@@ -254,7 +254,7 @@ class TextTask(Task):
         return pieces
 
     @property
-    def end_id(self) -> int | None:
+    def closing_id(self) -> int | None:
         """The special token that the tokenizer ends a text with; None where it adds none."""
         encoding = self.tokenizer.encode(WORDS[0])
         special = bool(encoding.ids) and encoding.special_tokens_mask[-1]
@@ -267,7 +267,7 @@ class TextTask(Task):
         rng = np.random.default_rng(seed)
         length = min(length, self.max_tokens)
         ids = rng.integers(0, self.tokenizer.get_vocab_size(), (batch, length))
-        if (end := self.end_id) is not None:  # BART's classifier reads the one token that ends a text
+        if (end := self.closing_id) is not None:  # BART's classifier reads the one token that ends a text
             ids[ids == end] = end - 1 if end else end + 1
             ids[:, -1] = end
         ones = np.ones((batch, length))
