@@ -158,6 +158,17 @@ def save_bert(folder: Path, kind: type[transformers.PreTrainedModel] | None = No
     return saved
 
 
+def save_masked_bert(folder: Path) -> Path:
+    """BERT as a masked language model, and a tokenizer with a mask."""
+    save_bert(folder, transformers.BertForMaskedLM)
+    masked = tokenizer()
+    masked.add_special_tokens(["[MASK]"])
+    masked.save(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"mask_token": "[MASK]"}))
+    return folder
+
+
 def save_distilbert(folder: Path) -> Path:
     """DistilBERT, as a classifier of two classes."""
     config = transformers.DistilBertConfig(

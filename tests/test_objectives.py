@@ -257,7 +257,7 @@ def test_the_data_say_how_an_embedding_is_taught(checkpoint, tmp_path):
     assert kind('{"text": "a", "label": "x"}', '{"text": "b", "label": "y"}') is Contrastive
     with pytest.raises(DataError, match=r"score 0\.5: none is more alike"):
         kind(pair % (1, 1, 0.5), pair % (2, 2, 0.5))
-    with pytest.raises(DataError, match="single texts without labels"):
+    with pytest.raises(DataError, match="single samples without labels"):
         kind('{"text": "a"}')
     with pytest.raises(DataError, match="have the label 'x'"):
         kind('{"text": "a", "label": "x"}', '{"text": "b", "label": "x"}')

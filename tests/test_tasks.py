@@ -12,7 +12,9 @@ from PIL import Image, ImageOps
 from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.tasks import image_preprocess
 from laconic.tasks.causal_lm import CausalLm
+from laconic.tasks.fill_mask import FillMask
 from laconic.tasks.image_classification import ImageClassification
+from laconic.tasks.image_embedding import ImageEmbedding
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.multi_label_classification import MultiLabelClassification
 from laconic.tasks.question_answering import QuestionAnswering
@@ -42,6 +44,8 @@ TASKS = {
         tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, labels=("O", "B-PER")
     ),
     "question-answering": QuestionAnswering(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0),
+    "fill-mask": FillMask(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, mask_id=3),
+    "image-embedding": ImageEmbedding((PIXELS,), preprocess=ImagePreprocess(resize=(8, 8))),
     "image-classification": ImageClassification(
         (PIXELS,), preprocess=ImagePreprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3), labels=("cat", "dog")
     ),

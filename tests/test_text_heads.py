@@ -16,7 +16,7 @@ from served import running
 from compress.pipeline import compress
 from export.pipeline import export
 from laconic.cache import Cache
-from laconic.errors import DataError, SourceError
+from laconic.errors import DataError, InputError, SourceError
 from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import load_source
 from laconic.progress import Steps
@@ -121,6 +121,15 @@ FAMILIES = {
         found=lambda answer: entities_of(answer["entities"]),
     ),
 }
+FILL_MASK = Family(
+    task="fill-mask",
+    config={},
+    row=lambda words: {"text": " ".join(words)},
+    samples=["the model [MASK] fast", "[MASK]"],
+    expected=lambda pipe, text: [(each["token_str"], each["score"]) for each in pipe(text)],
+    found=lambda answer: [(each["token"], each["score"]) for each in answer["scores"]],
+    pipeline="fill-mask",
+)
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -142,10 +151,8 @@ def flatten(value: Any) -> tuple[list[str], list[float]]:
     return ([value], []) if isinstance(value, str) else ([], [float(value)])
 
 
-@each_family
-def test_answers_over_http_are_those_of_the_pipeline_and_the_verdict_has_the_metric(name, tmp_path, cache):
-    family = FAMILIES[name]
-    folder = family.save(tmp_path / "model")
+def check_answers(family: Family, folder: Path, tmp_path: Path, cache: Cache) -> None:
+    """Compare the answers of an artifact in float over HTTP with those of transformers' pipeline."""
     rows = family.write_rows(tmp_path / "rows.jsonl")
     recipe = Recipe.parse({"source": str(folder), "data": str(rows), "stages": [], "runtimes": ["onnxruntime"]})
     artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact
@@ -162,6 +169,40 @@ def test_answers_over_http_are_those_of_the_pipeline_and_the_verdict_has_the_met
             assert flatten(family.found(each))[1] == pytest.approx(numbers, abs=1e-4)
         wrong = http.post("/v1/models/m/predict", json={family.field: [7]})
         assert wrong.status_code == 400
+
+
+@each_family
+def test_answers_over_http_are_those_of_the_pipeline_and_the_verdict_has_the_metric(name, tmp_path, cache):
+    check_answers(FAMILIES[name], FAMILIES[name].save(tmp_path / "model"), tmp_path, cache)
+
+
+def test_a_masked_token_is_predicted_as_by_the_pipeline_and_learnt_from_plain_texts(tmp_path, cache):
+    folder = models.save_masked_bert(tmp_path / "model")
+    check_answers(FILL_MASK, folder, tmp_path, cache)
+    recipe = TrainingRecipe.load(
+        None,
+        source=str(folder),
+        data={"train": str(FILL_MASK.write_rows(tmp_path / "texts.jsonl", 80))},
+        loader={"workers": 0},
+        batch_size=16,
+        steps=10,
+        optimizer={"name": "adamw", "config": {"lr": 0.003}},
+    )
+    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    assert tuned.after["loss"] < tuned.before["loss"]
+    assert "masked-token accuracy" in tuned.after
+
+
+@pytest.mark.parametrize("text", ["the model", "[MASK] [MASK]", 7, ["[MASK]"]])
+def test_a_text_without_exactly_one_mask_is_refused(text, tmp_path):
+    task = load_source(models.save_masked_bert(tmp_path / "model")).task
+    with pytest.raises(InputError):
+        task.parse(text)
+
+
+def test_a_masked_model_without_a_mask_token_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="has no mask token"):
+        load_source(models.save_bert(tmp_path / "model", transformers.BertForMaskedLM))
 
 
 @each_family

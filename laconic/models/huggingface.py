@@ -27,16 +27,32 @@ from laconic.models.embedder import (
 )
 from laconic.models.image_processor import read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
-from laconic.models.pretrained import ENCODER, class_config, from_pretrained, model_class, model_options, quiet
-from laconic.models.processors import read_tokenizer, resolve_task
+from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
+from laconic.models.pretrained import (
+    ENCODER,
+    class_config,
+    from_pretrained,
+    has_pooler,
+    model_class,
+    model_options,
+    quiet,
+)
+from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
+from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import Task, count_outputs
 
 ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """By the name of torch's class, what turns the output of a cross-encoder into a score."""
+
+PROBED = 4
+"""Tokens of the text by which it is found whether padding changes a vector."""
+
+MASKED = "AutoModelForMaskedLM"
+"""The Auto class of masked language models."""
 
 OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 """Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
@@ -72,12 +88,22 @@ class ImageClassifier(nn.Module):
         return logits
 
 
+def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
+    """The module around a bare encoder, or around one tower of two, by what it reads."""
+    if has_towers(model):
+        return TextTower(model) if "embedder" in source else ImageTower(model)
+    if "embedder" in source:
+        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
+    return ImageEmbedder(model)
+
+
 WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
-    ENCODER: lambda model, source: TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"])),
+    ENCODER: lambda model, source: wrap_encoder(model, source),
     "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
     "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
     "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
+    MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
 }
 """By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
@@ -139,9 +165,13 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
     if labels:
         config = with_classes(config, labels, kind.problem_type)
     source = describe_source(path, config, kind.name)
-    if kind.auto_class == ENCODER:
+    if kind.auto_class == ENCODER and "images" in kind.accepts:
+        source["pooler"] = "auto_map" in config or has_pooler(path)
+    elif kind.auto_class == ENCODER:
         embedder = sentence.config if sentence else EmbedderConfig()
         source["embedder"] = embedder.model_dump(mode="json")
+    if kind.auto_class == MASKED:
+        source["mask_id"] = find_mask_id(path)
     return ModelFolder(path, kind, config, sentence, source)
 
 
@@ -156,16 +186,27 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     if kind.has_class_head:
         check_head(opened.path, opened.config, kind)
     model, size = from_pretrained(
-        opened.path, str(kind.auto_class), trust=trust, labels=labels, problem_type=kind.problem_type, seed=seed
+        opened.path,
+        str(kind.auto_class),
+        trust=trust,
+        labels=labels,
+        problem_type=kind.problem_type,
+        pooler=opened.source.get("pooler", False),
+        seed=seed,
     )
+    parameters = count_parameters(model)
     module = wrap(model, opened.source)
+    size = round(size * count_parameters(module) / parameters)
     made = kind.from_preprocessing(read_preprocessing(opened, model, module))
     if isinstance(module, LanguageModel):
         check_causal(module, opened.path)
+    if isinstance(module, MaskedLanguageModel):
+        check_masked(module, opened.path)
     if sentence and isinstance(module, TextEmbedder):
         fill_projections(module, sentence.weights)
         size += sum(path.stat().st_size for path in sentence.weights)
-    output = "embedding" if isinstance(module, TextEmbedder) else "logits"
+    embedders = (TextEmbedder, ImageEmbedder, ImageTower, TextTower)
+    output = "embedding" if isinstance(module, embedders) else "logits"
     return Loaded(module, made, output, opened.source, size)
 
 
@@ -192,6 +233,11 @@ def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
     """The task that the architecture in a config is for. Raises SourceError where it is for no registered task."""
     name = str((config.get("architectures") or ["nothing"])[0])
     task = match_architecture(name, config)
+    if task is None and {"text_config", "vision_config"} <= set(config):
+        embeddings = " or ".join(each for each in registry.TASKS if resolve_task(each).auto_class == ENCODER)
+        raise SourceError(
+            f"{folder} holds two towers, one for texts and one for images. Choose one with --task: {embeddings}"
+        )
     if task is None:
         raise SourceError(
             f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, "
@@ -226,9 +272,11 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         start_id=start_token(model.config, pad_id),
         end_id=read_end_token(opened.path, tokenizer, model.config),
         chat=read_chat_template(opened.path),
+        fixed_length=isinstance(module, TextTower) and not ignores_padding(module, PROBED, pad_id),
         token_types=any(tokenizer.encode("a", "b").type_ids) and takes_token_types(model, module),
         labels=labels,
         activation=read_activation(opened.config),
+        mask_id=opened.source.get("mask_id"),
     )
 
 
@@ -278,13 +326,17 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     """
     auto_class = read_auto_class(source)
     try:
+        pooler = bool(source.get("pooler"))
         with quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
             for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
                 (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
             trust = "code" in source  # whoever opens a checkpoint with code has been asked
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
             model = model_class(config, auto_class).from_config(
-                config, dtype=torch.float32, trust_remote_code=trust, **model_options(config, auto_class)
+                config,
+                dtype=torch.float32,
+                trust_remote_code=trust,
+                **model_options(config, auto_class, pooler=pooler),
             )
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
@@ -301,7 +353,7 @@ def max_positions(model: Any) -> int | None:
 
     RoBERTa and its relatives count positions from the padding token's id + 1, and their config counts those below too.
     """
-    count = getattr(model.config, "max_position_embeddings", None)
+    count = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
@@ -312,6 +364,11 @@ def start_token(config: Any, pad_id: int) -> int:
     """The token that stands for an empty text: the one that begins a text, else the one that ends it, else padding."""
     ids = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
     return next((index for index in ids if isinstance(index, int)), pad_id)
+
+
+def count_parameters(module: nn.Module) -> int:
+    """The numbers in a module's parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def takes_token_types(model: Any, module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -25,12 +26,14 @@ def from_pretrained(
     trust: bool,
     labels: Sequence[str] = (),
     problem_type: str | None = None,
+    pooler: bool = False,
     seed: int = 0,
 ) -> tuple[Any, int]:
     """The model in float32, and the bytes of its weight files.
 
     auto_class: the class of transformers that builds it. labels, problem_type: of a new head, initialized from the
-    seed; without labels the folder must hold all weights, including the head's. Raises SourceError.
+    seed; without labels the folder must hold all weights, including the head's. pooler: of a bare encoder, whether it
+    is built. Raises SourceError.
     """
     files = weight_files(folder)
     safe = files[0].suffix == ".safetensors"
@@ -53,7 +56,7 @@ def from_pretrained(
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=bool(labels),
-                **model_options(config, auto_class),
+                **model_options(config, auto_class, pooler=pooler),
             )
             if labels:
                 reset_head(model, len(labels))
@@ -120,9 +123,28 @@ def model_class(config: Any, auto_class: str) -> Any:
     return getattr(transformers, auto_class)
 
 
-def model_options(config: Any, auto_class: str) -> dict[str, Any]:
-    """Options that build an encoder without its pooler: unused, and random where the source has no weights for it."""
-    if auto_class != ENCODER:
+def has_pooler(folder: Path) -> bool:
+    """Whether the pooler of a bare encoder has no weights, or the folder has them."""
+    with quiet(), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = transformers.AutoModel.from_config(config)
+    learned = {name for name, _ in model.named_parameters() if name.startswith("pooler.")}
+    files = weight_files(folder)
+    if not learned or files[0].suffix != ".safetensors":
+        return True
+    stored: set[str] = set()
+    for path in files:
+        with safe_open(path, "pt") as file:
+            stored.update(file.keys())
+    return all(any(name.endswith(end) for name in stored) for end in learned)
+
+
+def model_options(config: Any, auto_class: str, *, pooler: bool = False) -> dict[str, Any]:
+    """Options that build an encoder without its pooler: unused, and random where the source has no weights for it.
+
+    pooler: whether it is wanted.
+    """
+    if auto_class != ENCODER or pooler:
         return {}
     kind = transformers.AutoModel._model_mapping.get(type(config), None)
     known = kind is not None and "add_pooling_layer" in inspect.signature(kind.__init__).parameters

@@ -83,6 +83,17 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
             )
 
 
+def find_mask_id(folder: Path) -> int:
+    """The id of the mask token of the tokenizer in a folder. Raises SourceError for one without."""
+    try:
+        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the type is of a later version, or of no transformers
+        raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
+    if own.mask_token_id is None:
+        raise SourceError(f"the tokenizer in {folder} has no mask token, and a masked language model needs one")
+    return int(own.mask_token_id)
+
+
 def convert_tokenizer(folder: Path) -> Tokenizer:
     """Convert the older vocabulary files to a tokenizer. Raises SourceError for a folder without any."""
     if not any(

@@ -10,12 +10,12 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import DataError, InputError
+from laconic.errors import InputError
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
-from laconic.tasks.classification import Classification
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import LABEL, PREPROCESS, HealingLoss, read_asset, to_json
 from laconic.tasks.text import TextTask
+from laconic.tasks.token_prediction import TokenPrediction
 from laconic.tensor import TensorSpec
 
 CHAT = "chat_template.json"
@@ -23,7 +23,7 @@ MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 """The columns of a chat, and of a prompt with its completion, in the place of a text."""
 
 
-class CausalLm(Classification, TextTask):
+class CausalLm(TokenPrediction, TextTask):
     """A classifier whose classes are the tokens: the answer to a text is the distribution of the next token.
 
     A label is the token that follows, as text or, a whole number, by its id. In files, a sample may also be a chat
@@ -32,7 +32,6 @@ class CausalLm(Classification, TextTask):
 
     name = "causal-lm"
     metric = "next-token accuracy"
-    answer = "token"
     columns = (LABEL, MESSAGES, PROMPT, COMPLETION)
     objective = "next-token"
     self_supervised = True
@@ -166,25 +165,3 @@ class CausalLm(Classification, TextTask):
         """The probabilities; after them the last hidden states, where layers are shared."""
         shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
         return {"probabilities": 1.0, **shared}
-
-    def label(self, index: int) -> str:
-        """A token as text; a part of a character becomes the replacement character."""
-        return str(self.tokenizer.decode([int(index)], skip_special_tokens=False))
-
-    def index(self, label: Any) -> int:
-        """The id of a token given by its text or its id. Raises DataError for anything but one token."""
-        size = self.tokenizer.get_vocab_size()
-        if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
-            if 0 <= label < size:
-                return int(label)
-            raise DataError(f"label {label!r} is no token's id; expected 0 to {size - 1}")
-        if not isinstance(label, str):
-            raise DataError(f"a label must be the next token, as text or as its id, not {label!r}")
-        known = self.tokenizer.token_to_id(label)
-        ids = [known] if known is not None else self.tokenizer.encode(label, add_special_tokens=False).ids
-        if len(ids) != 1:
-            raise DataError(
-                f"label {label!r} is {len(ids)} tokens of this model, expected one. Give the next token alone, with "
-                f"the space before it where it has one"
-            )
-        return int(ids[0])

@@ -1,32 +1,20 @@
 """Image classification: an image to one of several classes."""
 
-import base64
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-import numpy as np
-
-from laconic.arrays import Arrays
-from laconic.errors import InputError, SourceError
 from laconic.tasks.classes import label_assets, read_labels
 from laconic.tasks.classification import Classification
-from laconic.tasks.image_preprocess import ImagePreprocess, open_image
+from laconic.tasks.image import ImageTask
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
-from laconic.tensor import BATCH, TensorSpec, read_numbers
+from laconic.tensor import TensorSpec
 
 
-class ImageClassification(Classification, Task):
-    """Samples are [channels, height, width] float32 arrays, made from image bytes or given as arrays."""
+class ImageClassification(Classification, ImageTask):
+    """Image to one of several classes."""
 
     name = "image-classification"
-    field = "image"
-    field_description = "An image file in base64, or a list of them."
-    upload = Upload(content_type="image/*", example="picture.jpg")
-    accepts = frozenset({"images", "arrays"})
-    decodes_files = True
-    planning_length = 1
     has_class_head = True
     auto_class = "AutoModelForImageClassification"
     architectures = ("ForImageClassification",)
@@ -34,81 +22,16 @@ class ImageClassification(Classification, Task):
     def __init__(
         self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
     ) -> None:
-        self.inputs = inputs
-        self.preprocess = preprocess
+        super().__init__(inputs, preprocess=preprocess)
         self.labels = labels
-        self.padding = {}
-
-    @classmethod
-    def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
-        """Pixels from 0 to 1, of the size that the model takes: a plain module says nothing of preprocessing.
-
-        Raises SourceError unless there is one input, float32 [batch, channels, height, width].
-        """
-        shape = inputs[0].shape
-        if len(inputs) != 1 or inputs[0].dtype != "float32" or len(shape) != 4 or not isinstance(shape[1], int):
-            described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
-            raise SourceError(
-                f"image classification takes one float32 input [batch, channels, height, width], and the model takes "
-                f"{described}. Choose the task {DEFAULT_TASK}"
-            )
-        height, width = shape[2:]
-        resize = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-        return cls(inputs, preprocess=ImagePreprocess(channels=shape[1], resize=resize))
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        image = preprocessing.image
-        channels = image.channels if image else "channels"
-        sides = (image and (image.crop or image.resize)) or ("height", "width")
-        spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, *sides))
-        return cls((spec,), preprocess=image or ImagePreprocess(), labels=preprocessing.labels)
+        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
-        preprocess = ImagePreprocess.model_validate(read_asset(folder, PREPROCESS))
-        return cls(inputs, preprocess=preprocess, labels=read_labels(folder))
+        return super().from_assets(folder, inputs).with_labels(read_labels(folder))
 
     def assets(self) -> dict[str, bytes]:
-        return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))} | label_assets(self.labels)
-
-    def parse(self, value: Any) -> Any:
-        """Takes the bytes of an image file, the same in base64, a Path, or an array that is already the input."""
-        if isinstance(value, str):
-            try:
-                value = base64.b64decode(value.partition("base64,")[2] or value, validate=True)
-            except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
-                raise InputError("an image in JSON must be the file's bytes in base64") from None
-        if isinstance(value, (bytes, Path)):
-            return self.preprocess.apply(open_image(value))
-        array = read_numbers(value, np.dtype(np.float32), "an image")
-        if array.ndim == 2:
-            array = array[None]
-        self.inputs[0].check(array[None], {})
-        return array
-
-    def read_field(self, value: Any, folder: Path) -> Any:
-        """The path of an image file, relative to `folder`; the bytes of one; or an array as it is."""
-        if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold images
-            return bytes(value["bytes"])
-        if isinstance(value, str):
-            found = folder / value
-            if not found.is_file():
-                raise InputError(f"there is no image {value!r} (looked for {found})")
-            return found
-        return value
-
-    def from_arrays(self, arrays: Arrays) -> Any:
-        return first(arrays)
-
-    def example_request(self) -> dict[str, Any]:
-        return {self.field: "..."}
-
-    def encode(self, samples: Sequence[Any]) -> Arrays:
-        shapes = {sample.shape for sample in samples}
-        if len(shapes) > 1:
-            raise InputError(f"images of one batch must be of one size, not {sorted(shapes)}")
-        return {self.inputs[0].name: np.stack(samples)}
-
-    def examples(self, count: int, seed: int = 0) -> list[Any]:
-        return list(self.typical(count, 64, seed)[self.inputs[0].name])
+        return super().assets() | label_assets(self.labels)

@@ -23,9 +23,10 @@ class Preprocessing:
 
     max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
     token that stands for an empty text. end_id: the token that ends a text; None without one. chat: the template of
-    chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is
-    unknown. labels: names of the classes. activation: what turns a single output into a score. The
-    defaults serve for reading samples, or for planning, before a model is opened.
+    chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is unknown.
+    labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
+    for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
+    no mask tells the padding. The defaults serve for reading samples, or for planning, before a model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -38,3 +39,5 @@ class Preprocessing:
     image: ImagePreprocess | None = None
     labels: tuple[str, ...] = ()
     activation: Activation = "identity"
+    mask_id: int | None = 0
+    fixed_length: bool = False

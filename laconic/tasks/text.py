@@ -132,6 +132,8 @@ class TextTask(Task):
     @staticmethod
     def signature(preprocessing: Preprocessing) -> tuple[TensorSpec, ...]:
         """The inputs of a model that reads tokens, int64 [batch, seq]."""
+        if preprocessing.fixed_length:
+            return (TensorSpec(name="input_ids", dtype="int64", shape=(BATCH, preprocessing.max_tokens)),)
         names = ["input_ids", "attention_mask", *(["token_type_ids"] if preprocessing.token_types else [])]
         bounds = {"seq": (1, preprocessing.max_tokens)}
         return tuple(TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds=bounds) for name in names)
@@ -206,7 +208,8 @@ class TextTask(Task):
         texts = [sample for sample in samples if not isinstance(sample, Tokens)]
         encoded = iter(self.encode_texts(texts))
         encodings = [sample if isinstance(sample, Tokens) else next(encoded) for sample in samples]
-        width = max(len(encoding.ids) for encoding in encodings)
+        fixed = self.inputs[0].shape[1]
+        width = fixed if isinstance(fixed, int) else max(len(encoding.ids) for encoding in encodings)
         parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
         def tensor(spec: TensorSpec) -> Array:
@@ -265,7 +268,8 @@ class TextTask(Task):
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         rng = np.random.default_rng(seed)
-        length = min(length, self.max_tokens)
+        fixed = self.inputs[0].shape[1]
+        length = fixed if isinstance(fixed, int) else min(length, self.max_tokens)
         ids = rng.integers(0, self.tokenizer.get_vocab_size(), (batch, length))
         if (end := self.closing_id) is not None:  # BART's classifier reads the one token that ends a text
             ids[ids == end] = end - 1 if end else end + 1

@@ -27,11 +27,11 @@ class TextEmbeddingObjective(Ranking):
             return CoSent(task) if len(scores) > 1 else Ranking(task)
         if dataset.labels is None:
             raise DataError(
-                f"{dataset.name} holds single texts without labels, which teach an embedding nothing. Give each row a "
-                f"'label', or pairs as 'text1' and 'text2'"
+                f"{dataset.name} holds single samples without labels, which teach an embedding nothing. Give each row "
+                f"a 'label', or pairs as 'text1' and 'text2'"
             )
         if len({str(label) for label in dataset.labels}) == 1:
             raise DataError(
-                f"all texts of {dataset.name} have the label {dataset.labels[0]!r}. Give texts of several classes"
+                f"all samples of {dataset.name} have the label {dataset.labels[0]!r}. Give samples of several classes"
             )
         return Contrastive(task)
