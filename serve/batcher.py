@@ -135,7 +135,7 @@ class Batcher:
         except Exception:  # noqa: BLE001 - engines raise anything
             return None
         self.statistics.count_batch(rows=rows, ran_ns=time.monotonic_ns() - started)
-        self.statistics.count_wait(parts=1, waited_ns=0)
+        self.statistics.count_waits((0,))
         return outputs
 
     def _put(self, flow: Flow, items: Sequence[Item]) -> None:
@@ -226,8 +226,7 @@ class Batcher:
             for run in runs:
                 self.throughput.count(run.rows, run.ns / 1e9)
                 self.statistics.count_batch(rows=run.rows, ran_ns=run.ns)
-            waited = sum(started - item.queued_ns for item in batch)
-            self.statistics.count_wait(parts=len(batch), waited_ns=waited)
+            self.statistics.count_waits(started - item.queued_ns for item in batch)
         return answers
 
 

@@ -89,7 +89,7 @@ class ModelEndpoint(Endpoint):
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
         model = self.repository.get(match[1], match[2] if match.lastindex == 2 else VERSION)
         headers: Headers = dict(scope["headers"])
-        started, success = time.monotonic_ns(), False
+        started = time.monotonic_ns()
         try:
             model.check_ready()
             model.batcher.check_room(1)  # before the body is read
@@ -99,10 +99,11 @@ class ModelEndpoint(Endpoint):
             if answer is None:
                 async with WhileConnected(scope, receive):
                     answer = await self.respond(model, body, headers, reservation)
-            success = True
-            return answer
-        finally:
-            model.statistics.count_request(started, success=success)
+        except BaseException as error:
+            model.statistics.count_failure(started, error)
+            raise
+        model.statistics.count_success(started)
+        return answer
 
 
 def read_timeout(headers: Headers) -> float | None:

@@ -1,6 +1,7 @@
 """The hot path: V2 inference, `POST /v2/models/{name}[/versions/{version}]/infer`."""
 
 import re
+import time
 from weakref import WeakKeyDictionary
 
 from laconic.arrays import Arrays
@@ -32,15 +33,26 @@ class Infer(ModelEndpoint):
         known = self._known_of(model).get(body[:split], len(body) - split)
         if known is None:
             return None
+        started = time.monotonic_ns()
         inputs = known.copy_tensors(body, split)
         model.task.check_values(inputs)
+        read = time.monotonic_ns()
         outputs = model.batcher.run_at_once(inputs, known.rows)
-        answer = None if outputs is None else known.write(outputs)
-        return None if answer is None else pack(answer, headers)
+        if outputs is None:
+            return None
+        ran = time.monotonic_ns()
+        answer = known.write(outputs)
+        if answer is None:
+            return None
+        answer = pack(answer, headers)
+        model.statistics.encode.observe(read - started)
+        model.statistics.write.observe(time.monotonic_ns() - ran)
+        return answer
 
     async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
         header_length = headers.get(b"inference-header-content-length")
         split = len(body) if header_length is None else kserve.read_length(header_length, len(body))
+        started = time.monotonic_ns()
         known = None if header_length is None else self._known_of(model).get(body[:split], len(body) - split)
         if known is not None:
             request = known.read(body, split)
@@ -48,14 +60,18 @@ class Infer(ModelEndpoint):
             request = kserve.read_request(body, split, model.outputs, self.settings)
         else:
             request = await offload(kserve.read_request, body, split, model.outputs, self.settings, long=True)
+        model.statistics.encode.observe(time.monotonic_ns() - started)
         timeout = read_timeout(headers) if request.timeout is None else request.timeout
         outputs = await model.infer(request.inputs, timeout=timeout)
+        started = time.monotonic_ns()
         if known is None and header_length is not None:
             known = self._known_of(model).add(body[:split], len(body) - split, request)
         if sum([array.nbytes for array in outputs.values()]) <= OFFLOAD_FROM:
-            return write(request, known, outputs, model.name, headers)
-        answer = await offload(write, request, known, outputs, model.name, headers, long=True)
-        reservation.add(len(answer.body))
+            answer = write(request, known, outputs, model.name, headers)
+        else:
+            answer = await offload(write, request, known, outputs, model.name, headers, long=True)
+            reservation.add(len(answer.body))
+        model.statistics.write.observe(time.monotonic_ns() - started)
         return answer
 
     def _known_of(self, model: Model) -> RequestCache:

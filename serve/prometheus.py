@@ -1,74 +1,126 @@
-"""The counters of all models for Prometheus, under Triton's names, so that its dashboards work.
+"""The counters of all models for Prometheus, under Triton's names where it has one, so that its dashboards work.
 
 They are read when somebody asks: the hot path only adds integers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
-from serve.model import Model
+from serve.buckets import Buckets
+from serve.model import VERSION, Model
 from serve.repository import Repository
+from serve.statistics import Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+NANOSECOND = 1e-9
 
 
-class ModelCollector(Collector):  # type: ignore[misc]
-    """Reads the statistics of a repository's models."""
+class Counter(NamedTuple):
+    """A number that only grows."""
 
-    def __init__(self, repository: Repository) -> None:
-        self.repository = repository
-
-    def collect(self) -> Iterable[Metric]:
-        """One family per number, one sample per model.
-
-        The type is left open: the library would append "_total" to the name of a counter, and Triton's have none.
-        """
-        rows = [(model, read_counters(model)) for model in self.repository]
-        for name, help_text in HELP.items():
-            family = Metric(name, help_text, "unknown")
-            for model, values in rows:
-                family.add_sample(name, {"model": model.name, "version": "1"}, values[name])
-            yield family
+    help: str
+    read: Callable[[Statistics], int]
 
 
-HELP = {
-    "nv_inference_request_success": "Requests answered",
-    "nv_inference_request_failure": "Requests answered with an error",
-    "nv_inference_count": "Rows that the engine ran",
-    "nv_inference_exec_count": "Batches that the engine ran",
-    "nv_inference_request_duration_us": "Time from a whole request to its answer, summed, in microseconds",
-    "nv_inference_queue_duration_us": "Time in the queue, summed over parts of requests, in microseconds",
-    "nv_inference_compute_infer_duration_us": "Time in the engine, summed over batches, in microseconds",
-    "nv_inference_pending_request_count": "Parts of requests that wait for an executor",
+class Distribution(NamedTuple):
+    """A histogram. unit: what its values are multiplied by."""
+
+    help: str
+    read: Callable[[Statistics], Buckets]
+    unit: float = NANOSECOND
+
+
+COUNTERS = {
+    "nv_inference_request_success": Counter("Requests answered", lambda each: each.succeeded),
+    "nv_inference_count": Counter("Rows that the engine ran", lambda each: each.rows),
+    "nv_inference_exec_count": Counter("Batches that the engine ran", lambda each: each.engine.count),
+    "nv_inference_request_duration_us": Counter(
+        "Time from a whole request to its answer, summed, in microseconds",
+        lambda each: (each.succeeded_ns + each.failed_ns) // 1000,
+    ),
+    "nv_inference_queue_duration_us": Counter(
+        "Time in the queue, summed over parts of requests, in microseconds", lambda each: each.queue.sum // 1000
+    ),
+    "nv_inference_compute_input_duration_us": Counter(
+        "Time to read and encode samples and tensors, summed over requests, in microseconds",
+        lambda each: each.encode.sum // 1000,
+    ),
+    "nv_inference_compute_infer_duration_us": Counter(
+        "Time in the engine, summed over batches, in microseconds", lambda each: each.engine.sum // 1000
+    ),
+    "nv_inference_compute_output_duration_us": Counter(
+        "Time to make answers from outputs, summed over requests, in microseconds", lambda each: each.write.sum // 1000
+    ),
+}
+DISTRIBUTIONS = {
+    "laconic_request_duration_seconds": Distribution(
+        "Time from a whole request to its answer, of requests that succeeded", lambda each: each.request
+    ),
+    "laconic_encode_duration_seconds": Distribution(
+        "Time to read and encode the samples or tensors of a request", lambda each: each.encode
+    ),
+    "laconic_queue_duration_seconds": Distribution(
+        "Time in the queue, of a part of a request", lambda each: each.queue
+    ),
+    "laconic_engine_duration_seconds": Distribution("Time in the engine, of a batch", lambda each: each.engine),
+    "laconic_batch_rows": Distribution("Rows of a batch", lambda each: each.batch, unit=1),
+    "laconic_write_duration_seconds": Distribution("Time to make an answer from the outputs", lambda each: each.write),
 }
 
 
-def read_counters(model: Model) -> dict[str, int]:
-    """The present values, by metric."""
-    statistics = model.statistics
-    return {
-        "nv_inference_request_success": statistics.succeeded,
-        "nv_inference_request_failure": statistics.failed,
-        "nv_inference_count": statistics.rows,
-        "nv_inference_exec_count": statistics.batches,
-        "nv_inference_request_duration_us": (statistics.succeeded_ns + statistics.failed_ns) // 1000,
-        "nv_inference_queue_duration_us": statistics.waited_ns // 1000,
-        "nv_inference_compute_infer_duration_us": statistics.ran_ns // 1000,
-        "nv_inference_pending_request_count": model.batcher.pending,
-    }
-
-
 class Metrics:
-    """One server's metrics, in a registry of their own."""
+    """One server's metrics."""
 
     def __init__(self, repository: Repository) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(ModelCollector(repository))
-        ProcessCollector(registry=self._registry)
+        self.repository = repository
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
-        return bytes(generate_latest(self._registry))
+        """In Prometheus' text format.
+
+        Written by hand: the library appends "_total" to the names of counters, and Triton's have none.
+        """
+        return "".join(f"{line}\n" for line in self._lines()).encode() + bytes(generate_latest(self._process))
+
+    def _lines(self) -> Iterator[str]:
+        models = [(format_labels(model), model.statistics) for model in self.repository]
+        for name, counter in COUNTERS.items():
+            yield from format_head(name, "counter", counter.help)
+            yield from (f"{name}{{{labels}}} {counter.read(statistics)}" for labels, statistics in models)
+        name = "nv_inference_request_failure"
+        yield from format_head(name, "counter", "Requests answered with an error")
+        for labels, statistics in models:
+            yield from (f'{name}{{{labels},reason="{reason}"}} {count}' for reason, count in statistics.failed.items())
+        name = "nv_inference_pending_request_count"
+        yield from format_head(name, "gauge", "Parts of requests that wait for an executor")
+        yield from (f"{name}{{{format_labels(model)}}} {model.batcher.pending}" for model in self.repository)
+        for name, distribution in DISTRIBUTIONS.items():
+            yield from format_head(name, "histogram", distribution.help)
+            for labels, statistics in models:
+                yield from format_histogram(name, labels, distribution.read(statistics), distribution.unit)
+
+
+def format_labels(model: Model) -> str:
+    """The labels of a model's samples."""
+    name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'model="{name}",version="{VERSION}"'
+
+
+def format_head(name: str, kind: str, help_text: str) -> tuple[str, str]:
+    """The lines in front of a metric's samples."""
+    return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
+
+
+def format_histogram(name: str, labels: str, buckets: Buckets, unit: float) -> Iterator[str]:
+    """The samples of a histogram: the values up to each bound, their sum and their number."""
+    total, counts = 0, list(buckets.counts)
+    for bound, count in zip(buckets.bounds, counts, strict=False):
+        total += count
+        yield f'{name}_bucket{{{labels},le="{bound * unit:.9g}"}} {total}'
+    total += counts[-1]
+    yield f'{name}_bucket{{{labels},le="+Inf"}} {total}'
+    yield f"{name}_sum{{{labels}}} {buckets.sum * unit:.9g}"
+    yield f"{name}_count{{{labels}}} {total}"

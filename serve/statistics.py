@@ -1,68 +1,96 @@
 """Counters of a model since the server started, under Triton's names."""
 
+import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
+
+from laconic.errors import DeadlineExceeded, LaconicError, NotReady, Overloaded
+from serve.buckets import ROWS, Buckets
+from serve.wire import ClientGone
+
+REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
+"""Triton's reasons for a failure: not accepted, nobody waits any more, the engine failed, and a wrong request."""
 
 
 @dataclass
 class Statistics:
     """Counters of one model; they only grow. Times in nanoseconds.
 
-    requests: by outcome, with the time from the request's last byte to its answer's first. rows and batches: what the
-    engine ran (rows / batches is the mean batch). waited: in the queue, summed over the parts of requests. ran: in the
-    engine, summed over batches.
+    succeeded_ns, failed_ns: the time from the requests' last bytes to their answers' first, summed. failed: requests by
+    reason. rows: what the engine ran. request: the time of each request that succeeded. encode: of reading its samples
+    or tensors and encoding them. queue: of each part of a request in the queue. engine: of each batch, and batch: its
+    rows. write: of making each answer from the outputs.
     """
 
     succeeded: int = 0
-    failed: int = 0
     succeeded_ns: int = 0
+    failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys((REJECTED, CANCELED, BACKEND, OTHER), 0))
     failed_ns: int = 0
     rows: int = 0
-    batches: int = 0
-    parts: int = 0
-    waited_ns: int = 0
-    ran_ns: int = 0
     last_ms: int = 0
+    request: Buckets = field(default_factory=Buckets)
+    encode: Buckets = field(default_factory=Buckets)
+    queue: Buckets = field(default_factory=Buckets)
+    engine: Buckets = field(default_factory=Buckets)
+    batch: Buckets = field(default_factory=lambda: Buckets(ROWS))
+    write: Buckets = field(default_factory=Buckets)
 
-    def count_request(self, started_ns: int, *, success: bool) -> None:
+    def count_success(self, started_ns: int) -> None:
         """Count an answered request. started_ns: `time.monotonic_ns` when it was complete. From the event loop only."""
         lasted = time.monotonic_ns() - started_ns
-        if success:
-            self.succeeded += 1
-            self.succeeded_ns += lasted
-        else:
-            self.failed += 1
-            self.failed_ns += lasted
+        self.succeeded += 1
+        self.succeeded_ns += lasted
+        self.request.observe(lasted)
         self.last_ms = time.time_ns() // 1_000_000
 
-    def count_wait(self, *, parts: int, waited_ns: int) -> None:
+    def count_failure(self, started_ns: int, error: BaseException) -> None:
+        """Count a request that is answered with an error, or with nothing. From the event loop only."""
+        self.failed[find_reason(error)] += 1
+        self.failed_ns += time.monotonic_ns() - started_ns
+        self.last_ms = time.time_ns() // 1_000_000
+
+    def count_waits(self, waited_ns: Iterable[int]) -> None:
         """Count parts of requests that an executor took from the queue. Under the batcher's lock."""
-        self.parts += parts
-        self.waited_ns += waited_ns
+        for waited in waited_ns:
+            self.queue.observe(waited)
 
     def count_batch(self, *, rows: int, ran_ns: int) -> None:
         """Count a batch that the engine ran. Under the batcher's lock."""
         self.rows += rows
-        self.batches += 1
-        self.ran_ns += ran_ns
+        self.engine.observe(ran_ns)
+        self.batch.observe(rows)
 
     def describe(self, name: str, version: str) -> dict[str, Any]:
-        """The counters as the statistics extension of the V2 protocol defines them; those not measured are 0."""
-        none = {"count": 0, "ns": 0}
+        """The counters as the statistics extension of the V2 protocol defines them."""
         return {
             "name": name,
             "version": version,
             "last_inference": self.last_ms,
             "inference_count": self.rows,
-            "execution_count": self.batches,
+            "execution_count": self.engine.count,
             "inference_stats": {
                 "success": {"count": self.succeeded, "ns": self.succeeded_ns},
-                "fail": {"count": self.failed, "ns": self.failed_ns},
-                "queue": {"count": self.parts, "ns": self.waited_ns},
-                "compute_input": none,
-                "compute_infer": {"count": self.batches, "ns": self.ran_ns},
-                "compute_output": none,
+                "fail": {"count": sum(self.failed.values()), "ns": self.failed_ns},
+                "queue": describe_duration(self.queue),
+                "compute_input": describe_duration(self.encode),
+                "compute_infer": describe_duration(self.engine),
+                "compute_output": describe_duration(self.write),
             },
             "batch_stats": [],
         }
+
+
+def find_reason(error: BaseException) -> str:
+    """Triton's reason for a failure."""
+    if isinstance(error, (Overloaded, NotReady)):
+        return REJECTED
+    if isinstance(error, (DeadlineExceeded, ClientGone, asyncio.CancelledError)):
+        return CANCELED
+    return OTHER if isinstance(error, LaconicError) and error.status < 500 else BACKEND
+
+
+def describe_duration(buckets: Buckets) -> dict[str, int]:
+    """The number of values and their sum, as the statistics extension has them."""
+    return {"count": buckets.count, "ns": buckets.sum}

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -39,7 +40,9 @@ class Predict(ModelEndpoint):
     async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
         values = await self._read_samples(body, headers.get(b"content-type", b""), model, reservation)
         answers, _ = await model.predict(values, timeout=read_timeout(headers))
+        started = time.monotonic_ns()
         answer = await write_answers(model.name, answers)
+        model.statistics.write.observe(time.monotonic_ns() - started)
         reservation.add(len(answer.body))
         return answer
 

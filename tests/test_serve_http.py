@@ -161,13 +161,14 @@ def test_metrics_bear_tritons_names_and_count(tmp_path: Path) -> None:
         http.post("/v1/models/twice/predict", json={"inputs": [[1, 2, 3]] * 2})
         http.post("/v2/models/twice/infer", json=request_of([[1, 2]]))
         text = http.get("/metrics").text
-        samples = {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.labels.get("model") == "twice"
-        }
         statistics = http.get("/v2/models/twice/stats").json()["model_stats"][0]
+    families = list(text_string_to_metric_families(text))
+    samples = {
+        sample.name.removesuffix("_total"): sample.value  # which the parser appends to the names of counters
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("model") == "twice" and sample.labels.get("reason", "OTHER") == "OTHER"
+    }
     assert samples["nv_inference_request_success"] == 2
     assert samples["nv_inference_request_failure"] == 1
     assert samples["nv_inference_count"] == 6
@@ -176,6 +177,16 @@ def test_metrics_bear_tritons_names_and_count(tmp_path: Path) -> None:
     assert samples["nv_inference_request_duration_us"] >= samples["nv_inference_compute_infer_duration_us"] > 0
     assert samples["nv_inference_queue_duration_us"] > 0
     assert "process_resident_memory_bytes" in text
+    assert all(family.type in ("counter", "gauge", "histogram") and family.documentation for family in families)
+    histograms = {family.name: family.samples for family in families if family.type == "histogram"}
+    assert len(histograms) == 6
+    for name, rows in histograms.items():
+        buckets = [row.value for row in rows if row.name == f"{name}_bucket"]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == samples[f"{name}_count"]
+        assert rows[len(buckets) - 1].labels["le"] == "+Inf"
+    assert samples["laconic_request_duration_seconds_count"] == samples["laconic_write_duration_seconds_count"] == 2
+    assert samples["laconic_batch_rows_sum"] == 6
     assert statistics["inference_count"] == 6
     assert statistics["inference_stats"]["success"]["count"] == 2
 
