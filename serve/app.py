@@ -7,6 +7,7 @@ from pathlib import Path
 from serve.body import MemoryBudget
 from serve.control import create_control
 from serve.embed import Embed
+from serve.guard import Guard
 from serve.infer import Infer
 from serve.loader import open_models
 from serve.repository import Repository
@@ -21,8 +22,9 @@ class App:
     stopping: another server of the same models, while it stops.
     """
 
-    def __init__(self, repository: Repository, settings: Settings) -> None:
+    def __init__(self, repository: Repository, settings: Settings, guard: Guard) -> None:
         self.repository = repository
+        self.guard = guard
         self.control = create_control(repository, self.close)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
@@ -38,6 +40,10 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
         if scope["type"] == "http":
+            send, refusal = self.guard.admit(scope, send)
+            if refusal is not None:
+                await refusal.send(send)
+                return
             for endpoint in self._endpoints:
                 if await endpoint(scope, receive, send):
                     return
@@ -52,4 +58,5 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
     Raises what `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise, before anything is served.
     """
     settings = settings or Settings()
-    return App(Repository(open_models(artifacts, settings)), settings)
+    guard = Guard(settings)  # before models are loaded: what does not fit is said at once
+    return App(Repository(open_models(artifacts, settings)), settings, guard)

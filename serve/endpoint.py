@@ -14,7 +14,7 @@ from serve.body import MemoryBudget, Reservation, read_body
 from serve.model import VERSION, Model
 from serve.repository import Repository
 from serve.server_settings import Settings
-from serve.wire import Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
+from serve.wire import CLOSE, Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
 
 TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,9})?")
 
@@ -70,8 +70,7 @@ class Endpoint(ABC):
         except Exception as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
             answer = self.refuse(error)
             if any(name == b"expect" for name, _ in scope["headers"]):
-                # The client may or may not send its body now: what comes next on the connection is not known.
-                answer.headers.append((b"connection", b"close"))
+                answer.headers.append(CLOSE)
         try:
             await answer.send(send)
         finally:

@@ -7,6 +7,7 @@ import grpc
 from laconic.errors import UsageError
 from serve import grpc_service
 from serve.app import App
+from serve.grpc_access import KeyInterceptor
 from serve.grpc_health import Health
 from serve.grpc_service import InferenceService
 from serve.server_settings import Settings
@@ -22,7 +23,11 @@ class GrpcServer:
         repository, settings = app.repository, app.settings
         self.port = 0
         self._service = InferenceService(repository, settings, app.budget)
-        self._server = grpc.aio.server(options=make_options(settings), maximum_concurrent_rpcs=settings.max_connections)
+        self._server = grpc.aio.server(
+            options=make_options(settings),
+            maximum_concurrent_rpcs=settings.max_connections,
+            interceptors=[KeyInterceptor(app.guard)] if app.guard.keys is not None else None,
+        )
         health = Health(repository, settings, frozenset({grpc_service.NAME}))
         self._server.add_generic_rpc_handlers((self._service.handler(), health.handler()))
 

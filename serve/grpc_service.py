@@ -13,6 +13,7 @@ from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
 from serve.grpc_call import Context, call, read
 from serve.grpc_control import GrpcControl
 from serve.grpc_messages import describe_response, parse_request, read_request, serialize
+from serve.keys import count_request
 from serve.model import VERSION
 from serve.offload import offload
 from serve.repository import Repository
@@ -85,6 +86,7 @@ class InferenceService:
         reservation = Reservation(self.budget)
         message = pb.ModelInferRequest()
         try:
+            count_request()
             reservation.add(len(body))
             message, raw = parse_request(body)
             finish = finish_final if any(FINAL[0] == name for name in message.parameters) else finish_streamed
@@ -105,23 +107,27 @@ class InferenceService:
         finish: Callable[[pb.ModelInferResponse], bytes],
     ) -> bytes:
         model = self.repository.get(message.model_name, message.model_version or VERSION)
-        started, success = time.monotonic_ns(), False
+        started = time.monotonic_ns()
         try:
             if message.ByteSize() <= OFFLOAD_FROM:
                 request = read_request(message, raw, model.outputs)
             else:
                 request = await offload(read_request, message, raw, model.outputs, long=True)
+            model.statistics.encode.observe(time.monotonic_ns() - started)
             deadlines = [each for each in (request.timeout, context.time_remaining()) if each is not None]
             outputs = await model.infer(request.inputs, timeout=min(deadlines, default=None))
+            ran = time.monotonic_ns()
             if sum(outputs[name].nbytes for name in request.outputs) <= OFFLOAD_FROM:
                 response = write(request, outputs, model.name, finish)
             else:
                 response = await offload(write, request, outputs, model.name, finish, long=True)
                 reservation.add(len(response))
-            success = True
-            return response
-        finally:
-            model.statistics.count_request(started, success=success)
+        except BaseException as error:
+            model.statistics.count_failure(started, error)
+            raise
+        model.statistics.write.observe(time.monotonic_ns() - ran)
+        model.statistics.count_success(started)
+        return response
 
 
 def write(

@@ -17,6 +17,7 @@ from laconic.tensor import check_inputs
 from serve.backend import Backend
 from serve.batcher import Batcher
 from serve.fair_queue import Flow, Item
+from serve.keys import count_rows
 from serve.layout import STEP, Cap, Layout, Part
 from serve.offload import offload
 from serve.server_settings import Settings
@@ -157,6 +158,7 @@ class Model:
                 f"the request has {rows} samples, and this server takes {self.settings.max_rows} at once. "
                 f"Send several requests"
             )
+        count_rows(rows)
 
     def _expire_after(self, timeout: float | None, flow: Flow) -> asyncio.TimerHandle:
         """The timer of a request's deadline, in the queue."""

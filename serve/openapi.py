@@ -15,10 +15,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": ERROR}}}
     for status, text in {
         400: "The request does not fit; the text says how.",
+        401: "The request has no key, or an unknown one.",
+        403: "A web page of another origin sent the request.",
         404: "There is no such model or route.",
         405: "The route takes another method.",
         413: "The body is too large.",
-        429: "The queue is full. Try again after `Retry-After` seconds.",
+        421: "The request is for another host.",
+        429: "The queue is full, or the rate of the key used up. Try again after `Retry-After` seconds.",
         500: "The engine failed on this request.",
         503: "The server is stopping.",
         504: "The request's timeout passed while it waited.",

@@ -19,6 +19,16 @@ POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+"""No other page shows this one in a frame, or gets hold of it."""
 REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 """A report comes with the artifact, and whatever is written in it, no script of it runs."""
 
@@ -57,13 +67,12 @@ def add_page(app: FastAPI, repository: Repository) -> None:
         path = repository.get(name).artifact.path / REPORT
         if not path.is_file():
             raise HTTPException(404, f"the artifact of model {name!r} has no report; `laconic compress` writes one")
-        return FileResponse(path, media_type="text/html", headers={"content-security-policy": REPORT_POLICY})
+        return FileResponse(path, media_type="text/html", headers=HEADERS | {"content-security-policy": REPORT_POLICY})
 
 
 def send_file(name: str, content_type: str) -> Response:
     """One of the page's own files."""
-    headers = {"content-security-policy": POLICY, "cache-control": "no-cache"}
-    return FileResponse(HOME / name, media_type=content_type, headers=headers)
+    return FileResponse(HOME / name, media_type=content_type, headers=HEADERS)
 
 
 def send_json(content: Mapping[str, Any]) -> Response:

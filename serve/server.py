@@ -22,6 +22,7 @@ from serve.app import App, create_app
 from serve.connection import Connection, Phase, enforce_deadlines
 from serve.grpc_server import GrpcServer
 from serve.model import Model
+from serve.origin import LOOPBACK, is_loopback
 from serve.server_settings import MAX_PORT, Settings
 from serve.settings_file import load_settings
 from serve.wire import to_json
@@ -121,6 +122,8 @@ def serve(
     that cannot be bound, and what opening the artifacts raises.
     """
     limits = load_settings(options, os.environ, settings)
+    if is_loopback(host) and not limits.allowed_hosts:
+        limits = limits.model_copy(update={"allowed_hosts": (*LOOPBACK, host)})
     if limits.grpc_port:
         bind(host, limits.grpc_port, option="--grpc-port").close()  # gRPC binds it only when models are loaded
     if threading.current_thread() is threading.main_thread():
@@ -128,6 +131,8 @@ def serve(
         signal.signal(signal.SIGTERM, leave)
     with bind(host, port) as listener:
         app = create_app(artifacts, limits)
+        if limits.api_key_file is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGHUP, lambda *_: app.guard.reload())
         listen(listener, host, port)
         host, port = listener.getsockname()[:2]
 
@@ -185,12 +190,15 @@ def format_welcome(app: App, host: str, port: int, grpc: GrpcServer | None = Non
     names = ", ".join(model.name for model in models)
     notes = "".join(f"  {model.name} runs in {model.note}\n" for model in models if model.note)
     also = f", gRPC at {host}:{grpc.port}" if grpc else ""
-    return f"Serving {names} at {url}{also}\n{notes}  Try: {format_example(models[0], url)}"
+    example = format_example(models[0], url, key=app.guard.keys is not None)
+    return f"Serving {names} at {url}{also}\n{notes}  Try: {example}"
 
 
-def format_example(model: Model, url: str) -> str:
-    """A request to the predict endpoint as a shell command."""
+def format_example(model: Model, url: str, *, key: bool) -> str:
+    """A request to the predict endpoint as a shell command. key: whether requests need one."""
     address = f"{url}/v1/models/{model.name}/predict"
+    if key:
+        address += ' -H "X-API-Key: $KEY"'
     if model.task.upload is not None:
         return f"curl {address} -F {model.task.field}=@{model.task.upload.example}"
     body = to_json(model.task.example_request()).decode()

@@ -1,5 +1,6 @@
 """Settings of the server."""
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -16,6 +17,9 @@ MAX_EXECUTORS = 8
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 """A number of bytes, or a size with its unit."""
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)]
+"""Several names, as a list, or with commas between them."""
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -43,6 +47,10 @@ class Settings(Strict):
     min_body_rate: seconds for the body, and another second for each so many bytes that have arrived. drain: seconds
     between the signal to stop, when the server says that it is not ready, and the closing of its port. grace: seconds
     that requests under way have to end after that.
+
+    api_key_file, api_keys: lines `NAME=KEY`; requests have to carry one of the keys where there are any.
+    requests_per_second, rows_per_second: of one key. allowed_hosts: the names that requests may ask for, all where none
+    is given, save on a loopback address. cors_origins: whose web pages may send requests.
     """
 
     runtime: str | None = None
@@ -69,6 +77,12 @@ class Settings(Strict):
     drain: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     grace: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     unproven: bool = False
+    api_key_file: Path | None = None
+    api_keys: str | None = Field(default=None, repr=False)
+    requests_per_second: Rate | None = None
+    rows_per_second: Rate | None = None
+    allowed_hosts: Names = ()
+    cors_origins: Names = ()
 
     def parallelism(self) -> tuple[int, int]:
         """The number of executors, and the threads of each."""

@@ -25,6 +25,8 @@ WRITTEN = 1 << 18
 """Bytes that are handed to the connection at once. The next wait until the client has taken most of them."""
 CONNECTION = "laconic.connection"
 """The key of a scope under which our own connections put themselves."""
+CLOSE = (b"connection", b"close")
+"""The header of an answer to a client that may or may not send its body now: what comes next is not known."""
 COMPRESS_FROM = 1024
 """Bytes. Below it the headers outweigh the gain."""
 

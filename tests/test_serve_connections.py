@@ -40,7 +40,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def head_of(length: int, *, path: str = INFER) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
 BODY = json.dumps(request_of([[1, 2, 3]])).encode()

@@ -7,7 +7,7 @@ import typer
 
 from laconic.commands.options import RuntimeName
 
-QUEUE, REQUESTS, CONNECTIONS = "Queue", "Requests", "Connections"
+QUEUE, REQUESTS, CONNECTIONS, ACCESS = "Queue", "Requests", "Connections", "Access"
 """Panels of the help."""
 
 
@@ -95,6 +95,23 @@ def serve(
     grace: Annotated[
         float | None,
         typer.Option(help="Seconds after that for requests in flight; default: 30.", rich_help_panel="Stop"),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File of NAME=KEY lines, one of which requests need.", rich_help_panel=ACCESS)
+    ] = None,
+    requests_per_second: Annotated[
+        float | None, typer.Option(help="Requests of a key per second; default: any.", rich_help_panel=ACCESS)
+    ] = None,
+    rows_per_second: Annotated[
+        float | None, typer.Option(help="Rows of a key per second; default: any.", rich_help_panel=ACCESS)
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(help="Host names of the server, with commas; default: any, or localhost.", rich_help_panel=ACCESS),
+    ] = None,
+    cors_origins: Annotated[
+        str | None,
+        typer.Option(help="Origins whose web pages may ask, with commas; default: none.", rich_help_panel=ACCESS),
     ] = None,
 ) -> None:
     """Serve artifacts over HTTP and gRPC, with dynamic batching.

@@ -1,0 +1,81 @@
+"""What every request has to pass before any work is done for it: host, origin, key and rate."""
+
+import logging
+import re
+
+from laconic.errors import LaconicError, UsageError
+from serve.keys import CALLER, Unauthorized, load_keys
+from serve.origin import Hosts, Origins, answer_preflight, describe_access
+from serve.server_settings import Settings
+from serve.wire import CLOSE, Answer, Headers, Message, Scope, Send, to_answer
+
+HEALTH = re.compile(r"/v2/health/\w+|/v2/models/[^/]+(?:/versions/[^/]+)?/ready")
+"""Routes that orchestrators ask by address and without a key."""
+CHALLENGE = b'Bearer realm="laconic"'
+PAGE_CHALLENGE = b'Basic realm="laconic: any user name, and a key as the password", charset="UTF-8"'
+"""What makes a browser ask its user for a key."""
+
+log = logging.getLogger("laconic.serve")
+
+
+class Guard:
+    """Admits requests or refuses them. Raises UsageError for settings that do not fit."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.keys = load_keys(settings)
+        self._hosts = Hosts(settings.allowed_hosts) if settings.allowed_hosts else None
+        self._origins = Origins(settings.cors_origins)
+
+    def reload(self) -> None:
+        """Read the file of keys again. Keys and rates stay as they are where it does not read."""
+        try:
+            self.keys = load_keys(self.settings)
+        except UsageError as error:
+            log.error("the keys stay as they were: %s", error)
+
+    def identify(self, headers: Headers) -> None:
+        """Remember whose key it is for what the current task does. Raises Unauthorized and RateLimited."""
+        if self.keys is not None:
+            caller = self.keys.identify(headers)
+            caller.count_request()
+            CALLER.set(caller)
+
+    def admit(self, scope: Scope, send: Send) -> tuple[Send, Answer | None]:
+        """Where the answer is to be sent, and the refusal, if it is one."""
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if origin is not None and self._origins.allows(origin):
+            send = AddHeaders(send, describe_access(origin))
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                return send, answer_preflight(headers)
+        try:
+            if self._hosts is not None:
+                self._hosts.check(headers.get(b"host", b""))
+            self._origins.check(scope["method"], headers)
+            self.identify(headers)
+        except LaconicError as error:
+            if HEALTH.fullmatch(scope["path"]):
+                return send, None
+            refusal = to_answer(error)
+            if isinstance(error, Unauthorized):
+                refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))
+            if b"expect" in headers:
+                refusal.headers.append(CLOSE)
+            return send, refusal
+        return send, None
+
+
+class AddHeaders:
+    """Sends an answer with further headers."""
+
+    __slots__ = ("_headers", "_send")
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *self._headers]}
+        await self._send(message)
