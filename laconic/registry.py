@@ -215,6 +215,7 @@ EXTRAS = {
     "uvicorn": "serve",
     "orjson": "serve",
     "prometheus_client": "serve",
+    "opentelemetry": "otel",
     "tokenizers": "serve",
     "PIL": "serve",
 }

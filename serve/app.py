@@ -10,10 +10,11 @@ from serve.embed import Embed
 from serve.guard import Guard
 from serve.infer import Infer
 from serve.loader import open_models
+from serve.observer import RequestObserver
 from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.task_endpoint import Predict
-from serve.wire import Receive, Scope, Send
+from serve.wire import Headers, Receive, Scope, Send
 
 
 class App:
@@ -22,9 +23,10 @@ class App:
     stopping: another server of the same models, while it stops.
     """
 
-    def __init__(self, repository: Repository, settings: Settings, guard: Guard) -> None:
+    def __init__(self, repository: Repository, settings: Settings, guard: Guard, observer: RequestObserver) -> None:
         self.repository = repository
         self.guard = guard
+        self.observer = observer
         self.control = create_control(repository, self.close)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
@@ -36,19 +38,33 @@ class App:
         if self.stopping is not None:
             await self.stopping
         self.repository.close()
+        self.observer.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
-        if scope["type"] == "http":
-            send, refusal = self.guard.admit(scope, send)
-            if refusal is not None:
-                await refusal.send(send)
+        if scope["type"] != "http":
+            await self.control(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        exchange = self.observer.follow(scope, headers, send)
+        if exchange is None:
+            await self._respond(scope, headers, receive, send)
+            return
+        try:
+            await self._respond(scope, headers, receive, exchange)
+        finally:
+            exchange.end()
+
+    async def _respond(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        send, refusal = self.guard.admit(scope, headers, send)
+        if refusal is not None:
+            await refusal.send(send)
+            return
+        for endpoint in self._endpoints:
+            if await endpoint(scope, receive, send):
                 return
-            for endpoint in self._endpoints:
-                if await endpoint(scope, receive, send):
-                    return
-            if scope["method"] == "HEAD":  # of its answer, the connection sends the headers alone
-                scope = {**scope, "method": "GET"}
+        if scope["method"] == "HEAD":  # of its answer, the connection sends the headers alone
+            scope = {**scope, "method": "GET"}
         await self.control(scope, receive, send)
 
 
@@ -58,5 +74,8 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
     Raises what `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise, before anything is served.
     """
     settings = settings or Settings()
-    guard = Guard(settings)  # before models are loaded: what does not fit is said at once
-    return App(Repository(open_models(artifacts, settings)), settings, guard)
+    guard, observer = (
+        Guard(settings),
+        RequestObserver(settings),
+    )  # before models are loaded: what does not fit is said at once
+    return App(Repository(open_models(artifacts, settings)), settings, guard, observer)

@@ -18,10 +18,20 @@ log = logging.getLogger("laconic.serve")
 
 
 class Run(NamedTuple):
-    """A run of the engine: its rows, and the nanoseconds that it took."""
+    """A run of the engine: its rows, when it began and the nanoseconds that it took."""
 
     rows: int
+    started_ns: int
     ns: int
+
+
+class Ran(NamedTuple):
+    """A batch that has run: from when to when, how many parts of requests it had, and the engine's runs for it."""
+
+    started_ns: int
+    ended_ns: int
+    parts: int
+    runs: Sequence[Run]
 
 
 def run_batch(session: Session, layout: Layout, parts: Sequence[Part], runs: list[Run]) -> list[Arrays | Exception]:
@@ -46,7 +56,7 @@ def run_batch(session: Session, layout: Layout, parts: Sequence[Part], runs: lis
                 return [layout.join_outputs(outputs)]
             return [next(half for half in halves if isinstance(half, Exception))]
         return [explain(error)]
-    runs.append(Run(sum(part.rows for part in parts), time.monotonic_ns() - started))
+    runs.append(Run(sum(part.rows for part in parts), started, time.monotonic_ns() - started))
     return list(answers)
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from laconic.arrays import Arrays
 from laconic.errors import DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
-from serve.batch_run import Run, run_batch
+from serve.batch_run import Ran, Run, run_batch
 from serve.fair_queue import FairQueue, Flow, Item
 from serve.layout import Cap, Layout, Part
 from serve.statistics import Statistics
@@ -222,6 +222,9 @@ class Batcher:
         started = time.monotonic_ns()
         runs: list[Run] = []
         answers = run_batch(session, self.layout, [item.part for item in batch], runs)
+        ran = Ran(started, time.monotonic_ns(), len(batch), runs)
+        for item in batch:
+            item.batch = ran
         with self._counting:
             for run in runs:
                 self.throughput.count(run.rows, run.ns / 1e9)

@@ -32,12 +32,14 @@ STATUS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503:
 class Connection(HttpToolsProtocol):
     """HTTP/1.1 over one connection, within the limits of the settings.
 
-    on_lost: called when the connection is lost, for the request that is being answered.
+    admin: whether the client asks where operators do. on_lost: called when the connection is lost, for the request that
+    is being answered.
     """
 
-    def __init__(self, *arguments: Any, settings: Settings, **options: Any) -> None:
+    def __init__(self, *arguments: Any, settings: Settings, admin: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.settings = settings
+        self.admin = admin
         self.phase = Phase.HEADERS
         self.since = self.loop.time()
         self.received = 0
@@ -48,6 +50,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
             self.refuse(503, f"the server has {self.settings.max_connections} connections, the most that it takes")
+
+    @property
+    def local(self) -> bool:
+        """Whether the connection came through a unix socket, whose file says who may use it."""
+        return self.server is not None and self.server[1] is None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

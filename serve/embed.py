@@ -15,6 +15,7 @@ from serve.endpoint import Endpoint, read_timeout
 from serve.model import Model, Prediction
 from serve.offload import offload
 from serve.openai_shape import InvalidParameter, to_openai_answer
+from serve.tracing import count_step
 from serve.wire import Answer, Receive, Scope, WhileConnected, to_json
 
 PARAMETERS = ("input", "model", "encoding_format", "dimensions", "user")
@@ -33,7 +34,7 @@ class Embed(Endpoint):
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
         headers = dict(scope["headers"])
         body = await read_body(headers, receive, self.settings.max_body, reservation)
-        started, success = time.monotonic_ns(), False
+        started = time.monotonic_ns()
         long = len(body) > OFFLOAD_FROM
         async with WhileConnected(scope, receive):
             content = await read_json(body, self.settings, reservation)
@@ -45,12 +46,15 @@ class Embed(Endpoint):
                 else:
                     values = choose_values(request, model)
                 prediction = await model.predict(values, timeout=read_timeout(headers))
+                predicted = time.monotonic_ns()
                 answer = await write_answer(request, prediction)
+                count_step("write", model.statistics.write, predicted)
                 reservation.add(len(answer.body))
-                success = True
-                return answer
-            finally:
-                model.statistics.count_request(started, success=success)
+            except BaseException as error:
+                model.statistics.count_failure(started, error)
+                raise
+            model.statistics.count_success(started)
+            return answer
 
 
 @dataclass(frozen=True, slots=True)

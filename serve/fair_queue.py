@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from laconic.arrays import Arrays
+from serve.batch_run import Ran
 from serve.layout import Batch, Cap, Layout, Part
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A part of a request in the queue, and the future of its outputs."""
+    """A part of a request in the queue, the future of its outputs, and the batch that it ran in."""
 
     flow: "Flow"
     part: Part
     future: asyncio.Future[Arrays]
     queued_ns: int = field(default_factory=time.monotonic_ns)
+    batch: Ran | None = None
 
 
 @dataclass(slots=True, eq=False)

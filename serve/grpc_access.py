@@ -1,5 +1,6 @@
-"""Keys of calls over gRPC, in their metadata: `authorization: Bearer KEY` or `x-api-key: KEY`."""
+"""Who may call what over gRPC. Keys are in the metadata: `authorization: Bearer KEY` or `x-api-key: KEY`."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -7,29 +8,43 @@ import grpc
 
 from laconic.errors import LaconicError
 from serve.grpc_call import Call, Context, fail
-from serve.guard import Guard
+from serve.guard import Guard, WrongSide
+from serve.observer import RequestObserver
+from serve.tracing import end_trace
 
 HEALTH = (
     "/grpc.health.v1.Health/",
     *(f"/inference.GRPCInferenceService/{name}" for name in ("ServerLive", "ServerReady", "ModelReady")),
 )
 """What orchestrators ask without a key."""
+ADMIN = re.compile(
+    r"/inference\.GRPCInferenceService/"
+    r"(Repository\w+|ModelConfig|ModelStatistics|TraceSetting|LogSettings|\w+SharedMemory\w+)"
+)
+"""The calls of operators."""
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a known key, and those of a key whose rate is used up."""
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without a known key, those of a key whose rate is used up, and those of operators where these have
+    an address of their own, which speaks HTTP. Has the others followed."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, observer: RequestObserver) -> None:
         self.guard = guard
+        self.observer = observer
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Call]], details: Any) -> Call:
         """The handler of a call. details: `grpc.HandlerCallDetails`."""
         if not details.method.startswith(HEALTH):
             metadata = {name.encode(): to_bytes(value) for name, value in details.invocation_metadata}
+            if self.observer.active:
+                self.observer.follow_call(details.method, metadata)
             try:
+                if self.guard.settings.admin is not None and ADMIN.fullmatch(details.method):
+                    raise WrongSide("this call is for operators, who have an address of their own for HTTP")
                 self.guard.identify(metadata)
             except LaconicError as error:
-                return refuse(error)
+                with end_trace():
+                    return refuse(error)
         return await continuation(details)
 
 

@@ -8,6 +8,7 @@ import grpc
 
 from laconic.errors import InputError, LaconicError, NotReady, Overloaded
 from serve.server_settings import Settings
+from serve.tracing import end_trace
 from serve.wire import as_told
 
 Context = Any
@@ -63,17 +64,21 @@ def call(settings: Settings, respond: Respond) -> Call:
     """
 
     async def answer(_: object, context: Context) -> bytes | None:
-        try:
+        with end_trace():
             try:
-                async with asyncio.timeout(settings.body_timeout):
-                    body = await read(context)
-            except TimeoutError:
-                raise RequestTimeout(f"the request did not arrive within {settings.body_timeout:g} s") from None
-            if body is None:
-                raise InputError("the call has no message")
-            return await respond(body, context)
-        except Exception as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
-            await fail(context, error)
-            return None
+                return await respond(await read_whole(context), context)
+            except Exception as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
+                await fail(context, error)
+                return None
+
+    async def read_whole(context: Context) -> bytes:
+        try:
+            async with asyncio.timeout(settings.body_timeout):
+                body = await read(context)
+        except TimeoutError:
+            raise RequestTimeout(f"the request did not arrive within {settings.body_timeout:g} s") from None
+        if body is None:
+            raise InputError("the call has no message")
+        return body
 
     return grpc.stream_unary_rpc_method_handler(answer)

@@ -7,10 +7,11 @@ import grpc
 from laconic.errors import UsageError
 from serve import grpc_service
 from serve.app import App
-from serve.grpc_access import KeyInterceptor
+from serve.grpc_access import AccessInterceptor
 from serve.grpc_health import Health
 from serve.grpc_service import InferenceService
 from serve.server_settings import Settings
+from serve.tls import Certificate
 
 MILLISECONDS = 1000
 UNLIMITED = -1
@@ -19,14 +20,15 @@ UNLIMITED = -1
 class GrpcServer:
     """Listens on an address. Made on the event loop that it runs in."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, certificate: Certificate | None = None) -> None:
         repository, settings = app.repository, app.settings
         self.port = 0
+        self._certificate = certificate
         self._service = InferenceService(repository, settings, app.budget)
         self._server = grpc.aio.server(
             options=make_options(settings),
             maximum_concurrent_rpcs=settings.max_connections,
-            interceptors=[KeyInterceptor(app.guard)] if app.guard.keys is not None else None,
+            interceptors=[AccessInterceptor(app.guard, app.observer)] if is_watched(app) else None,
         )
         health = Health(repository, settings, frozenset({grpc_service.NAME}))
         self._server.add_generic_rpc_handlers((self._service.handler(), health.handler()))
@@ -35,7 +37,10 @@ class GrpcServer:
         """Listen. port: 0 takes a free one. Raises UsageError where it cannot be bound."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(address)
+            if self._certificate is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, make_credentials(self._certificate))
         except RuntimeError:
             raise UsageError(
                 f"cannot listen on {address} for gRPC. Choose another --grpc-port, or stop what uses it"
@@ -46,6 +51,25 @@ class GrpcServer:
         """Take no further calls, and wait for those under way. grace: seconds, after which they are cut."""
         self._service.close()
         await self._server.stop(grace)
+
+
+def is_watched(app: App) -> bool:
+    """Whether calls are looked at before they are answered."""
+    return app.guard.keys is not None or app.settings.admin is not None or app.observer.active
+
+
+def make_credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """TLS with the certificate as it is at each handshake."""
+    served = certificate.pem
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        if served is certificate.pem:
+            return None
+        served = certificate.pem
+        return grpc.ssl_server_certificate_configuration([served])
+
+    return grpc.dynamic_ssl_server_credentials(grpc.ssl_server_certificate_configuration([served]), fetch)
 
 
 def make_options(settings: Settings) -> list[tuple[str, Any]]:

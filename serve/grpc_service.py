@@ -18,6 +18,7 @@ from serve.model import VERSION
 from serve.offload import offload
 from serve.repository import Repository
 from serve.server_settings import Settings
+from serve.tracing import count_step, end_trace
 from serve.wire import as_told
 
 NAME = "inference.GRPCInferenceService"
@@ -73,13 +74,14 @@ class InferenceService:
             finally:
                 answers.put_nowait(None)
 
-        async with asyncio.TaskGroup() as tasks:
-            reader = tasks.create_task(read_all())
-            self._readers.add(reader)
-            reader.add_done_callback(self._readers.discard)
-            while (task := await answers.get()) is not None:
-                await context.write(await task)
-                under_way.release()
+        with end_trace():
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(read_all())
+                self._readers.add(reader)
+                reader.add_done_callback(self._readers.discard)
+                while (task := await answers.get()) is not None:
+                    await context.write(await task)
+                    under_way.release()
 
     async def _answer(self, body: bytes, context: Context) -> bytes:
         """The response to one request of a stream, or what went wrong with it."""
@@ -113,7 +115,7 @@ class InferenceService:
                 request = read_request(message, raw, model.outputs)
             else:
                 request = await offload(read_request, message, raw, model.outputs, long=True)
-            model.statistics.encode.observe(time.monotonic_ns() - started)
+            count_step("encode", model.statistics.encode, started)
             deadlines = [each for each in (request.timeout, context.time_remaining()) if each is not None]
             outputs = await model.infer(request.inputs, timeout=min(deadlines, default=None))
             ran = time.monotonic_ns()
@@ -125,7 +127,7 @@ class InferenceService:
         except BaseException as error:
             model.statistics.count_failure(started, error)
             raise
-        model.statistics.write.observe(time.monotonic_ns() - ran)
+        count_step("write", model.statistics.write, ran)
         model.statistics.count_success(started)
         return response
 

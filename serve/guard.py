@@ -5,17 +5,31 @@ import re
 
 from laconic.errors import LaconicError, UsageError
 from serve.keys import CALLER, Unauthorized, load_keys
+from serve.openai_shape import to_openai_answer
 from serve.origin import Hosts, Origins, answer_preflight, describe_access
 from serve.server_settings import Settings
-from serve.wire import CLOSE, Answer, Headers, Message, Scope, Send, to_answer
+from serve.wire import CLOSE, CONNECTION, Answer, Headers, Message, Scope, Send, to_answer
 
 HEALTH = re.compile(r"/v2/health/\w+|/v2/models/[^/]+(?:/versions/[^/]+)?/ready")
 """Routes that orchestrators ask by address and without a key."""
+ADMIN = re.compile(
+    r"/metrics|/v2/models/stats|/v2/models/[^/]+(?:/versions/[^/]+)?/(?:config|stats|trace/setting)"
+    r"|/v2/(?:repository|trace|logging|systemsharedmemory|cudasharedmemory)(?:/.*)?"
+)
+"""Routes of operators."""
+OPENAI = re.compile(r"/v1/(?:embeddings|models(?:/[^/]+)?)")
+"""Routes of which the errors have OpenAI's shape."""
 CHALLENGE = b'Bearer realm="laconic"'
 PAGE_CHALLENGE = b'Basic realm="laconic: any user name, and a key as the password", charset="UTF-8"'
 """What makes a browser ask its user for a key."""
 
 log = logging.getLogger("laconic.serve")
+
+
+class WrongSide(LaconicError):
+    """A route of operators was asked for where clients ask, or the other way round."""
+
+    status = 404
 
 
 class Guard:
@@ -41,15 +55,19 @@ class Guard:
             caller.count_request()
             CALLER.set(caller)
 
-    def admit(self, scope: Scope, send: Send) -> tuple[Send, Answer | None]:
+    def admit(self, scope: Scope, headers: Headers, send: Send) -> tuple[Send, Answer | None]:
         """Where the answer is to be sent, and the refusal, if it is one."""
-        headers = dict(scope["headers"])
         origin = headers.get(b"origin")
         if origin is not None and self._origins.allows(origin):
             send = AddHeaders(send, describe_access(origin))
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                 return send, answer_preflight(headers)
         try:
+            connection = scope.get(CONNECTION)
+            if self.settings.admin is not None:
+                check_side(scope["path"], admin=connection is not None and connection.admin)
+            if connection is not None and connection.local:
+                return send, None
             if self._hosts is not None:
                 self._hosts.check(headers.get(b"host", b""))
             self._origins.check(scope["method"], headers)
@@ -57,13 +75,21 @@ class Guard:
         except LaconicError as error:
             if HEALTH.fullmatch(scope["path"]):
                 return send, None
-            refusal = to_answer(error)
+            refusal = to_openai_answer(error) if OPENAI.fullmatch(scope["path"]) else to_answer(error)
             if isinstance(error, Unauthorized):
                 refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))
             if b"expect" in headers:
                 refusal.headers.append(CLOSE)
             return send, refusal
         return send, None
+
+
+def check_side(path: str, *, admin: bool) -> None:
+    """Raise WrongSide for a route of operators where others ask, and the other way round."""
+    if (ADMIN.fullmatch(path) is not None) == admin:
+        return
+    where = "at the address of the setting admin" if not admin else "at the address that clients use"
+    raise WrongSide(f"{path} is answered {where}, and not here")
 
 
 class AddHeaders:

@@ -8,11 +8,13 @@ from laconic.arrays import Arrays
 from serve import kserve
 from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
 from serve.endpoint import ModelEndpoint, read_timeout
+from serve.keys import count_rows
 from serve.model import VERSION, Model
 from serve.offload import offload
 from serve.repository import Repository
 from serve.request_cache import KnownRequest, RequestCache
 from serve.server_settings import Settings
+from serve.tracing import TRACE, count_step
 from serve.wire import Answer, Headers, pack
 
 
@@ -27,7 +29,7 @@ class Infer(ModelEndpoint):
 
     def respond_at_once(self, model: Model, body: bytes, headers: Headers) -> Answer | None:
         length = headers.get(b"inference-header-content-length")
-        if length is None or model.batcher.inline is None:
+        if length is None or model.batcher.inline is None or TRACE.get() is not None:
             return None
         split = kserve.read_length(length, len(body))
         known = self._known_of(model).get(body[:split], len(body) - split)
@@ -36,6 +38,7 @@ class Infer(ModelEndpoint):
         started = time.monotonic_ns()
         inputs = known.copy_tensors(body, split)
         model.task.check_values(inputs)
+        count_rows(known.rows)
         read = time.monotonic_ns()
         outputs = model.batcher.run_at_once(inputs, known.rows)
         if outputs is None:
@@ -60,7 +63,7 @@ class Infer(ModelEndpoint):
             request = kserve.read_request(body, split, model.outputs, self.settings)
         else:
             request = await offload(kserve.read_request, body, split, model.outputs, self.settings, long=True)
-        model.statistics.encode.observe(time.monotonic_ns() - started)
+        count_step("encode", model.statistics.encode, started)
         timeout = read_timeout(headers) if request.timeout is None else request.timeout
         outputs = await model.infer(request.inputs, timeout=timeout)
         started = time.monotonic_ns()
@@ -71,7 +74,7 @@ class Infer(ModelEndpoint):
         else:
             answer = await offload(write, request, known, outputs, model.name, headers, long=True)
             reservation.add(len(answer.body))
-        model.statistics.write.observe(time.monotonic_ns() - started)
+        count_step("write", model.statistics.write, started)
         return answer
 
     def _known_of(self, model: Model) -> RequestCache:

@@ -22,6 +22,7 @@ from serve.layout import STEP, Cap, Layout, Part
 from serve.offload import offload
 from serve.server_settings import Settings
 from serve.statistics import Statistics
+from serve.tracing import trace_parts, trace_step
 
 VERSION = "1"
 """The only version of a model: another compression is another artifact, with another name."""
@@ -96,6 +97,7 @@ class Model:
                 return await items[0].future
             return layout.join_outputs(await asyncio.gather(*(item.future for item in items)))
         finally:
+            trace_parts(items)
             expiry.cancel()
             self.batcher.drop(flow)
 
@@ -118,7 +120,7 @@ class Model:
         async def collect(most: int) -> None:
             while len(waiting) > most:
                 outputs.append((await waiting[0].future, samples[0]))
-                waiting.popleft()
+                trace_parts([waiting.popleft()])
                 samples.popleft()
                 if len(outputs) == CHUNK:
                     answers.extend(await offload(self._decode, outputs[:], long=long))
@@ -133,6 +135,7 @@ class Model:
                 started = time.monotonic_ns()
                 parsed, parts = await offload(self._encode, chunk, start, flow, long=long)
                 encoded_ns += time.monotonic_ns() - started
+                trace_step("encode", started)
                 tokens += sum(self.task.count_tokens(part.inputs) for part in parts)
                 waiting.extend(self.batcher.submit(flow, parts))
                 samples.extend(parsed)

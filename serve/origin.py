@@ -13,6 +13,7 @@ from serve.wire import Answer, Headers
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""Names that no page can point at another machine."""
 PREFLIGHT_SECONDS = 600
 READABLE = b"Inference-Header-Content-Length, Retry-After, X-Request-ID"
 """Headers of answers that a page of an allowed origin may read."""
@@ -31,16 +32,20 @@ class CrossOrigin(LaconicError):
 
 
 class Hosts:
-    """The names that this server goes by; all where none is given. names: `example.com`, `*.example.com`, `[::1]`."""
+    """The names that this server goes by, this machine's own included. names: `example.com`, `*.example.com`."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._exact = frozenset(name.lower().encode() for name in names if not name.startswith("*"))
+        self._exact = frozenset(name.lower().encode() for name in (*LOOPBACK, *names) if not name.startswith("*"))
+        self._last: bytes | None = None
         self._suffixes = tuple(name[1:].lower().encode() for name in names if name.startswith("*"))
 
     def check(self, host: bytes) -> None:
         """Raise Misdirected if the header `Host` names another server."""
+        if host == self._last:
+            return
         name = strip_port(host).lower()
-        if name in self._exact or name.endswith(self._suffixes):
+        if name in self._exact or (name and name.endswith(self._suffixes)):
+            self._last = host
             return
         raise Misdirected(
             f"this server does not go by the name of {name.decode('latin-1')[:100]!r}. "
@@ -64,7 +69,7 @@ class Origins:
         Browsers say themselves where a request is from, newer ones in `Sec-Fetch-Site`. Other clients send neither.
         """
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-        if method in SAFE or site in (b"same-origin", b"none") or (origin is None and site is None):
+        if (origin is None and site is None) or method in SAFE or site in (b"same-origin", b"none"):
             return
         if origin is not None:
             if site is None and origin.partition(b"://")[2].lower() == headers.get(b"host", b"").lower():

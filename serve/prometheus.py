@@ -35,7 +35,7 @@ class Distribution(NamedTuple):
 COUNTERS = {
     "nv_inference_request_success": Counter("Requests answered", lambda each: each.succeeded),
     "nv_inference_count": Counter("Rows that the engine ran", lambda each: each.rows),
-    "nv_inference_exec_count": Counter("Batches that the engine ran", lambda each: each.engine.count),
+    "nv_inference_exec_count": Counter("Batches that the engine ran", lambda each: each.batches),
     "nv_inference_request_duration_us": Counter(
         "Time from a whole request to its answer, summed, in microseconds",
         lambda each: (each.succeeded_ns + each.failed_ns) // 1000,
@@ -93,7 +93,9 @@ class Metrics:
         name = "nv_inference_request_failure"
         yield from format_head(name, "counter", "Requests answered with an error")
         for labels, statistics in models:
-            yield from (f'{name}{{{labels},reason="{reason}"}} {count}' for reason, count in statistics.failed.items())
+            yield from (
+                f'{name}{{{labels},reason="{reason}"}} {count}' for reason, count in statistics.failures.items()
+            )
         name = "nv_inference_pending_request_count"
         yield from format_head(name, "gauge", "Parts of requests that wait for an executor")
         yield from (f"{name}{{{format_labels(model)}}} {model.batcher.pending}" for model in self.repository)

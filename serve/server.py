@@ -10,24 +10,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 
-from laconic.errors import UsageError
 from serve.app import App, create_app
 from serve.connection import Connection, Phase, enforce_deadlines
 from serve.grpc_server import GrpcServer
+from serve.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
+from serve.logs import open_log
 from serve.model import Model
-from serve.origin import LOOPBACK, is_loopback
-from serve.server_settings import MAX_PORT, Settings
+from serve.origin import is_loopback
+from serve.server_settings import Settings
 from serve.settings_file import load_settings
+from serve.tls import Certificate, load_certificate
 from serve.wire import to_json
 
-BACKLOG = 2048
 TICKS = 5
 """Tenths of a second between two looks at the deadlines of connections."""
 LONGEST_EXAMPLE = 400
@@ -35,9 +37,20 @@ LONGEST_EXAMPLE = 400
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that reports not ready before it closes its port, and exits with 0 when a signal stops it."""
+    """Uvicorn that reports not ready before it closes its port, and exits with 0 when a signal stops it.
 
-    def __init__(self, app: App, settings: Settings, on_ready: Callable[[], None]) -> None:
+    certificate: for TLS. admin: where the routes of operators are served, in place of the listeners that it runs with.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        on_ready: Callable[[], None],
+        *,
+        certificate: Certificate | None = None,
+        admin: socket.socket | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             access_log=False,
@@ -46,26 +59,58 @@ class Server(uvicorn.Server):
             lifespan="on",
             timeout_graceful_shutdown=math.ceil(settings.grace),
             timeout_keep_alive=math.ceil(settings.keep_alive),
-            http=cast(type[asyncio.Protocol], partial(Connection, settings=settings)),
+            http=Connection,
         )
         super().__init__(config)
         self.app = app
         self.settings = settings
         self.drain = settings.drain
         self.on_ready = on_ready
+        self.certificate = certificate
+        self.admin = admin
         self.grpc: GrpcServer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, on the gRPC port too if there is one."""
-        await super().startup(sockets)
+        await super().startup(sockets=[])
+        for listener in sockets or []:
+            self.servers.append(await self._open(listener, partial(self._make_connection, admin=False)))
+        if self.admin is not None:
+            self.servers.append(await self._open(self.admin, partial(self._make_connection, admin=True)))
         if self.settings.grpc_port is not None and sockets:
-            self.grpc = GrpcServer(self.app)
+            self.grpc = GrpcServer(self.app, self.certificate)
             await self.grpc.start(sockets[0].getsockname()[0], self.settings.grpc_port)
+
+    async def _open(
+        self, listener: socket.socket, make_connection: Callable[[], asyncio.Protocol]
+    ) -> asyncio.base_events.Server:
+        """Serve a listener, with TLS unless only this machine reaches it."""
+        loop = asyncio.get_running_loop()
+        if self.certificate is None or listener.family is socket.AF_UNIX:
+            return await loop.create_server(make_connection, sock=listener, backlog=BACKLOG)
+        return await loop.create_server(
+            make_connection,
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=self.certificate.context,
+            ssl_handshake_timeout=self.settings.header_timeout,
+        )
+
+    def _make_connection(self, *, admin: bool) -> Connection:
+        return Connection(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            settings=self.settings,
+            admin=admin,
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """What is done ten times a second while the server runs."""
         if counter % TICKS == 0:
             enforce_deadlines(self.server_state.connections, asyncio.get_running_loop().time())
+            if self.certificate is not None:
+                self.certificate.refresh()
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
@@ -123,13 +168,21 @@ def serve(
     """
     limits = load_settings(options, os.environ, settings)
     if is_loopback(host) and not limits.allowed_hosts:
-        limits = limits.model_copy(update={"allowed_hosts": (*LOOPBACK, host)})
+        limits = limits.model_copy(update={"allowed_hosts": (host,)})
     if limits.grpc_port:
         bind(host, limits.grpc_port, option="--grpc-port").close()  # gRPC binds it only when models are loaded
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
-    with bind(host, port) as listener:
+    certificate = load_certificate(limits)
+    with ExitStack() as stack:
+        if limits.log_format == "json" or limits.access_log:
+            stack.enter_context(open_log(limits))
+        listener = stack.enter_context(bind(host, port))
+        admin = None
+        if limits.admin is not None:
+            admin = open_admin(limits.admin)
+            stack.callback(close_admin, admin, limits.admin)
         app = create_app(artifacts, limits)
         if limits.api_key_file is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, lambda *_: app.guard.reload())
@@ -137,9 +190,9 @@ def serve(
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
-            (announce or write_line)(format_welcome(app, host, port, server.grpc))
+            (announce or write_line)(format_welcome(app, host, port, server.grpc, admin))
 
-        server = Server(app, limits, on_ready)
+        server = Server(app, limits, on_ready, certificate=certificate, admin=admin)
         server.run(sockets=[listener])
 
 
@@ -148,48 +201,20 @@ def leave(sig: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def bind(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Bind a socket before any model is loaded, so that a port in use is reported at once. Raises UsageError."""
-    if not 0 <= port <= MAX_PORT:
-        raise UsageError(f"there is no port {port}. Choose one from 1 to {MAX_PORT}, or 0 for a free one")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"this machine has no address {host!r} ({error.strerror}). Try --host 0.0.0.0") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise make_address_error(host, port, error, option) from None
-    return listener
-
-
-def listen(listener: socket.socket, host: str, port: int) -> None:
-    """Listen on the bound socket. Raises UsageError where another process was faster."""
-    try:
-        listener.listen(BACKLOG)
-    except OSError as error:
-        raise make_address_error(host, port, error) from None
-
-
-def make_address_error(host: str, port: int, error: OSError, option: str = "--port") -> UsageError:
-    """The error for an address that cannot be bound."""
-    return UsageError(
-        f"cannot listen on {host} port {port}: {error.strerror}. Choose another {option}, or stop what uses it"
-    )
-
-
-def format_welcome(app: App, host: str, port: int, grpc: GrpcServer | None = None) -> str:
+def format_welcome(
+    app: App, host: str, port: int, grpc: GrpcServer | None = None, admin: socket.socket | None = None
+) -> str:
     """The line for a ready server: its address, the models, and a request that can be pasted into a shell."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
         host = "127.0.0.1"
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if app.settings.tls_cert else "http"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     models = list(app.repository)
     names = ", ".join(model.name for model in models)
     notes = "".join(f"  {model.name} runs in {model.note}\n" for model in models if model.note)
     also = f", gRPC at {host}:{grpc.port}" if grpc else ""
+    if admin is not None:
+        notes += f"  Metrics and other routes of operators at {format_address(admin)}\n"
     example = format_example(models[0], url, key=app.guard.keys is not None)
     return f"Serving {names} at {url}{also}\n{notes}  Try: {example}"
 

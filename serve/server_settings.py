@@ -1,7 +1,7 @@
 """Settings of the server."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -50,7 +50,11 @@ class Settings(Strict):
 
     api_key_file, api_keys: lines `NAME=KEY`; requests have to carry one of the keys where there are any.
     requests_per_second, rows_per_second: of one key. allowed_hosts: the names that requests may ask for, all where none
-    is given, save on a loopback address. cors_origins: whose web pages may send requests.
+    is given, save on a loopback address. cors_origins: whose web pages may send requests. tls_cert, tls_key: in PEM.
+    admin: where metrics, statistics and configurations are answered, and not elsewhere then.
+
+    log_format: of the log on standard error. access_log: the share of requests that get a line in it. otlp_endpoint:
+    where traces are sent.
     """
 
     runtime: str | None = None
@@ -83,6 +87,12 @@ class Settings(Strict):
     rows_per_second: Rate | None = None
     allowed_hosts: Names = ()
     cors_origins: Names = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    admin: str | None = None
+    log_format: Literal["text", "json"] = "text"
+    access_log: float = Field(default=0, ge=0, le=1)
+    otlp_endpoint: str | None = None
 
     def parallelism(self) -> tuple[int, int]:
         """The number of executors, and the threads of each."""

@@ -18,15 +18,15 @@ REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 class Statistics:
     """Counters of one model; they only grow. Times in nanoseconds.
 
-    succeeded_ns, failed_ns: the time from the requests' last bytes to their answers' first, summed. failed: requests by
-    reason. rows: what the engine ran. request: the time of each request that succeeded. encode: of reading its samples
-    or tensors and encoding them. queue: of each part of a request in the queue. engine: of each batch, and batch: its
-    rows. write: of making each answer from the outputs.
+    succeeded_ns, failed_ns: the time from the requests' last bytes to their answers' first, summed. failures: requests
+    by reason. rows: what the engine ran. request: the time of each request that succeeded. encode: of reading its
+    samples or tensors and encoding them. queue: of each part of a request in the queue. engine: of each batch, and
+    batch: its rows. write: of making each answer from the outputs.
     """
 
     succeeded: int = 0
     succeeded_ns: int = 0
-    failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys((REJECTED, CANCELED, BACKEND, OTHER), 0))
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys((REJECTED, CANCELED, BACKEND, OTHER), 0))
     failed_ns: int = 0
     rows: int = 0
     last_ms: int = 0
@@ -36,6 +36,16 @@ class Statistics:
     engine: Buckets = field(default_factory=Buckets)
     batch: Buckets = field(default_factory=lambda: Buckets(ROWS))
     write: Buckets = field(default_factory=Buckets)
+
+    @property
+    def failed(self) -> int:
+        """The number of requests that failed."""
+        return sum(self.failures.values())
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that the engine ran."""
+        return self.engine.count
 
     def count_success(self, started_ns: int) -> None:
         """Count an answered request. started_ns: `time.monotonic_ns` when it was complete. From the event loop only."""
@@ -47,7 +57,7 @@ class Statistics:
 
     def count_failure(self, started_ns: int, error: BaseException) -> None:
         """Count a request that is answered with an error, or with nothing. From the event loop only."""
-        self.failed[find_reason(error)] += 1
+        self.failures[find_reason(error)] += 1
         self.failed_ns += time.monotonic_ns() - started_ns
         self.last_ms = time.time_ns() // 1_000_000
 
@@ -69,10 +79,10 @@ class Statistics:
             "version": version,
             "last_inference": self.last_ms,
             "inference_count": self.rows,
-            "execution_count": self.engine.count,
+            "execution_count": self.batches,
             "inference_stats": {
                 "success": {"count": self.succeeded, "ns": self.succeeded_ns},
-                "fail": {"count": sum(self.failed.values()), "ns": self.failed_ns},
+                "fail": {"count": self.failed, "ns": self.failed_ns},
                 "queue": describe_duration(self.queue),
                 "compute_input": describe_duration(self.encode),
                 "compute_infer": describe_duration(self.engine),

@@ -16,6 +16,7 @@ from serve.endpoint import ModelEndpoint, read_timeout
 from serve.model import Model
 from serve.offload import offload
 from serve.server_settings import MIB
+from serve.tracing import count_step
 from serve.wire import Answer, Headers, to_json
 
 MAX_FILES = 256
@@ -42,7 +43,7 @@ class Predict(ModelEndpoint):
         answers, _ = await model.predict(values, timeout=read_timeout(headers))
         started = time.monotonic_ns()
         answer = await write_answers(model.name, answers)
-        model.statistics.write.observe(time.monotonic_ns() - started)
+        count_step("write", model.statistics.write, started)
         reservation.add(len(answer.body))
         return answer
 

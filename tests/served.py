@@ -24,7 +24,8 @@ from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 from serve.app import App, create_app
-from serve.server import Server, bind, listen
+from serve.listener import bind, listen
+from serve.server import Server
 from serve.server_settings import Settings
 
 SEQ = "seq"

@@ -53,6 +53,7 @@ LIGHT = (
 DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "PIL": "pillow",
+    "opentelemetry": "opentelemetry-sdk",
     "pynvml": "nvidia-ml-py",
     "multipart": "python-multipart",
     "tensorrt": "tensorrt-cu13",
@@ -277,7 +278,7 @@ def declared(*extras):
 def test_every_package_that_is_imported_is_declared(module):
     third = {package(name) for name, _ in imports(module)} - set(OWN) - set(sys.stdlib_module_names)
     names = {DISTRIBUTIONS.get(name, name).lower().replace("-", "_") for name in third}
-    extras = {"serve": ("serve",)}.get(package(module), ("cpu", "serve", "compress", "train", "ray", "tensorrt"))
+    extras = {"serve": ("serve", "otel")}.get(package(module), ("cpu", "serve", "compress", "train", "ray", "tensorrt"))
     if package(module) == "serve":
         names -= {"starlette", "pydantic_core"}  # FastAPI is built on them
     assert names <= declared(*extras)

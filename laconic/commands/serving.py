@@ -7,7 +7,7 @@ import typer
 
 from laconic.commands.options import RuntimeName
 
-QUEUE, REQUESTS, CONNECTIONS, ACCESS = "Queue", "Requests", "Connections", "Access"
+QUEUE, REQUESTS, CONNECTIONS, ACCESS, OBSERVATION = "Queue", "Requests", "Connections", "Access", "Observation"
 """Panels of the help."""
 
 
@@ -112,6 +112,30 @@ def serve(
     cors_origins: Annotated[
         str | None,
         typer.Option(help="Origins whose web pages may ask, with commas; default: none.", rich_help_panel=ACCESS),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Certificate chain for TLS, in PEM.", rich_help_panel=ACCESS)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Key of the certificate, in PEM.", rich_help_panel=ACCESS)
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            help="Port, HOST:PORT or unix:PATH for metrics and other routes of operators; default: beside the others.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="Format of the log: text or json.", rich_help_panel=OBSERVATION)
+    ] = None,
+    access_log: Annotated[
+        float | None,
+        typer.Option(help="Share of requests with a line in the log; default: 0.", rich_help_panel=OBSERVATION),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(help="URL where OpenTelemetry traces are sent; default: none.", rich_help_panel=OBSERVATION),
     ] = None,
 ) -> None:
     """Serve artifacts over HTTP and gRPC, with dynamic batching.
