@@ -75,9 +75,10 @@ def pair_ladders(
     On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
     in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its
     heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
-    back where a model is so small that INT8 costs more than it saves.
+    back where a model is so small that INT8 costs more than it saves. Both are ways round arithmetic in INT8: where the
+    recipe asks for weights alone, every candidate has as many of them in as few bits as the goal allows.
     """
-    choice = len(ladder.rungs) > 1
+    choice = len(ladder.rungs) > 1 and bool(INTEGER & set(ladder.rungs[0][0].precision.values()))
     tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))
     on_cpu = [option for option in options if not option.on_gpu]
     yield from ((tops, option) for option in on_cpu if choice and option.compute == "bfloat16")
@@ -176,6 +177,20 @@ def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
         if candidate.speedup > best.speedup * (FAITHFUL_ADVANTAGE if better else ADVANTAGE):
             best = candidate
     return best
+
+
+def describe_unmet(asked: Plan, found: Plan) -> str | None:
+    """A sentence if layers were to have fewer bits than 8 and at most half of them do, else None. asked: the smallest
+    plan. found: the one that was chosen."""
+    small = [node for node, precision in asked.precision.items() if BITS[precision] < BITS["int8-weight"]]
+    kept = [node for node in small if BITS[found.precision[node]] < BITS["int8-weight"]]
+    if 2 * len(kept) > len(small) or not small:
+        return None
+    return (
+        f"4 bits were asked for, and {len(kept)} of {len(small)} layers have them: with more, the fidelity on the "
+        f"samples to choose by is below the goal. Set a lower goal (--fidelity), a smaller group_size, or "
+        f"mixed_precision: false to have them in any case"
+    )
 
 
 def mean_speedup(timings: Sequence[Timing]) -> float:

@@ -13,7 +13,7 @@ from export.alternatives import place_alternatives
 from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
 from export.candidate_builder import CandidateBuilder
-from export.candidates import EngineCandidate, choose_fastest, format_candidate, prefer_int8
+from export.candidates import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
 from export.evidence import PARITY_SAMPLES, collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
@@ -118,6 +118,8 @@ class EngineBuild:
         candidates = self.race(built, graph)
         chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
         for name, stage in plan_stages:
+            if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
+                self.steps.warn(f"{name}: {unmet}")
             self.record_stage(name, stage, chosen, seconds)
         judge = partial(self.validate, evaluator=evaluator, capture_error=capture_error)
         with self.steps.step("validate") as step:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export.build import EngineOption
-from export.candidates import EngineCandidate, choose_fastest, find_plan, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, describe_unmet, find_plan, pair_ladders
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Tolerance
@@ -126,6 +126,22 @@ def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first()
     ]
     only = PrecisionLadder.of(low)
     assert list(pair_ladders(only, options)) == [(only, option) for option in options], "there is no choice"
+
+
+def test_weights_alone_in_fewer_bits_leave_no_way_round_them():
+    low, lifted, last = (Plan({"layer": precision}) for precision in ("int4-weight", "int8-weight", "float32"))
+    ladder = PrecisionLadder(((low, lifted), (last,)))
+    options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
+    assert list(pair_ladders(ladder, options)) == [(ladder, option) for option in options]
+
+
+def test_bits_that_were_asked_for_and_not_reached_are_reported():
+    asked = Plan(dict.fromkeys("abcd", "int4-weight") | {"table": "int8-weight"})
+    wide = dict.fromkeys("abcd", "int8-weight") | {"table": "int8-weight"}
+    assert "0 of 4 layers have them" in describe_unmet(asked, Plan(wide))
+    assert "2 of 4 layers have them" in describe_unmet(asked, Plan(wide | dict.fromkeys("ab", "int4-weight")))
+    assert describe_unmet(asked, Plan(wide | dict.fromkeys("abc", "int4-weight"))) is None
+    assert describe_unmet(Plan(wide), Plan(wide)) is None, "4 bits were not asked for"
 
 
 def test_a_candidate_is_named_by_what_its_layers_compute_in():
