@@ -249,9 +249,20 @@ def describe_tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def describe_configuration(
-    name: str, runtime: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, cap: int, batched: bool
+    name: str,
+    runtime: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    cap: int,
+    batched: bool,
+    executors: int,
+    parameters: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A model's configuration in Triton's terms. cap: rows of a batch. Without batching every axis is in `dims`."""
+    """A model's configuration in Triton's terms. Without batching every axis is in `dims`.
+
+    cap: rows of a batch. executors: batches that run at a time. parameters: what Triton has no field for.
+    """
 
     def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         described = [describe_tensor(spec) for spec in specs]
@@ -272,5 +283,7 @@ def describe_configuration(
         "max_batch_size": cap if batched else 0,
         "input": tensors(inputs),
         "output": tensors(outputs),
+        "instance_group": [{"name": name, "count": executors}],
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
         **({"dynamic_batching": {"max_queue_delay_microseconds": 0}} if batched else {}),
     }

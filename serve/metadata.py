@@ -57,6 +57,14 @@ def model_configuration(model: Model) -> dict[str, Any]:
         model.outputs,
         cap=batcher.cap.rows,
         batched=batcher.layout.batched,
+        executors=len(batcher.executors) or 1,
+        parameters={
+            # The cap is the knee, or one row where outputs depend on the other rows of a batch.
+            "knee": str(model.artifact.measured.knee),
+            # Of shorter inputs a batch holds more rows: rows times the product of the free axes.
+            "max_batch_cells": str(batcher.cap.cells),
+            "inline": str(batcher.inline is not None).lower(),
+        },
     )
 
 

@@ -18,7 +18,7 @@ from serve.backend import Backend
 from serve.batcher import Batcher
 from serve.fair_queue import Flow, Item
 from serve.keys import count_rows
-from serve.layout import STEP, Cap, Layout, Part
+from serve.layout import Cap, Layout, Part
 from serve.offload import offload
 from serve.server_settings import Settings
 from serve.statistics import Statistics
@@ -66,7 +66,7 @@ class Model:
         self.statistics = Statistics()
         self.batcher = Batcher(
             backend.sessions,
-            Layout(self.inputs, self.outputs, self.task.padding, step=STEP if manifest.batching else 1),
+            Layout(self.inputs, self.outputs, self.task.padding, rounded=manifest.batching),
             cap=read_cap(artifact),
             max_wait=settings.queue_seconds,
             statistics=self.statistics,

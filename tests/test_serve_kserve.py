@@ -77,6 +77,8 @@ def test_tritonclient_reads_health_metadata_configuration_and_statistics(client:
     assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
     configuration = client.get_model_config("twice")
     assert configuration["max_batch_size"] == 4
+    assert configuration["parameters"]["knee"] == {"string_value": "4"}
+    assert configuration["instance_group"][0]["count"] >= 1
     assert configuration["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
     assert {model["name"] for model in client.get_model_repository_index()} == {"twice", *DOUBLES}
     assert len(client.get_inference_statistics()["model_stats"]) == 1 + len(DOUBLES)

@@ -1,12 +1,15 @@
 """Which requests share a batch, and how they are joined and cut apart."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.tensor import TensorSpec
-from serve.layout import Batch, Cap, Layout
+from serve.fair_queue import FairQueue, Item
+from serve.layout import Batch, Cap, Layout, round_up
 
 TOKENS = TensorSpec(name="ids", dtype="int64", shape=("batch", "seq"))
 STATES = TensorSpec(name="states", dtype="float32", shape=("batch", "seq", 2))
@@ -58,10 +61,10 @@ def test_what_is_joined_is_cut_apart_again(sizes):
         assert (answer["states"] == number + 1).all()
 
 
-def test_free_axes_are_padded_up_to_a_step_within_their_bounds():
-    bounded = TOKENS.model_copy(update={"bounds": {"seq": (1, 40)}})
-    layout = Layout((bounded,), (STATES,), {"ids": 0}, step=16)
-    for length, padded in ((1, 16), (16, 16), (17, 32), (33, 40), (40, 40)):
+def test_free_axes_are_rounded_up_within_their_bounds():
+    bounded = TOKENS.model_copy(update={"bounds": {"seq": (1, 39)}})
+    layout = Layout((bounded,), (STATES,), {"ids": 0}, rounded=True)
+    for length, padded in ((1, 2), (16, 16), (17, 18), (33, 36), (38, 39), (39, 39)):
         parts = [layout.make_part({"ids": np.ones((2, length), np.int64)})]
         joined = layout.join_inputs(parts)["ids"]
         assert joined.shape == (2, padded)
@@ -70,6 +73,56 @@ def test_free_axes_are_padded_up_to_a_step_within_their_bounds():
         assert answer["states"].shape == (2, length, 2)
 
 
+@given(st.integers(3, 5000))
+def test_rounding_adds_little_and_leaves_few_sizes(size):
+    assert size <= round_up(size) < 1.125 * size + 1
+    assert len({round_up(other) for other in range(1, size)}) <= 16 + 8 * size.bit_length()
+
+
+def form_batches(layout, lengths, waiting=64):
+    """The batches of requests of one row with these lengths, of which so many wait at a time. No request starves."""
+    queue, arrivals, batches = FairQueue(layout, Cap(4, 512)), iter(enumerate(lengths)), []
+
+    def arrive(count):
+        for number, length in itertools.islice(arrivals, count):
+            flow = queue.open(1)
+            queue.announce(flow)
+            queue.put(flow, [Item(flow, layout.make_part({"ids": np.full((1, length), number)}), None)])
+
+    arrive(waiting)
+    while batch := queue.form_small(with_bulk=False):
+        batches.append([item.part for item in batch])
+        arrive(len(batch))
+    return batches
+
+
+MIXES = {
+    "even": lambda rng, count: rng.integers(4, 257, count),
+    "texts": lambda rng, count: np.clip(np.exp(rng.normal(3.3, 0.8, count)).astype(int), 4, 256),
+    "two kinds": lambda rng, count: rng.choice([6, 250], count),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_padding_is_less_than_a_tenth_of_what_is_computed(mix):
+    layout = Layout((TOKENS,), (STATES,), {"ids": 0}, rounded=True)
+    batches = form_batches(layout, MIXES[mix](np.random.default_rng(0), 2000))
+    computed = sum(layout.join_inputs(parts)["ids"].size for parts in batches)
+    needed = sum(part.cells for parts in batches for part in parts)
+    assert 1 - needed / computed < 0.1
+    assert sum(map(len, batches)) == 2000
+    assert len(batches) < 1600
+
+
+@given(st.lists(st.integers(1, 256), min_size=1, max_size=100))
+def test_no_length_starves(lengths):
+    """The request that waits longest opens the next batch, so with 8 waiting each is in one of the next 8 batches."""
+    layout = Layout((TOKENS,), (STATES,), {"ids": 0}, rounded=True)
+    taken = [int(part.inputs["ids"][0, 0]) for parts in form_batches(layout, lengths, waiting=8) for part in parts]
+    assert sorted(taken) == list(range(len(lengths)))
+    assert max(position - number for position, number in enumerate(taken)) <= 8 * 8
+
+
 def test_what_nothing_may_fill_keeps_its_size():
-    layout = Layout((TOKENS,), (STATES,), {}, step=16)
+    layout = Layout((TOKENS,), (STATES,), {}, rounded=True)
     assert layout.join_inputs([layout.make_part({"ids": np.ones((2, 7), np.int64)})])["ids"].shape == (2, 7)

@@ -18,7 +18,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Kernel, Session
 from serve.kserve import DATATYPES, DTYPES
-from serve.layout import STEP, Layout
+from serve.layout import Layout
 
 HOST = "127.0.0.1"
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -89,8 +89,8 @@ class LaidOutSession(Session):
     def of(cls, session: Session, artifact: Artifact) -> "LaidOutSession":
         """Lay batches out as for this artifact."""
         manifest = artifact.manifest
-        step = STEP if manifest.batching else 1
-        return cls(session, Layout(manifest.inputs, manifest.outputs, artifact.task().padding, step=step))
+        padding = artifact.task().padding
+        return cls(session, Layout(manifest.inputs, manifest.outputs, padding, rounded=manifest.batching))
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         part = self._layout.make_part(dict(inputs))
