@@ -20,7 +20,7 @@ from laconic.commands.artifacts import bench, compare, inspect, lint, tune, veri
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.serving import serve
-from laconic.commands.training import finetune, plan
+from laconic.commands.training import finetune, merge, plan
 from laconic.errors import LaconicError, UsageError
 from laconic.registry import PACKAGES, missing_package
 
@@ -40,6 +40,7 @@ COMMANDS = (
     (tune, "laconic tune minilm.laconic --original all-MiniLM-L6-v2"),
     (serve, "laconic serve minilm.laconic --port 8000"),
     (finetune, "laconic finetune all-MiniLM-L6-v2 --task text-classification --data d.jsonl -o tuned"),
+    (merge, "laconic merge adapter -o merged"),
     (plan, "laconic plan all-MiniLM-L6-v2 --batch 32 --seq 256 --memory 2GiB"),
     (doctor, "laconic doctor"),
     (recipes, "laconic compress all-MiniLM-L6-v2 --recipe text-embedding --data texts.jsonl -o slim"),

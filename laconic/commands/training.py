@@ -118,6 +118,29 @@ def summarize_tuned(result: "FinetuneResult") -> dict[str, Any]:
     }
 
 
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="Folder of a LoRA adapter.", metavar="ADAPTER")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the checkpoint to write.")],
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Merge a LoRA adapter into the weights of its model, and write a checkpoint.
+
+    The adapter is in peft's format, and names the folder of its model. `compress` and `finetune` take the adapter
+    itself as a source, too.
+    """
+    from laconic.models.adapter import is_adapter
+    from laconic.models.checkpoint import check_free, load_source
+
+    if not is_adapter(adapter):
+        raise UsageError(f"{adapter} is no adapter: it has no adapter_config.json. Give the folder of one")
+    check_free(output.resolve())
+    checkpoint = load_source(adapter, trust=trust)
+    checkpoint.save(output.resolve())
+    found = {"checkpoint": str(output), "task": checkpoint.task.name}
+    print_json(found) if as_json else typer.echo(f"{output}: {checkpoint.task.name}, with {adapter} merged")
+
+
 def plan(
     source: Source,
     memory: Annotated[str, typer.Option(help="Memory of the device, as 8GiB.")],

@@ -16,12 +16,13 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
-from laconic.errors import OutOfMemory, RecipeError, UsageError
+from laconic.errors import OutOfMemory, RecipeError, SourceError, UsageError
 from laconic.finetune.advice import advise, copy_structure, fit_to_memory, measure_available, measure_longest
 from laconic.finetune.evaluator import BEST, Evaluator
 from laconic.finetune.head import open_for
 from laconic.hashing import code_version, hash_of
-from laconic.models.checkpoint import Checkpoint, check_free
+from laconic.models.adapter import Adapter
+from laconic.models.checkpoint import Checkpoint, check_free, load_source
 from laconic.planner.meta_model import MetaModel
 from laconic.progress import Steps
 from laconic.registry import trust_addresses
@@ -120,7 +121,7 @@ def finetune_on_rank(
     checkpoint = add_record(inputs, result, recipe, evaluator)
     if ranks.is_first:
         with steps.step("write the checkpoint"):
-            publish(checkpoint, folder, final)
+            publish(checkpoint, folder, final, result.adapter, recipe)
     return FinetuneResult(checkpoint, destination, evaluator.before, evaluator.after, result, changed)
 
 
@@ -140,6 +141,7 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
     """Open the model and the data of a recipe. Raises SourceError, UntrustedSource, DataError, UsageError."""
     with steps.step("load the model and the samples") as step, translate_memory_errors():
         checkpoint = open_for(recipe, trust=trust)
+        check_adapter(recipe, checkpoint, trust)
         train_set, validation = read_datasets(recipe, checkpoint)
         objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, train_set)
         with checkpoint.task.truncated(recipe.max_length):
@@ -240,9 +242,36 @@ def add_record(inputs: FinetuneInputs, result: TrainResult, recipe: TrainingReci
     return inputs.checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), result.module)
 
 
-def publish(checkpoint: Checkpoint, folder: Path, destination: Path) -> None:
-    """Save the checkpoint with the logs of its training, and remove the folder of the run."""
-    checkpoint.save(destination)
+def check_adapter(recipe: TrainingRecipe, checkpoint: Checkpoint, trust: bool) -> None:
+    """Raise UsageError where the recipe keeps adapters apart from a model that cannot be opened again without them: a
+    single file, or one whose head is new."""
+    if not any(technique.keeps_adapter for technique in recipe.components().techniques.values()):
+        return
+    source = Path(recipe.source)
+    if not source.is_dir():
+        raise UsageError(f"merge: false keeps adapters for a model's folder, and {source} is none. Leave it out")
+    if not checkpoint.task.has_class_head:
+        return
+    try:
+        same = load_source(source, task=checkpoint.task.name, trust=trust).task.labels == checkpoint.task.labels
+    except SourceError:
+        same = False
+    if not same:
+        raise UsageError(
+            f"merge: false keeps adapters apart from {source}, which has no head for these labels. Leave it out, or "
+            f"train the head first"
+        )
+
+
+def publish(
+    checkpoint: Checkpoint, folder: Path, destination: Path, adapter: Adapter | None, recipe: TrainingRecipe
+) -> None:
+    """Save the checkpoint, or the adapter where it is kept apart from it, with the logs of its training; remove the
+    folder of the run."""
+    if adapter is None:
+        checkpoint.save(destination)
+    else:
+        adapter.save(destination, Path(recipe.source), recipe.data.chat_template)
     for name in (SNAPSHOTS, BEST):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / KEY).unlink(missing_ok=True)

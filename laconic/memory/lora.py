@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from laconic import registry
 from laconic.errors import RecipeError
+from laconic.models.adapter import Adapter
 from laconic.models.repeated_layers import find_layers
 from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
@@ -64,6 +65,8 @@ class Lora(Technique):
     train_head: bool = True
     """Whether the linear layers after the blocks are trained in full: a classifier, a projection. An output layer over
     a vocabulary stays frozen."""
+    merge: bool = True
+    """Whether the result of fine-tuning is a checkpoint with the adapters merged, or the adapters in peft's format."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"
     """The dtype of the frozen weights; with bfloat16 the forward pass runs under autocast."""
 
@@ -75,6 +78,10 @@ class Lora(Technique):
                 "lean", {"base_dtype": "bfloat16"}, after=("bf16", "gradient-checkpointing", "gradient-accumulation")
             ),
         )
+
+    @property
+    def keeps_adapter(self) -> bool:
+        return not self.merge
 
     def apply(self, parts: StepParts) -> None:
         module = parts.module
@@ -92,6 +99,8 @@ class Lora(Technique):
 
         def undo() -> None:
             module.to(home)
+            if not self.merge:
+                parts.modules.adapter = self._collect(module, layers, heads)
             for name, layer in layers.items():
                 self._decode_frozen(layer)
                 layer.float().merge()
@@ -122,6 +131,24 @@ class Lora(Technique):
             layer.reset_lora_parameters(ADAPTER, True)
             layer.cast_input_dtype_enabled = False  # autocast does so, without a copy in float32 on the way
         return layers
+
+    def _collect(self, module: nn.Module, layers: Mapping[str, Any], heads: Sequence[nn.Module]) -> Adapter:
+        """Copies of what was trained, on the CPU, with the config that peft needs."""
+        names = {part: name for name, part in module.named_modules()}
+        matrices = {f"{name}.{kind}.weight": getattr(layer, kind)[ADAPTER].weight
+                    for name, layer in layers.items() for kind in ("lora_A", "lora_B")}  # fmt: skip
+        whole = {f"{names[head]}.{leaf}": value for head in heads for leaf, value in head.named_parameters()}
+        config = {
+            "peft_type": "LORA",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "bias": "none",
+            "fan_in_fan_out": isinstance(next(iter(layers.values())).get_base_layer(), Conv1D),
+            "target_modules": sorted(name.partition(".")[2] for name in layers),
+            "modules_to_save": sorted(names[head].partition(".")[2] for head in heads) or None,
+        }
+        return Adapter(config, {name: value.detach().cpu().clone() for name, value in (matrices | whole).items()})
 
     def _encode_frozen(self, parts: StepParts, layers: Mapping[str, Any]) -> None:
         """Replace the frozen weights by an encoded form, where a subclass has one."""

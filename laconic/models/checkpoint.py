@@ -4,7 +4,7 @@ On disk it is a folder: model.safetensors, model.json, and the files of its task
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from laconic.files import replace_folder
 from laconic.hashing import hash_of, seal
 from laconic.models import builder as builders
 from laconic.models import huggingface
+from laconic.models.adapter import is_adapter, read_adapter
 from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
 from laconic.models.processors import plain_task
 from laconic.models.signature import order_inputs, probe_module
+from laconic.models.special_tokens import read_chat_template
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
@@ -90,7 +92,8 @@ class Checkpoint:
         Raises UsageError where something else is in the way, SourceError for a module that cannot be built again.
         """
         self.check_buildable()
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / CARD).is_file()):
+        known = (folder / CARD).is_file() or is_adapter(folder)
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not known):
             raise UsageError(
                 f"{folder} exists and is not a checkpoint: it will not be overwritten. Choose another folder"
             )
@@ -209,6 +212,8 @@ def load_source(
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
     if (folder / CARD).is_file():
         return Checkpoint.load(folder, trust=trust)
+    if is_adapter(folder):
+        return _load_adapter(folder, task, trust)
     if builder:
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
@@ -227,6 +232,23 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
         size=found.size,
         licence=read_licence(folder),
     )
+
+
+def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
+    """The model that an adapter belongs to, with the adapter merged into its weights."""
+    adapter = read_adapter(folder)
+    if not adapter.base.is_dir() or adapter.base.resolve() == folder.resolve():
+        raise SourceError(
+            f"{folder} is an adapter of {str(adapter.base)!r}, and there is no such folder. Name the folder of its "
+            f"model as base_model_name_or_path in adapter_config.json"
+        )
+    base = _load_folder(adapter.base, task, None, trust)
+    adapter.merge_into(base.module)
+    template = read_chat_template(folder)
+    given = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
+    config = {"adapter": folder.name}
+    key = hash_of(base.key, "adapter", fingerprint(base.module))
+    return given.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
 
 
 def _with_signature(
@@ -261,7 +283,8 @@ def read_licence(folder: Path) -> str | None:
 def check_free(destination: Path) -> None:
     """Raise UsageError where the checkpoint could not be written in the end."""
     taken = destination.exists() and not destination.is_dir()
-    if taken or (destination.is_dir() and any(destination.iterdir()) and not (destination / CARD).is_file()):
+    known = (destination / CARD).is_file() or is_adapter(destination)
+    if taken or (destination.is_dir() and any(destination.iterdir()) and not known):
         raise UsageError(
             f"{destination} exists and is not a checkpoint: it will not be overwritten. Choose another --output"
         )

@@ -10,6 +10,7 @@ from torch import nn
 from laconic import registry
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.models.adapter import Adapter
 from laconic.models.checkpoint import Checkpoint
 from laconic.tasks.task import Task
 from laconic.training.callbacks.energy import Energy
@@ -41,12 +42,14 @@ run evaluates once more after the step that it resumes from, so that a run which
 class TrainResult:
     """module: the trained model, on the CPU, without the techniques. losses: of each step, those before an
     interruption included. waiting: how long the device waited for data, in a line. energy: what the device consumed,
-    in a line; empty where it was not measured."""
+    in a line; empty where it was not measured. adapter: what was trained, where it is kept apart from the weights of
+    its model."""
 
     module: nn.Module
     losses: Sequence[float]
     waiting: str
     energy: str
+    adapter: Adapter | None = None
 
 
 def train(
@@ -107,7 +110,7 @@ def train(
                     run_steps(state, loader, settings, losses, seen)
         conclude(state, len(losses))
     energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
-    return TrainResult(state.finish().cpu(), losses, loader.report(), energy)
+    return TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
 
 
 def start_training(module: nn.Module, objective: Objective, training: Training, ranks: Ranks, steps: int) -> TrainState:

@@ -85,6 +85,11 @@ class Technique(BaseModel, ABC):
         return None
 
     @property
+    def keeps_adapter(self) -> bool:
+        """Whether what it trains is kept apart from the weights, and not merged into them."""
+        return False
+
+    @property
     def is_linear_in_depth(self) -> bool:
         """Whether the memory in each phase of a step is a linear function of the number of layers."""
         return True

@@ -1,22 +1,28 @@
 """The modules that a training step trains: the model, and what an objective learns in addition to it."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from laconic.training.optimizers.optimizer import Groups
 
+if TYPE_CHECKING:
+    from laconic.models.adapter import Adapter
+
 
 class TrainedModules:
     """The model in training mode, further modules whose parameters are trained with it, and how to undo changes.
 
-    model: its forward computation may be changed by techniques, the names of its parameters may not.
+    model: its forward computation may be changed by techniques, the names of its parameters may not. adapter: what was
+    trained, where a technique keeps it apart from the weights; set when the changes are undone.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model = model
         self.device = device
+        self.adapter: Adapter | None = None
         self._extra: dict[str, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
         self._refresh: list[Callable[[], None]] = []
