@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
             log_config=None,
             server_header=False,
             lifespan="on",
-            timeout_graceful_shutdown=math.ceil(settings.grace),
+            timeout_graceful_shutdown=math.ceil(max(0.0, settings.grace - settings.drain)),
             timeout_keep_alive=math.ceil(settings.keep_alive),
             http=Connection,
         )

@@ -46,7 +46,7 @@ class Settings(Strict):
     seconds for the headers, between requests, and without the client taking anything of its answer. body_timeout,
     min_body_rate: seconds for the body, and another second for each so many bytes that have arrived. drain: seconds
     between the signal to stop, when the server says that it is not ready, and the closing of its port. grace: seconds
-    that requests under way have to end after that.
+    between the signal and the end of requests that are still under way: Kubernetes kills after 30.
 
     api_key_file, api_keys: lines `NAME=KEY`; requests have to carry one of the keys where there are any.
     requests_per_second, rows_per_second: of one key. allowed_hosts: the names that requests may ask for, all where none
@@ -79,7 +79,7 @@ class Settings(Strict):
     keep_alive: Seconds = 75.0
     write_timeout: Seconds = 30.0
     drain: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    grace: float = Field(default=30.0, ge=0, allow_inf_nan=False)
+    grace: float = Field(default=25.0, ge=0, allow_inf_nan=False)
     unproven: bool = False
     api_key_file: Path | None = None
     api_keys: str | None = Field(default=None, repr=False)

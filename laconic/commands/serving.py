@@ -94,7 +94,7 @@ def serve(
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(help="Seconds after that for requests in flight; default: 30.", rich_help_panel="Stop"),
+        typer.Option(help="Seconds after SIGTERM for requests in flight; default: 25.", rich_help_panel="Stop"),
     ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File of NAME=KEY lines, one of which requests need.", rich_help_panel=ACCESS)
