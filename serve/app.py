@@ -4,30 +4,42 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from laconic.errors import UsageError
 from serve.body import MemoryBudget
 from serve.control import create_control
 from serve.embed import Embed
 from serve.guard import Guard
 from serve.infer import Infer
 from serve.loader import open_models
+from serve.model_control import add_model_control
 from serve.observer import RequestObserver
 from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.task_endpoint import Predict
+from serve.watched_folder import WatchedFolder
 from serve.wire import Headers, Receive, Scope, Send
 
 
 class App:
     """An ASGI application that serves the models of a repository. On shutdown it closes them.
 
-    stopping: another server of the same models, while it stops.
+    folder: where models come and go. stopping: another server of the same models, while it stops.
     """
 
-    def __init__(self, repository: Repository, settings: Settings, guard: Guard, observer: RequestObserver) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        settings: Settings,
+        guard: Guard,
+        observer: RequestObserver,
+        folder: WatchedFolder | None = None,
+    ) -> None:
         self.repository = repository
+        self.folder = folder
         self.guard = guard
         self.observer = observer
         self.control = create_control(repository, self.close)
+        add_model_control(self.control, folder)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None
@@ -37,6 +49,8 @@ class App:
         """Close the models, after what else answers requests with them."""
         if self.stopping is not None:
             await self.stopping
+        if self.folder is not None:
+            self.folder.close()
         self.repository.close()
         self.observer.close()
 
@@ -69,13 +83,22 @@ class App:
 
 
 def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> App:
-    """Open the artifacts and put them behind HTTP.
+    """Open the artifacts, and those in the settings' folder of models, and put them behind HTTP.
 
-    Raises what `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise, before anything is served.
+    Raises UsageError where there is neither, and what `Artifact.load`, `Artifact.open` and `Artifact.require_proof`
+    raise, before anything is served.
     """
     settings = settings or Settings()
-    guard, observer = (
-        Guard(settings),
-        RequestObserver(settings),
-    )  # before models are loaded: what does not fit is said at once
-    return App(Repository(open_models(artifacts, settings)), settings, guard, observer)
+    if not artifacts and settings.models is None:
+        raise UsageError("no artifact and no folder of models (--models) was given: there is nothing to serve")
+    # Before models are loaded: what does not fit is said at once.
+    guard, observer = Guard(settings), RequestObserver(settings)
+    repository = Repository(open_models(artifacts, settings))
+    folder = None if settings.models is None else WatchedFolder(settings.models, repository, settings)
+    try:
+        if folder is not None:
+            folder.start()
+    except BaseException:
+        repository.close()
+        raise
+    return App(repository, settings, guard, observer, folder)

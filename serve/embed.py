@@ -40,7 +40,9 @@ class Embed(Endpoint):
             content = await read_json(body, self.settings, reservation)
             request = await offload(read_request, content, long=True) if long else read_request(content)
             model = self.repository.get(request.model)
+            model.users += 1
             try:
+                model.check_ready()
                 if long:
                     values = await offload(choose_values, request, model, long=True)
                 else:
@@ -53,6 +55,8 @@ class Embed(Endpoint):
             except BaseException as error:
                 model.statistics.count_failure(started, error)
                 raise
+            finally:
+                model.users -= 1
             model.statistics.count_success(started)
             return answer
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from laconic.errors import InputError, NotReady, UsageError
 from serve.body import MemoryBudget, Reservation, read_body
-from serve.model import VERSION, Model
+from serve.model import Model
 from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.wire import CLOSE, Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
@@ -86,8 +86,9 @@ class ModelEndpoint(Endpoint):
         """The answer to a whole request. Raises what goes wrong."""
 
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
-        model = self.repository.get(match[1], match[2] if match.lastindex == 2 else VERSION)
+        model = self.repository.get(match[1], match[2] if match.lastindex == 2 else None)
         headers: Headers = dict(scope["headers"])
+        model.users += 1
         started = time.monotonic_ns()
         try:
             model.check_ready()
@@ -101,6 +102,8 @@ class ModelEndpoint(Endpoint):
         except BaseException as error:
             model.statistics.count_failure(started, error)
             raise
+        finally:
+            model.users -= 1
         model.statistics.count_success(started)
         return answer
 

@@ -11,7 +11,7 @@ from serve import extensions, metadata
 from serve import inference_pb2 as pb
 from serve.grpc_call import Call, Context, call
 from serve.grpc_messages import parse_message, serialize
-from serve.model import VERSION, Model
+from serve.model import Model
 from serve.repository import Repository
 from serve.server_settings import Settings
 
@@ -70,7 +70,7 @@ class GrpcControl:
         return call(self.settings, respond)
 
     def _find(self, asked: Any) -> Model:
-        return self.repository.get(asked.name, asked.version or VERSION)
+        return self.repository.get(asked.name, asked.version)
 
     def _server_ready(self, _: object) -> dict[str, Any]:
         try:

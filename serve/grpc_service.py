@@ -14,7 +14,7 @@ from serve.grpc_call import Context, call, read
 from serve.grpc_control import GrpcControl
 from serve.grpc_messages import describe_response, parse_request, read_request, serialize
 from serve.keys import count_request
-from serve.model import VERSION
+from serve.model import Model
 from serve.offload import offload
 from serve.repository import Repository
 from serve.server_settings import Settings
@@ -108,7 +108,8 @@ class InferenceService:
         reservation: Reservation,
         finish: Callable[[pb.ModelInferResponse], bytes],
     ) -> bytes:
-        model = self.repository.get(message.model_name, message.model_version or VERSION)
+        model = self.repository.get(message.model_name, message.model_version)
+        model.users += 1
         started = time.monotonic_ns()
         try:
             if message.ByteSize() <= OFFLOAD_FROM:
@@ -120,23 +121,25 @@ class InferenceService:
             outputs = await model.infer(request.inputs, timeout=min(deadlines, default=None))
             ran = time.monotonic_ns()
             if sum(outputs[name].nbytes for name in request.outputs) <= OFFLOAD_FROM:
-                response = write(request, outputs, model.name, finish)
+                response = write(request, outputs, model, finish)
             else:
-                response = await offload(write, request, outputs, model.name, finish, long=True)
+                response = await offload(write, request, outputs, model, finish, long=True)
                 reservation.add(len(response))
         except BaseException as error:
             model.statistics.count_failure(started, error)
             raise
+        finally:
+            model.users -= 1
         count_step("write", model.statistics.write, ran)
         model.statistics.count_success(started)
         return response
 
 
 def write(
-    request: kserve.Request, outputs: Arrays, model: str, finish: Callable[[pb.ModelInferResponse], bytes]
+    request: kserve.Request, outputs: Arrays, model: Model, finish: Callable[[pb.ModelInferResponse], bytes]
 ) -> bytes:
     """The response, serialized."""
-    return finish(describe_response(request, outputs, model=model, version=VERSION))
+    return finish(describe_response(request, outputs, model=model.name, version=model.version))
 
 
 def finish_streamed(response: pb.ModelInferResponse) -> bytes:

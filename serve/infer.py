@@ -9,7 +9,7 @@ from serve import kserve
 from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
 from serve.endpoint import ModelEndpoint, read_timeout
 from serve.keys import count_rows
-from serve.model import VERSION, Model
+from serve.model import Model
 from serve.offload import offload
 from serve.repository import Repository
 from serve.request_cache import KnownRequest, RequestCache
@@ -70,9 +70,9 @@ class Infer(ModelEndpoint):
         if known is None and header_length is not None:
             known = self._known_of(model).add(body[:split], len(body) - split, request)
         if sum([array.nbytes for array in outputs.values()]) <= OFFLOAD_FROM:
-            answer = write(request, known, outputs, model.name, headers)
+            answer = write(request, known, outputs, model, headers)
         else:
-            answer = await offload(write, request, known, outputs, model.name, headers, long=True)
+            answer = await offload(write, request, known, outputs, model, headers, long=True)
             reservation.add(len(answer.body))
         count_step("write", model.statistics.write, started)
         return answer
@@ -85,11 +85,13 @@ class Infer(ModelEndpoint):
         return known
 
 
-def write(request: kserve.Request, known: KnownRequest | None, outputs: Arrays, model: str, headers: Headers) -> Answer:
+def write(
+    request: kserve.Request, known: KnownRequest | None, outputs: Arrays, model: Model, headers: Headers
+) -> Answer:
     """The HTTP answer, compressed if the client asked for it."""
     answer = known.write(outputs) if known is not None else None
     if answer is None:
-        answer = kserve.write_answer(request, outputs, model=model, version=VERSION)
+        answer = kserve.write_answer(request, outputs, model=model.name, version=model.version)
         if known is not None:
             known.remember_answer(answer, outputs)
     return pack(answer, headers)

@@ -10,6 +10,7 @@ from laconic.hashing import digest_file
 from serve.backend import Backend
 from serve.model import Model
 from serve.server_settings import Settings
+from serve.versions import VERSION, find_versions
 from serve.workers.engine_job import EngineJob
 from serve.workers.engine_sessions import EngineSessions
 from serve.workers.worker_pool import Patience, WorkerPool
@@ -21,22 +22,22 @@ processor time a batch. With one client a model of 0.1 ms gave 0.46 of the reque
 
 
 def open_models(paths: Iterable[Path], settings: Settings) -> list[Model]:
-    """Load and check every artifact. Raises UsageError for none or two of a name, and the artifact's own errors."""
-    artifacts: dict[str, Artifact] = {}
+    """Load and check the newest version of every model. Raises UsageError for two of a name, and the artifact's own
+    errors."""
+    given: dict[str, Path] = {}
     for path in paths:
-        artifact = Artifact.load(path)
-        if artifact.name in artifacts:
-            raise UsageError(
-                f"{path} and {artifacts[artifact.name].path} would both be served as {artifact.name!r}. "
-                f"Rename one of the folders"
-            )
-        artifacts[artifact.name] = artifact
-    if not artifacts:
-        raise UsageError("no artifact was given: there is nothing to serve")
+        name = path.resolve().stem
+        if name in given:
+            raise UsageError(f"{path} and {given[name]} would both be served as {name!r}. Rename one of the folders")
+        given[name] = path
+    artifacts = {}
+    for name, path in given.items():
+        version, newest = next(iter(find_versions(path).items()), (VERSION, path))
+        artifacts[name] = (version, Artifact.load(newest))
     models: list[Model] = []
     try:
-        for artifact in artifacts.values():
-            models.append(Model(artifact, open_backend(artifact, settings), settings))
+        for name, (version, artifact) in artifacts.items():
+            models.append(open_model(artifact, settings, name=name, version=version))
     except BaseException:
         for model in models:
             model.close()
@@ -44,12 +45,25 @@ def open_models(paths: Iterable[Path], settings: Settings) -> list[Model]:
     return models
 
 
-def open_backend(artifact: Artifact, settings: Settings) -> Backend:
+def open_version(path: Path, settings: Settings, *, name: str, version: str) -> Model:
+    """Load and check one version of a model. Raises the artifact's own errors."""
+    return open_model(Artifact.load(path), settings, name=name, version=version)
+
+
+def open_model(artifact: Artifact, settings: Settings, *, name: str, version: str) -> Model:
+    """Open a loaded artifact as a model of that name and version."""
+    digest = digest_file(artifact.path / MANIFEST).sha256
+    return Model(
+        artifact, open_backend(artifact, settings, name, digest), settings, name=name, version=version, digest=digest
+    )
+
+
+def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str) -> Backend:
     """Open the sessions of an artifact, one for each executor; each is checked against the golden outputs.
 
-    Raises UnprovenArtifact, unless the settings allow it, and the engine's errors.
+    digest: of the manifest. Raises UnprovenArtifact, unless the settings allow it, and the engine's errors.
     """
-    executors, threads = settings.parallelism()
+    executors, threads = settings.parallelism(name)
     workers = choose_workers(artifact) if settings.workers is None else settings.workers
     if not workers:
         return EngineSessions.open(
@@ -57,7 +71,7 @@ def open_backend(artifact: Artifact, settings: Settings) -> Backend:
         )
     job = EngineJob(
         path=str(artifact.path.resolve()),
-        digest=digest_file(artifact.path / MANIFEST).sha256,
+        digest=digest,
         sessions=max(1, executors // workers),
         threads=threads,
         runtime=settings.runtime,

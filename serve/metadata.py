@@ -5,7 +5,7 @@ from typing import Any
 from laconic import __version__
 from laconic.errors import NotReady
 from serve import kserve
-from serve.model import VERSION, Model
+from serve.model import Model
 from serve.repository import Repository
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
@@ -32,15 +32,27 @@ def server_metadata() -> dict[str, Any]:
 
 
 def repository_index(repository: Repository) -> list[dict[str, str]]:
-    """The models that are served."""
-    return [{"name": model.name, "version": VERSION, "state": "READY", "reason": ""} for model in repository]
+    """The versions that are served, and those that are not, with the reason."""
+    states: dict[tuple[str, str], tuple[str, str]] = {}
+    for model in repository:
+        reason = model.backend.reason
+        states[model.name, model.version] = ("UNAVAILABLE" if reason else "READY", reason)
+    for key, absence in repository.absent.copy().items():
+        if key not in states:
+            states[key] = (absence.state, absence.reason)
+        elif absence.reason:  # the artifact was replaced by one that cannot be served
+            states[key] = ("READY", f"served as before the last change: {absence.reason}")
+    return [
+        {"name": name, "version": version, "state": state, "reason": reason}
+        for (name, version), (state, reason) in sorted(states.items())
+    ]
 
 
 def model_metadata(model: Model) -> dict[str, Any]:
     """The model's signature."""
     return {
         "name": model.name,
-        "versions": [VERSION],
+        "versions": [model.version],
         "platform": f"onnx_{model.runtime}",
         "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
         "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
@@ -70,9 +82,9 @@ def model_configuration(model: Model) -> dict[str, Any]:
 
 def model_statistics(model: Model) -> dict[str, Any]:
     """The model's counters."""
-    return {"model_stats": [model.statistics.describe(model.name, VERSION)]}
+    return {"model_stats": [model.statistics.describe(model.name, model.version)]}
 
 
 def all_statistics(repository: Repository) -> dict[str, Any]:
     """The counters of every model."""
-    return {"model_stats": [model.statistics.describe(model.name, VERSION) for model in repository]}
+    return {"model_stats": [model.statistics.describe(model.name, model.version) for model in repository]}

@@ -24,8 +24,6 @@ from serve.server_settings import Settings
 from serve.statistics import Statistics
 from serve.tracing import trace_parts, trace_step
 
-VERSION = "1"
-"""The only version of a model: another compression is another artifact, with another name."""
 CHUNK = 16
 """Samples that are encoded or decoded in one go: texts of a line take 2 ms, photographs a second."""
 WAKING = 100e-6
@@ -46,13 +44,19 @@ class Prediction(NamedTuple):
 class Model:
     """Runs inference on tensors (`infer`) and on samples (`predict`). Owns the backend that runs its batches.
 
-    note: why this engine was opened, where there was a choice.
+    digest: of the artifact's manifest. note: why this engine was opened, where there was a choice. users: requests that
+    are under way, for which the model stays open.
     """
 
-    def __init__(self, artifact: Artifact, backend: Backend, settings: Settings) -> None:
+    def __init__(
+        self, artifact: Artifact, backend: Backend, settings: Settings, *, name: str, version: str, digest: str
+    ) -> None:
         manifest = artifact.manifest
         self.settings = settings
-        self.name = artifact.name
+        self.name = name
+        self.version = version
+        self.digest = digest
+        self.users = 0
         self.artifact = artifact
         self.backend = backend
         self.runtime = backend.runtime

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from serve.buckets import Buckets
-from serve.model import VERSION, Model
+from serve.model import Model
 from serve.repository import Repository
 from serve.statistics import Statistics
 
@@ -108,7 +108,7 @@ class Metrics:
 def format_labels(model: Model) -> str:
     """The labels of a model's samples."""
     name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'model="{name}",version="{VERSION}"'
+    return f'model="{name}",version="{model.version}"'
 
 
 def format_head(name: str, kind: str, help_text: str) -> tuple[str, str]:

@@ -51,13 +51,14 @@ class Server(uvicorn.Server):
         certificate: Certificate | None = None,
         admin: socket.socket | None = None,
     ) -> None:
+        self.grace = max(0.0, settings.grace - settings.drain)
         config = uvicorn.Config(
             app,
             access_log=False,
             log_config=None,
             server_header=False,
             lifespan="on",
-            timeout_graceful_shutdown=math.ceil(max(0.0, settings.grace - settings.drain)),
+            timeout_graceful_shutdown=math.ceil(self.grace),
             timeout_keep_alive=math.ceil(settings.keep_alive),
             http=Connection,
         )
@@ -134,7 +135,7 @@ class Server(uvicorn.Server):
                 connection.cut(503, "the server is stopping. Try again, or try another replica")
         if self.grpc is not None:
             # The application's shutdown waits for it, so that models are closed after the last answer.
-            self.app.stopping = asyncio.create_task(self.grpc.stop(0 if self.force_exit else self.settings.grace))
+            self.app.stopping = asyncio.create_task(self.grpc.stop(0 if self.force_exit else self.grace))
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
@@ -215,6 +216,9 @@ def format_welcome(
     also = f", gRPC at {host}:{grpc.port}" if grpc else ""
     if admin is not None:
         notes += f"  Metrics and other routes of operators at {format_address(admin)}\n"
+    if not models:
+        target = f"{app.settings.models}/NAME.laconic"
+        return f"Serving no model yet at {url}{also}\n{notes}  Try: laconic compress MODEL -o {target}"
     example = format_example(models[0], url, key=app.guard.keys is not None)
     return f"Serving {names} at {url}{also}\n{notes}  Try: {example}"
 

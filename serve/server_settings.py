@@ -1,7 +1,7 @@
 """Settings of the server."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -23,6 +23,20 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def read_shares(value: Any) -> Any:
+    """Cores by model, from `a=2,b=1` or a list of `a=2`; a mapping stays as it is."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list):
+        pairs = [str(each).partition("=") for each in value]
+        return {name: number for name, _, number in pairs}
+    return value
+
+
+Shares = Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(read_shares)]
+"""Cores by the name of a model."""
+
+
 class Settings(Strict):
     """How models are opened and requests are bounded.
 
@@ -34,6 +48,10 @@ class Settings(Strict):
 
     watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch. max_crashes: of a
     worker in a row, after which it is not started again.
+
+    models: a folder of artifacts that is watched. keep_versions: the newest versions of each model in it that are
+    served. poll: seconds between two looks at the folder. shares: the cores of some models, by name, in place of
+    `threads`.
 
     grpc_port: where the V2 protocol is also served over gRPC; 0 takes a free port; nowhere where None.
 
@@ -63,6 +81,10 @@ class Settings(Strict):
     workers: int | None = Field(default=None, ge=0)
     watchdog: Seconds = 8.0
     max_crashes: int = Field(default=5, ge=1)
+    models: Path | None = None
+    keep_versions: int = Field(default=1, ge=1)
+    poll: Seconds = 1.0
+    shares: Shares | None = None
     grpc_port: int | None = Field(default=None, ge=0, le=MAX_PORT)
     queue_seconds: Seconds = 1.0
     deadline: Seconds = 60.0
@@ -94,8 +116,8 @@ class Settings(Strict):
     access_log: float = Field(default=0, ge=0, le=1)
     otlp_endpoint: str | None = None
 
-    def parallelism(self) -> tuple[int, int]:
-        """The number of executors, and the threads of each."""
-        threads = self.threads or cores()
+    def parallelism(self, model: str = "") -> tuple[int, int]:
+        """The number of executors of a model, and the threads of each."""
+        threads = (self.shares or {}).get(model) or self.threads or cores()
         executors = self.executors or min(threads, MAX_EXECUTORS)
         return executors, max(1, threads // executors)

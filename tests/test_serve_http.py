@@ -49,7 +49,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
         ("GET", "/v2/models/twice/infer", 405),
         ("GET", "/v1/models/twice/predict", 405),
         ("DELETE", "/v2", 405),
-        ("POST", "/v2/repository/models/twice/load", 404),
+        ("POST", "/v2/repository/models/twice/load", 400),
     ],
 )
 def test_every_error_is_told_as_v2_clients_read_it(http: httpx.Client, method: str, path: str, status: int) -> None:

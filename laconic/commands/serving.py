@@ -7,13 +7,16 @@ import typer
 
 from laconic.commands.options import RuntimeName
 
-QUEUE, REQUESTS, CONNECTIONS, ACCESS, OBSERVATION = "Queue", "Requests", "Connections", "Access", "Observation"
+MODELS, QUEUE, REQUESTS, CONNECTIONS = "Models", "Queue", "Requests", "Connections"
+ACCESS, OBSERVATION = "Access", "Observation"
 """Panels of the help."""
 
 
 def serve(
     context: typer.Context,
-    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
+    artifacts: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of artifacts.", metavar="[ARTIFACT]...", show_default=False)
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     settings: Annotated[Path | None, typer.Option(help="YAML file with limits and other settings.")] = None,
@@ -34,6 +37,20 @@ def serve(
     ] = None,
     unproven: Annotated[
         bool | None, typer.Option("--unproven", help="Serve artifacts without a passed verdict.", show_default=False)
+    ] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="Folder of artifacts, which is watched.", rich_help_panel=MODELS)
+    ] = None,
+    keep_versions: Annotated[
+        int | None,
+        typer.Option(min=1, help="Newest versions of a model that are served; default: 1.", rich_help_panel=MODELS),
+    ] = None,
+    poll: Annotated[
+        float | None, typer.Option(help="Seconds between two looks at the folder; default: 1.", rich_help_panel=MODELS)
+    ] = None,
+    shares: Annotated[
+        list[str] | None,
+        typer.Option("--share", help="Cores of one model, NAME=CORES; may be repeated.", rich_help_panel=MODELS),
     ] = None,
     grpc_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port for gRPC; 0 chooses a free one; default: no gRPC.")
@@ -145,4 +162,5 @@ def serve(
     """
     from serve.server import serve
 
-    serve(**context.params)
+    given = context.params
+    serve(**given | {"artifacts": given["artifacts"] or (), "shares": given["shares"] or None})
