@@ -13,6 +13,7 @@ from serve.infer import Infer
 from serve.loader import open_models
 from serve.model_control import add_model_control
 from serve.observer import RequestObserver
+from serve.prometheus import Metrics
 from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.task_endpoint import Predict
@@ -38,7 +39,8 @@ class App:
         self.folder = folder
         self.guard = guard
         self.observer = observer
-        self.control = create_control(repository, self.close)
+        self.metrics = Metrics(repository, guard)
+        self.control = create_control(repository, self.metrics, self.close)
         add_model_control(self.control, folder)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)

@@ -22,7 +22,7 @@ from serve.repository import Repository
 from serve.wire import Answer, to_answer, to_json
 
 
-def create_control(repository: Repository, close: Callable[[], Awaitable[None]]) -> FastAPI:
+def create_control(repository: Repository, metrics: Metrics, close: Callable[[], Awaitable[None]]) -> FastAPI:
     """The FastAPI application. close: called when it shuts down."""
 
     @asynccontextmanager
@@ -43,7 +43,7 @@ def create_control(repository: Repository, close: Callable[[], Awaitable[None]])
     app.openapi = lambda: openapi.describe(app, [model.task for model in repository])  # type: ignore[method-assign]
     add_errors(app)
     add_page(app, repository)
-    add_server(app, repository)
+    add_server(app, repository, metrics)
     add_models(app, repository)
     add_extensions(app, repository)
     add_openai_models(app, repository)
@@ -86,9 +86,8 @@ def respond(answer: Answer, headers: Any = None) -> Response:
     return response
 
 
-def add_server(app: FastAPI, repository: Repository) -> None:
+def add_server(app: FastAPI, repository: Repository, metrics: Metrics) -> None:
     """Add the routes of the server as a whole."""
-    metrics = Metrics(repository)
 
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:

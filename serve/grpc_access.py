@@ -43,6 +43,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                     raise WrongSide("this call is for operators, who have an address of their own for HTTP")
                 self.guard.identify(metadata)
             except LaconicError as error:
+                self.guard.refused[error.status] += 1
                 with end_trace():
                     return refuse(error)
         return await continuation(details)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import Counter
 
 from laconic.errors import LaconicError, UsageError
 from serve.keys import CALLER, Unauthorized, load_keys
@@ -33,18 +34,22 @@ class WrongSide(LaconicError):
 
 
 class Guard:
-    """Admits requests or refuses them. Raises UsageError for settings that do not fit."""
+    """Admits requests or refuses them. Raises UsageError for settings that do not fit.
+
+    refused: how many, by status.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.keys = load_keys(settings)
+        self.refused: Counter[int] = Counter()
         self._hosts = Hosts(settings.allowed_hosts) if settings.allowed_hosts else None
         self._origins = Origins(settings.cors_origins)
 
     def reload(self) -> None:
         """Read the file of keys again. Keys and rates stay as they are where it does not read."""
         try:
-            self.keys = load_keys(self.settings)
+            self.keys = load_keys(self.settings, self.keys)
         except UsageError as error:
             log.error("the keys stay as they were: %s", error)
 
@@ -52,8 +57,8 @@ class Guard:
         """Remember whose key it is for what the current task does. Raises Unauthorized and RateLimited."""
         if self.keys is not None:
             caller = self.keys.identify(headers)
-            caller.count_request()
             CALLER.set(caller)
+            caller.count_request()
 
     def admit(self, scope: Scope, headers: Headers, send: Send) -> tuple[Send, Answer | None]:
         """Where the answer is to be sent, and the refusal, if it is one."""
@@ -75,6 +80,7 @@ class Guard:
         except LaconicError as error:
             if HEALTH.fullmatch(scope["path"]):
                 return send, None
+            self.refused[error.status] += 1
             refusal = to_openai_answer(error) if OPENAI.fullmatch(scope["path"]) else to_answer(error)
             if isinstance(error, Unauthorized):
                 refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -27,10 +27,12 @@ class Unauthorized(LaconicError):
 
 
 class Caller:
-    """Who asks, by the name of a key, with what is left of the rates."""
+    """Who asks, by the name of a key, with what is left of the rates. requests, rows: counted so far."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
+        self.requests = 0
+        self.rows = 0
         self._requests = TokenBucket(settings.requests_per_second, "requests") if settings.requests_per_second else None
         self._rows = TokenBucket(settings.rows_per_second, "rows") if settings.rows_per_second else None
 
@@ -41,11 +43,13 @@ class Caller:
             self._rows.take(0, now)
         if self._requests is not None:
             self._requests.take(1, now)
+        self.requests += 1
 
     def count_rows(self, rows: int) -> None:
         """Count the rows of a request. Raises RateLimited."""
         if self._rows is not None:
             self._rows.take(rows, time.monotonic())
+        self.rows += rows
 
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -67,10 +71,17 @@ def count_rows(rows: int) -> None:
 
 
 class Keyring:
-    """Callers by their keys. Only digests of the keys are kept."""
+    """Callers by their keys. Only digests of the keys are kept. before: keys that are replaced; whoever has the same
+    name keeps its counts and what is left of its rates."""
 
-    def __init__(self, keys: Mapping[str, str], settings: Settings) -> None:
-        self._callers = [(digest(key.encode()), Caller(name, settings)) for name, key in keys.items()]
+    def __init__(self, keys: Mapping[str, str], settings: Settings, before: "Keyring | None" = None) -> None:
+        known = {caller.name: caller for caller in before} if before is not None else {}
+        self._callers = [
+            (digest(key.encode()), known.get(name) or Caller(name, settings)) for name, key in keys.items()
+        ]
+
+    def __iter__(self) -> Iterator[Caller]:
+        return (caller for _, caller in self._callers)
 
     def identify(self, headers: Headers) -> Caller:
         """Who asks. headers: of HTTP, or the metadata of gRPC. Raises Unauthorized.
@@ -109,7 +120,7 @@ def read_key(headers: Headers) -> bytes | None:
     return headers.get(b"x-api-key")
 
 
-def load_keys(settings: Settings) -> Keyring | None:
+def load_keys(settings: Settings, before: Keyring | None = None) -> Keyring | None:
     """The keys of the settings and of their file, or None where there are none. Raises UsageError."""
     keys = parse_keys(settings.api_keys or "", "the setting api_keys")
     if settings.api_key_file is not None:
@@ -119,7 +130,7 @@ def load_keys(settings: Settings) -> Keyring | None:
                 raise UsageError(f"{source} and the setting api_keys both have a key {name!r}. Rename one")
             keys[name] = key
     if keys:
-        return Keyring(keys, settings)
+        return Keyring(keys, settings, before)
     if settings.requests_per_second or settings.rows_per_second:
         raise UsageError(
             "requests_per_second and rows_per_second are rates of a key, and there are no keys. Give --api-key-file"

@@ -3,12 +3,13 @@
 They are read when somebody asks: the hot path only adds integers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from serve.buckets import Buckets
+from serve.guard import Guard
 from serve.model import Model
 from serve.repository import Repository
 from serve.statistics import Statistics
@@ -71,10 +72,12 @@ DISTRIBUTIONS = {
 
 
 class Metrics:
-    """One server's metrics."""
+    """One server's metrics. connections: those over HTTP that are open."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, guard: Guard) -> None:
         self.repository = repository
+        self.guard = guard
+        self.connections: Collection[object] = ()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
@@ -84,6 +87,19 @@ class Metrics:
         Written by hand: the library appends "_total" to the names of counters, and Triton's have none.
         """
         return "".join(f"{line}\n" for line in self._lines()).encode() + bytes(generate_latest(self._process))
+
+    def _access_lines(self) -> Iterator[str]:
+        """Of the server as a whole."""
+        yield from format_head("laconic_connections", "gauge", "Connections over HTTP")
+        yield f"laconic_connections {len(self.connections)}"
+        name = "laconic_refused_requests_total"
+        yield from format_head(name, "counter", "Requests refused before any work, for their key, rate, host or origin")
+        yield from (f'{name}{{status="{status}"}} {count}' for status, count in self.guard.refused.items())
+        callers = list(self.guard.keys or ())
+        yield from format_head("laconic_key_requests_total", "counter", "Requests with a key")
+        yield from (f'laconic_key_requests_total{{key="{caller.name}"}} {caller.requests}' for caller in callers)
+        yield from format_head("laconic_key_rows_total", "counter", "Rows of requests with a key")
+        yield from (f'laconic_key_rows_total{{key="{caller.name}"}} {caller.rows}' for caller in callers)
 
     def _lines(self) -> Iterator[str]:
         models = [(format_labels(model), model.statistics) for model in self.repository]
@@ -103,6 +119,7 @@ class Metrics:
             yield from format_head(name, "histogram", distribution.help)
             for labels, statistics in models:
                 yield from format_histogram(name, labels, distribution.read(statistics), distribution.unit)
+        yield from self._access_lines()
 
 
 def format_labels(model: Model) -> str:

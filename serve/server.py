@@ -64,6 +64,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.app = app
+        app.metrics.connections = self.server_state.connections
         self.settings = settings
         self.drain = settings.drain
         self.on_ready = on_ready

@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from artifacts import write_artifact
+from prometheus_client.parser import text_string_to_metric_families
 from served import Running, eventually, request_of, running
 from test_serve_process import process
 from tritonclient import grpc as triton
@@ -245,6 +246,24 @@ def test_a_rate_of_requests_holds_for_each_key(artifact: Path) -> None:
         assert "0.02 requests per second" in refused.json()["error"]
         assert httpx.get(f"{server.url}/v2/health/ready", headers={"x-api-key": ALICE}).status_code == 200
         assert post(server, x_api_key=BOB).status_code == 200
+
+
+def test_metrics_count_what_each_key_asks_and_what_is_refused(artifact: Path) -> None:
+    with running(artifact, api_keys=f"alice={ALICE} bob={BOB}") as server:
+        post(server, x_api_key=ALICE)
+        post(server, PREDICT, x_api_key=ALICE)
+        post(server)
+        text = httpx.get(f"{server.url}/metrics", headers={"x-api-key": BOB}).text
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["laconic_key_requests_total", "alice"] == samples["laconic_key_rows_total", "alice"] == 2
+    assert samples["laconic_key_requests_total", "bob"] == 1
+    assert samples["laconic_refused_requests_total", "401"] == 1
+    assert samples["laconic_connections",] == 1
+    assert ALICE not in text
 
 
 def test_a_rate_of_rows_counts_tensors_and_samples_and_says_rightly_when_to_come_back(artifact: Path) -> None:
