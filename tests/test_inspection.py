@@ -11,7 +11,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.bench import bench
 from laconic.artifacts.inspection import count_kernels, summarize, verify
 from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT, Manifest
-from laconic.commands.artifacts import parse_batches
+from laconic.commands.artifacts import parse_sizes
 from laconic.errors import ArtifactError, UsageError
 from laconic.hashing import digest_file, seal, unseal
 
@@ -138,13 +138,13 @@ def test_another_version_of_the_engine_is_noted_and_passes(tmp_path):
 
 
 def test_batch_sizes_are_whole_numbers():
-    assert parse_batches("1,8, 32,8") == (1, 8, 32)
+    assert parse_sizes("--batches", "1,8, 32,8") == (1, 8, 32)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,,2", "1;2", "-4", "1.5", "many"])
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(UsageError, match="1,8,32"):
-        parse_batches(text)
+        parse_sizes("--batches", text)
 
 
 def test_artifacts_are_timed_side_by_side_under_names_that_tell_them_apart(tmp_path):

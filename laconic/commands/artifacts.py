@@ -10,6 +10,9 @@ import typer
 from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Threads, Trust, print_json
 from laconic.errors import GoalMissed, UsageError
 
+LOAD = "A running server"
+"""Panel of the help."""
+
 
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
     """Describe an artifact: signature, precision, kernels, history, size, speed, verdict.
@@ -94,7 +97,7 @@ def follow(
 
 
 def bench(
-    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT")],
+    artifacts: Annotated[list[Path] | None, typer.Argument(help="Folders of artifacts.", metavar="[ARTIFACT]")] = None,
     original: Annotated[Path | None, typer.Option(help="The source model, to time as well.")] = None,
     threads: Threads = 1,
     length: Annotated[int, typer.Option(min=1, help="Size of the dynamic axes, as tokens of a text.")] = 128,
@@ -103,16 +106,51 @@ def bench(
     runtime: RuntimeName = None,
     builder: Builder = None,
     trust: Trust = False,
+    url: Annotated[str | None, typer.Option(help="Address of a server to load instead.", rich_help_panel=LOAD)] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the server.", rich_help_panel=LOAD)] = None,
+    clients: Annotated[
+        str, typer.Option(help="Clients that wait for their answers (closed loop).", rich_help_panel=LOAD)
+    ] = "1,4,16,64",
+    rate: Annotated[
+        str | None, typer.Option(help="Requests per second instead (open loop).", rich_help_panel=LOAD)
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each load.", rich_help_panel=LOAD)] = 5.0,
+    data: Annotated[
+        Path | None, typer.Option(help="Samples: .txt, or .jsonl of request bodies.", rich_help_panel=LOAD)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Key of the server.", envvar="LACONIC_KEY", rich_help_panel=LOAD)
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="SVG file of the saturation curve to write.", rich_help_panel=LOAD)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure latency and throughput of artifacts in one interleaved run.
+    """Measure latency and throughput of artifacts in one interleaved run, or of a running server (--url).
 
     Speed-ups are relative to the original if --original is given, else to the first artifact.
     """
-    from laconic.artifacts.bench import bench
-    from laconic.commands.tables import print_timings
+    from laconic.commands.tables import print_load, print_timings
 
-    sizes = parse_batches(batches)
+    if url is not None:
+        if artifacts or original is not None:
+            raise UsageError("--url measures a server, not artifacts. Give one of the two")
+        from laconic.commands.load import bench_server
+        from laconic.loadtest.saturation_chart import draw_saturation
+
+        points = bench_server(
+            url, model=model, clients=parse_sizes("--clients", clients),
+            rates=parse_sizes("--rate", rate) if rate else (), seconds=seconds, length=length, data=data, key=key,
+        )  # fmt: skip
+        if chart is not None:
+            chart.write_text(draw_saturation(points, url), encoding="utf-8")
+        print_json([point.model_dump() for point in points]) if as_json else print_load(points)
+        return
+    if not artifacts:
+        raise UsageError("nothing to measure. Give folders of artifacts, or the --url of a server")
+    from laconic.artifacts.bench import bench
+
+    sizes = parse_sizes("--batches", batches)
     with ExitStack() as stack:
         session = None
         if original is not None:
@@ -125,14 +163,14 @@ def bench(
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
-    """Parse batch sizes, "1,8,32". Raises UsageError for anything but positive integers."""
+def parse_sizes(option: str, text: str) -> tuple[int, ...]:
+    """Parse sizes, "1,8,32". Raises UsageError for anything but positive integers."""
     try:
         sizes = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         sizes = ()
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"--batches must be positive integers separated by commas, as 1,8,32, not {text!r}")
+        raise UsageError(f"{option} must be positive integers separated by commas, as 1,8,32, not {text!r}")
     return sizes
 
 

@@ -18,6 +18,7 @@ from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.console import OUT, make_table
 from laconic.commands.doctor import Finding
 from laconic.hardware import this_machine
+from laconic.loadtest.load_point import LoadPoint
 from laconic.runtimes.product import KINDS, describe_shares
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes, format_count, format_percent
@@ -220,6 +221,17 @@ def print_recipes(recipes: Sequence[Mapping[str, Any]]) -> None:
 def print_timings(timings: Sequence[Timing]) -> None:
     """Print the timings of `bench`."""
     OUT.print(make_timing_table(timings, "median of interleaved rounds"))
+
+
+def print_load(points: Sequence[LoadPoint]) -> None:
+    """Print what came of the loads of `bench --url`; latencies in milliseconds."""
+    names = list(dict.fromkeys(name for point in points for name in point.latencies))
+    table = make_table("latencies in ms", points[0].load, "requests", "goodput/s", *names, "errors")
+    for point in points:
+        latencies = [f"{point.latencies[name]:.1f}" if name in point.latencies else "-" for name in names]
+        errors = ", ".join(f"{count} x {reason}" for reason, count in point.errors.items())
+        table.add_row(f"{point.value:g}", str(point.requests), f"{point.goodput:.0f}", *latencies, errors or "none")
+    OUT.print(table)
 
 
 def format_plural(numbers: Sequence[int], noun: str) -> str:
