@@ -1,5 +1,6 @@
 """The signature of a model: tensor names, dtypes and shapes, with dynamic axes by name."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -145,6 +146,37 @@ def read_numbers(values: Any, dtype: np.dtype[Any], what: str) -> Array:
             return numbers.astype(dtype, copy=False)
     except FloatingPointError:
         raise InputError(f"{what} holds a number too large for {dtype}") from None
+
+
+LARGEST_DESCRIBED = 4096
+"""Elements of an array whose sizes are in its schema; beyond that, whoever makes examples from a schema takes long."""
+
+
+def describe_number(dtype: str) -> dict[str, Any]:
+    """The JSON Schema of one element."""
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return {"type": "boolean"}
+    if kind.kind == "f":
+        largest = float(np.finfo(kind).max)
+        return {"type": "number", "minimum": -largest, "maximum": largest}
+    limits = np.iinfo(kind)
+    return {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
+
+
+def describe_array(dtype: str, shape: tuple[int | str, ...], bounds: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """The JSON Schema of nested lists of this shape."""
+    schema = describe_number(dtype)
+    fixed = [axis for axis in shape if isinstance(axis, int)]
+    for axis in reversed(shape):
+        schema = {"type": "array", "items": schema, "minItems": 1}
+        if math.prod(fixed) > LARGEST_DESCRIBED:
+            continue
+        low, high = (axis, axis) if isinstance(axis, int) else bounds.get(axis, ANY_SIZE)
+        schema["minItems"] = low
+        if high < ANY_SIZE[1]:
+            schema["maxItems"] = high
+    return schema
 
 
 MAX_AXES = 64

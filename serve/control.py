@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
@@ -35,12 +36,11 @@ def create_control(repository: Repository, metrics: Metrics, close: Callable[[],
         summary="Models that give the same answers, with fewer bits.",
         version=__version__,
         lifespan=lifespan,
-        responses=openapi.ERRORS,
         # Their pages fetch scripts from elsewhere, and this server is often where there is no elsewhere.
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = lambda: openapi.describe(app, [model.task for model in repository])  # type: ignore[method-assign]
+    app.openapi = lambda: openapi.describe(app, repository)  # type: ignore[method-assign]
     add_errors(app)
     add_page(app, repository)
     add_server(app, repository, metrics)
@@ -147,12 +147,18 @@ def add_models(app: FastAPI, repository: Repository) -> None:
         return Response()
 
     add_model_route(app, repository, "", metadata.model_metadata)
-    add_model_route(app, repository, "/ready", model_ready)
+    add_model_route(app, repository, "/ready", model_ready, response=Response)
     add_model_route(app, repository, "/config", metadata.model_configuration)
     add_model_route(app, repository, "/stats", metadata.model_statistics)
 
 
-def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe: Callable[[Model], Any]) -> None:
+def add_model_route(
+    app: FastAPI,
+    repository: Repository,
+    suffix: str,
+    describe: Callable[[Model], Any],
+    response: type[Response] = JSONResponse,
+) -> None:
     """Add a route of one model. describe: makes the answer from the model; its docstring is the route's."""
 
     async def current(name: str) -> Any:
@@ -168,5 +174,6 @@ def add_model_route(app: FastAPI, repository: Repository, suffix: str, describe:
             tags=["models"],
             name=f"{describe.__name__}{'_of_version' if path else ''}",
             description=describe.__doc__,
+            response_class=response,
             response_model=None,
         )

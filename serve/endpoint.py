@@ -16,7 +16,7 @@ from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.wire import CLOSE, Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
 
-TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,9})?")
+TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,20})?")
 
 
 class MethodNotAllowed(UsageError):

@@ -3,15 +3,12 @@
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
-from laconic.errors import InputError
 from serve import extensions
-from serve.body import MemoryBudget, Reservation, parse, read_body
+from serve.control_body import read_control_body
 from serve.repository import Repository
-from serve.wire import ClientGone
 
-MAX_BODY = 1 << 16
-"""Bytes of a body with settings."""
 SHARED_MEMORY = ("systemsharedmemory", "cudasharedmemory")
 SETTINGS_BODY = {
     "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
@@ -36,7 +33,7 @@ def add_settings(app: FastAPI, repository: Repository) -> None:
     @app.post("/v2/logging", tags=["extensions"], openapi_extra=SETTINGS_BODY)
     async def set_log(request: Request) -> dict[str, Any]:
         """Refuses changes of the log's settings."""
-        return extensions.keep_settings(extensions.LOG_SETTINGS, await read_changes(request), "logging")
+        return extensions.keep_settings(extensions.LOG_SETTINGS, await read_control_body(request), "logging")
 
     @app.get("/v2/trace/setting", tags=["extensions"])
     async def trace_settings() -> dict[str, Any]:
@@ -46,7 +43,7 @@ def add_settings(app: FastAPI, repository: Repository) -> None:
     @app.post("/v2/trace/setting", tags=["extensions"], openapi_extra=SETTINGS_BODY)
     async def set_trace(request: Request) -> dict[str, Any]:
         """Refuses changes of the settings of tracing."""
-        return extensions.keep_settings(extensions.TRACE_SETTINGS, await read_changes(request), "tracing")
+        return extensions.keep_settings(extensions.TRACE_SETTINGS, await read_control_body(request), "tracing")
 
     @app.get("/v2/models/{name}/trace/setting", tags=["extensions"])
     async def trace_settings_of_model(name: str) -> dict[str, Any]:
@@ -99,16 +96,6 @@ def add_shared_memory(app: FastAPI, kind: str) -> None:
             methods=[method],
             tags=["extensions"],
             name=f"{kind}_{answer.__name__}",
+            response_class=JSONResponse if method == "GET" else Response,
             response_model=None,
         )
-
-
-async def read_changes(request: Request) -> Any:
-    """The settings in the body; none where it is empty. Raises InputError."""
-    try:
-        body = await read_body(
-            dict(request.scope["headers"]), request.receive, MAX_BODY, Reservation(MemoryBudget(2 * MAX_BODY))
-        )
-    except ClientGone:
-        raise InputError("the client left") from None
-    return parse(body) if body else {}

@@ -11,7 +11,7 @@ import numpy as np
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
-from laconic.errors import InputError, NotReady, RuntimeFailure
+from laconic.errors import InputError, NotReady
 from laconic.runtimes.runtime import Session
 from laconic.tensor import check_inputs
 from serve.backend import Backend
@@ -197,8 +197,8 @@ class Model:
     def _decode_row(self, outputs: Arrays, sample: Any) -> Any:
         for name, array in outputs.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise RuntimeFailure(
-                    f"the model answered NaN or infinity in {name!r}, which JSON cannot hold. "
+                raise InputError(
+                    f"the model answers this sample with NaN or infinity in {name!r}, which JSON cannot hold. "
                     f"Ask /v2/models/{self.name}/infer with binary outputs to look at it"
                 )
         return self.task.decode(outputs, [sample])[0]

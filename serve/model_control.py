@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request, Response
 
 from laconic.errors import UsageError
-from serve.body import parse
+from serve.control_body import read_control_body
 from serve.watched_folder import WatchedFolder
 
 
@@ -30,8 +30,7 @@ async def control(
     """Act on a model. Raises UsageError without a folder, and for parameters: a request names no path and no file."""
     if folder is None:
         raise UsageError("this server watches no folder of models (--models), so its models stay as they are")
-    body = await request.body()
-    content = parse(body) if body else {}
+    content = await read_control_body(request)
     if not isinstance(content, dict) or content.get("parameters"):
         raise UsageError("a model is loaded and unloaded as it lies in the folder: 'parameters' are not supported")
     await asyncio.to_thread(act, folder, name)

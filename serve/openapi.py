@@ -1,180 +1,110 @@
-"""The OpenAPI description: the parts that FastAPI cannot derive are written by hand."""
+"""The OpenAPI description of the server, with the routes of each model that it serves now."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from laconic.tasks.task import Task
-from serve.body import parse
-from serve.wire import to_json
+from serve.model import Model
+from serve.operation_schema import describe_embeddings, describe_infer, describe_predict
+from serve.repository import Repository
 
 ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": ERROR}}}
-    for status, text in {
-        400: "The request does not fit; the text says how.",
-        401: "The request has no key, or an unknown one.",
-        403: "A web page of another origin sent the request.",
-        404: "There is no such model or route.",
-        405: "The route takes another method.",
-        413: "The body is too large.",
-        421: "The request is for another host.",
-        429: "The queue is full, or the rate of the key used up. Try again after `Retry-After` seconds.",
-        500: "The engine failed on this request.",
-        503: "The server is stopping.",
-        504: "The request's timeout passed while it waited.",
-    }.items()
-}
-
-BINARY = {"type": "string", "format": "binary"}
-LONGEST_EXAMPLE = 2000
-"""Characters. A longer example request is left out of the description."""
-
-NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-TIMEOUT = {
-    "name": "Request-Timeout",
-    "in": "header",
-    "required": False,
-    "description": "Seconds that the request may wait in the queue.",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
-}
-PREDICT_ANSWER: dict[str, dict[str, Any]] = {
-    "200": {
-        "description": "One answer per sample, in order.",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"model": {"type": "string"}, "answers": {"type": "array", "items": {}}},
-                    "required": ["model", "answers"],
-                }
-            }
-        },
-    }
-}
-
-PARAMETERS = {"type": "object", "additionalProperties": True}
-TENSOR = {
+OPENAI_ERROR = {
     "type": "object",
     "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "example": "FP32"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "data": {"type": "array", "items": {}},
-        "parameters": PARAMETERS,
-    },
-    "required": ["name", "datatype", "shape"],
-}
-OUTPUT = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "parameters": PARAMETERS},
-    "required": ["name"],
-}
-INFER_REQUEST = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": PARAMETERS,
-        "inputs": {"type": "array", "items": TENSOR},
-        "outputs": {"type": "array", "items": OUTPUT},
-    },
-    "required": ["inputs"],
-}
-INFER_ANSWER = {
-    "type": "object",
-    "properties": {
-        "model_name": {"type": "string"},
-        "model_version": {"type": "string"},
-        "id": {"type": "string"},
-        "outputs": {"type": "array", "items": TENSOR},
-    },
-    "required": ["model_name", "model_version", "outputs"],
-}
-RAW = {"schema": BINARY}
-
-
-def describe_predict_body(tasks: Iterable[Task]) -> dict[str, Any]:
-    """The request body of the task endpoint: what the tasks of the served models take."""
-    by_field = {task.field: task for task in tasks}
-    samples: dict[str, Any] = {
-        "type": "object",
-        "minProperties": 1,
-        "maxProperties": 1,
-        "properties": {field: {"description": task.field_description} for field, task in by_field.items()},
-    }
-    examples = [to_json(task.example_request()) for task in by_field.values()]
-    short = next((example for example in examples if len(example) <= LONGEST_EXAMPLE), None)
-    if short is not None:
-        samples["example"] = parse(short)
-    form = {field: BINARY if task.upload else {"type": "string"} for field, task in by_field.items()}
-    uploads = {task.upload.content_type for task in by_field.values() if task.upload}
-    content = {
-        "application/json": {"schema": samples},
-        "multipart/form-data": {"schema": {"type": "object", "properties": form}},
-        **dict.fromkeys(sorted(uploads), RAW),
-    }
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def describe_infer(*, versioned: bool) -> dict[str, Any]:
-    """The operation of the hot path, which is no FastAPI route."""
-    version = [{**NAME, "name": "version"}] if versioned else []
-    return {
-        "post": {
-            "tags": ["models"],
-            "summary": "Infer",
-            "operationId": "infer_of_version" if versioned else "infer",
-            "description": "Tensors in, tensors out: the KServe V2 protocol, in JSON or with its binary extension.",
-            "parameters": [
-                NAME,
-                *version,
-                TIMEOUT,
-                {
-                    "name": "Inference-Header-Content-Length",
-                    "in": "header",
-                    "required": False,
-                    "description": "Bytes of JSON in front of raw tensors.",
-                    "schema": {"type": "integer", "minimum": 1},
-                },
-            ],
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": INFER_REQUEST}, "application/octet-stream": RAW},
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
             },
-            "responses": {
-                "200": {
-                    "description": "The outputs.",
-                    "content": {"application/json": {"schema": INFER_ANSWER}, "application/octet-stream": RAW},
-                },
-                **{str(status): answer for status, answer in ERRORS.items()},
-            },
+            "required": ["message", "type", "param", "code"],
         }
-    }
+    },
+    "required": ["error"],
+}
+TEXTS = {
+    400: "The request does not fit; the text says how.",
+    401: "The request has no key, or an unknown one.",
+    403: "A web page of another origin sent the request.",
+    404: "There is no such model or route.",
+    405: "The route takes another method.",
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is in an unknown content coding.",
+    421: "The request is for another host.",
+    429: "The queue is full, or the rate of the key used up. Try again after `Retry-After` seconds.",
+    431: "The headers are too large.",
+    500: "The engine failed on this request.",
+    503: "The server is stopping.",
+    504: "The request's timeout passed while it waited.",
+}
 
 
-def describe_predict(tasks: Iterable[Task]) -> dict[str, Any]:
-    """The operation of the task endpoint, which is no FastAPI route either."""
+SCHEMAS = {"V2": ERROR, "OpenAI": OPENAI_ERROR}
+"""The bodies of errors, by the API."""
+
+
+def refer_to_errors(api: str) -> dict[str, Any]:
+    """The responses that are errors, by status."""
+    return {str(status): {"$ref": f"#/components/responses/{api}{status}"} for status in TEXTS}
+
+
+def describe_errors() -> dict[str, Any]:
+    """What the responses that are errors refer to."""
     return {
-        "post": {
-            "tags": ["models"],
-            "summary": "Predict",
-            "operationId": "predict",
-            "description": "Answers for raw samples, as the model's task takes them: texts, images, arrays.",
-            "parameters": [NAME, TIMEOUT],
-            **describe_predict_body(tasks),
-            "responses": {**PREDICT_ANSWER, **{str(status): answer for status, answer in ERRORS.items()}},
-        }
+        f"{api}{status}": {"description": text, "content": {"application/json": {"schema": schema}}}
+        for api, schema in SCHEMAS.items()
+        for status, text in TEXTS.items()
     }
 
 
-def describe(app: FastAPI, tasks: Iterable[Task]) -> dict[str, Any]:
-    """The OpenAPI description of the server. tasks: those of its models."""
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        schema["paths"]["/v1/models/{name}/predict"] = describe_predict(tasks)
-        schema["paths"]["/v2/models/{name}/infer"] = describe_infer(versioned=False)
-        schema["paths"]["/v2/models/{name}/versions/{version}/infer"] = describe_infer(versioned=True)
-        app.openapi_schema = schema
-    return app.openapi_schema
+INVALID = "422"
+"""The status of FastAPI's own checks: no route of ours has any that can fail."""
+
+
+def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
+    """The description: FastAPI's routes, and those of the models."""
+    schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    models = list(repository)
+    paths = schema["paths"]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            operation["responses"].pop(INVALID, None)
+            for parameter in operation.get("parameters", ()):
+                if path.startswith(("/v1/models/", "/v2/models/")):
+                    parameter["schema"] |= describe_parameter(parameter["name"], models)
+            operation["responses"] |= refer_to_errors("OpenAI" if path.startswith("/v1/") else "V2")
+    schema["components"] = {"responses": describe_errors()}
+    paths |= {path: {"post": operation} for path, operation in describe_models(models)}
+    return schema
+
+
+def describe_parameter(name: str, models: list[Model]) -> dict[str, Any]:
+    """What is known of a parameter in the path of a model: the names, and the versions."""
+    known = {"name": {model.name for model in models}, "version": {model.version for model in models}}
+    return {"enum": sorted(known[name])}
+
+
+def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The operations of models, by path. models: all versions, the newest of each last."""
+    for model in models:
+        name, versioned = quote(model.name), f"_{model.version}"
+        yield f"/v2/models/{name}/versions/{model.version}/infer", with_errors(describe_infer(model, versioned))
+    newest = {model.name: model for model in models}
+    for model in newest.values():
+        name = quote(model.name)
+        yield f"/v2/models/{name}/infer", with_errors(describe_infer(model))
+        yield f"/v1/models/{name}/predict", with_errors(describe_predict(model))
+    if embedding := [model for model in newest.values() if model.task.embeds]:
+        yield "/v1/embeddings", with_errors(describe_embeddings(embedding), "OpenAI")
+
+
+def with_errors(operation: dict[str, Any], api: str = "V2") -> dict[str, Any]:
+    """The operation, with its errors."""
+    return operation | {"responses": operation["responses"] | refer_to_errors(api)}

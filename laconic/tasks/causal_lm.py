@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import LABEL, PREPROCESS, HealingLoss, read_asset, to_json
-from laconic.tasks.text import TextTask
+from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.token_prediction import TokenPrediction
 from laconic.tensor import TensorSpec
 
@@ -86,6 +86,9 @@ class CausalLm(TokenPrediction, TextTask):
         if self.field not in values and COMPLETION in values:
             return (mark_completion(values.get(PROMPT), values[COMPLETION]),), None
         return super().read_row(values, folder)
+
+    def sample_schema(self) -> dict[str, Any]:
+        return TEXT_SCHEMA
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -12,7 +12,7 @@ from laconic.errors import InputError, SourceError
 from laconic.hashing import hash_of
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import PREPROCESS, read_asset, to_json
-from laconic.tasks.text import TextTask
+from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.token_prediction import TokenPrediction
 from laconic.tensor import TensorSpec
 
@@ -59,6 +59,9 @@ class FillMask(TokenPrediction, TextTask):
     def assets(self) -> dict[str, bytes]:
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "mask_id": self.mask_id}
         return super().assets() | {PREPROCESS: to_json(preprocess)}
+
+    def sample_schema(self) -> dict[str, Any]:
+        return TEXT_SCHEMA
 
     def parse(self, value: Any) -> Any:
         if not isinstance(value, str):

@@ -12,7 +12,7 @@ from laconic.errors import InputError, SourceError
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
-from laconic.tensor import BATCH, TensorSpec, read_numbers
+from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
 
 
 class ImageTask(Task):
@@ -62,6 +62,11 @@ class ImageTask(Task):
 
     def assets(self) -> dict[str, bytes]:
         return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))}
+
+    def sample_schema(self) -> dict[str, Any]:
+        spec = self.inputs[0]
+        file = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/*"}
+        return {"anyOf": [file, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
 
     def parse(self, value: Any) -> Any:
         """Takes the bytes of an image file, the same in base64, a Path, or an array that is already the input."""

@@ -12,7 +12,7 @@ from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.registry import did_you_mean
 from laconic.tasks.task import HealingLoss, Tolerance, first
-from laconic.tasks.text import TextTask
+from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.token_positions import find_filled, fit_positions, softmax_positions
 
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
@@ -53,6 +53,10 @@ class QuestionAnswering(TextTask):
 
     def set_truncation(self, length: int) -> None:
         self.tokenizer.enable_truncation(length, strategy="only_second")
+
+    def sample_schema(self) -> dict[str, Any]:
+        texts = {QUESTION: TEXT_SCHEMA, CONTEXT: TEXT_SCHEMA}
+        return {"type": "object", "properties": texts, "required": [*texts], "additionalProperties": False}
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)) and len(value) == 2:

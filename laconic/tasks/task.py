@@ -206,6 +206,10 @@ class Task(ABC):
         """What `parse` takes, from the arrays of one sample by input."""
         return arrays
 
+    def sample_schema(self) -> dict[str, Any]:
+        """The JSON Schema of what `parse` takes over HTTP; `anyOf` where samples have several forms."""
+        return {}
+
     def example_request(self) -> dict[str, Any]:
         """A request to the predict endpoint, JSON-ready but for its arrays."""
         return {self.field: self.examples(1)[0]}

@@ -10,7 +10,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_mean_scorer
 from laconic.tasks.task import Task, Tolerance, first
-from laconic.tensor import TensorSpec, check_inputs, read_numbers
+from laconic.tensor import TensorSpec, check_inputs, describe_array, read_numbers
 
 
 class Tensors(Task):
@@ -42,6 +42,10 @@ class Tensors(Task):
 
     def assets(self) -> dict[str, bytes]:
         return {}
+
+    def sample_schema(self) -> dict[str, Any]:
+        arrays = {spec.name: describe_array(spec.dtype, spec.shape[1:], spec.bounds) for spec in self.inputs}
+        return {"type": "object", "properties": arrays, "required": [*arrays], "additionalProperties": False}
 
     def parse(self, value: Any) -> Any:
         if not isinstance(value, Mapping):

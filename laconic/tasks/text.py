@@ -70,6 +70,10 @@ def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(values[name] for name in PAIR)
 
 
+TEXT_SCHEMA = {"type": "string"}
+PAIR_SCHEMA = {"type": "array", "items": TEXT_SCHEMA, "minItems": 2, "maxItems": 2}
+
+
 @dataclass(frozen=True)
 class Tokens:
     """A text that is tokenized already. ids: as the model reads them, special tokens included."""
@@ -153,6 +157,10 @@ class TextTask(Task):
         if not isinstance(value, (str, list, tuple)):
             raise InputError(f"expected a string under {self.field!r}, got {type(value).__name__}")
         return value
+
+    def sample_schema(self) -> dict[str, Any]:
+        """A text, or a pair of texts."""
+        return {"anyOf": [TEXT_SCHEMA, PAIR_SCHEMA]}
 
     def example_request(self) -> dict[str, Any]:
         return {self.field: "Hello there."}

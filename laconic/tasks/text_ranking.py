@@ -9,6 +9,7 @@ from laconic.arrays import Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, spearman
 from laconic.tasks.task import count_outputs
+from laconic.tasks.text import PAIR_SCHEMA
 from laconic.tasks.text_regression import TextRegression
 
 MARKS = ("sentence_transformers", "sbert_ce_default_activation_function")
@@ -33,6 +34,9 @@ class TextRanking(TextRegression):
     @classmethod
     def recognizes(cls, config: Mapping[str, Any]) -> bool:
         return cls.fits(config) and any(name in config for name in MARKS)
+
+    def sample_schema(self) -> dict[str, Any]:
+        return PAIR_SCHEMA
 
     def parse(self, value: Any) -> Any:
         sample = super().parse(value)

@@ -12,6 +12,7 @@ from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_f1_scorer, softmax
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.task import LABEL, HealingLoss, Tolerance, first
+from laconic.tasks.text import TEXT_SCHEMA
 from laconic.tasks.token_positions import IGNORED, find_filled, fit_positions
 
 OUTSIDE = "O"
@@ -49,6 +50,9 @@ class TokenClassification(LabelledText):
         if not wanted:
             raise DataError("no sample has an entity, so there is nothing to find")
         return (OUTSIDE, *(f"{prefix}-{tag}" for tag in sorted(wanted) for prefix in "BI"))
+
+    def sample_schema(self) -> dict[str, Any]:
+        return TEXT_SCHEMA
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, str):
