@@ -86,7 +86,7 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
     is removed at the end. trust: whether the source may execute code, and the recipe name code, also in the body."""
     with trust_addresses(trust), open_scratch_folder(destination) as folder:
         with steps.step("load the source and the samples") as step:
-            source = open_source(recipe, cache, trust=trust)
+            source = open_source(recipe, cache, trust=trust, samples=recipe.data.calibrate)
             samples = split_samples(recipe, source.task)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
         yield Lineage(source, Job(recipe, samples, folder, steps, cache))

@@ -10,8 +10,10 @@ from pydantic import TypeAdapter
 from export.capture.capture import capture, measure_parity
 from export.capture.model_file import save_model
 from export.capture.onnx_source import import_onnx
+from laconic.arrays import Arrays
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
+from laconic.data.formats import load_arrays
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hashing import code_version, digest_file, hash_of
 from laconic.models.checkpoint import is_onnx, load_source
@@ -24,8 +26,11 @@ from laconic.runtimes.runtime import Session
 ADAPTER = TypeAdapter(Graph)
 
 
-def open_source(origin: Origin, cache: Cache, *, trust: bool) -> Source:
-    """Load the model that a recipe names. Raises SourceError if it is missing, damaged or of an unknown kind."""
+def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | None = None) -> Source:
+    """Load the model that a recipe names. samples: its file of samples, if any.
+
+    Raises SourceError if the model is missing, damaged or of an unknown kind.
+    """
     path = Path(origin.source)
     if not path.exists():
         raise SourceError(
@@ -39,9 +44,16 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool) -> Source:
         builder=origin.builder,
         arguments=origin.arguments or None,
         inputs=origin.inputs or None,
+        samples=load_samples(origin, samples),
         trust=trust,
     )
     return CheckpointSource.of(checkpoint)
+
+
+def load_samples(origin: Origin, path: Path | None) -> Arrays | None:
+    """The arrays that tell the inputs of a plain module; None where something else does, or there are no arrays."""
+    needed = origin.builder is not None and not origin.inputs
+    return load_arrays(path) if needed and path is not None and path.suffix == ".npz" and path.is_file() else None
 
 
 def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:

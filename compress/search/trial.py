@@ -37,7 +37,7 @@ MATRIX_BYTES, VECTOR_BYTES = 1, 4
 def open_context(base_recipe: str, trust: bool, cache: str) -> SearchContext:
     """Open the source and the samples of a recipe (JSON), once in a process."""
     recipe = Recipe.model_validate_json(base_recipe)
-    source = open_source(recipe, Cache(Path(cache)), trust=trust)
+    source = open_source(recipe, Cache(Path(cache)), trust=trust, samples=recipe.data.calibrate)
     return SearchContext(source, split_samples(recipe, source.task))
 
 

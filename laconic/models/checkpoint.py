@@ -12,6 +12,7 @@ import yaml
 from torch import nn
 
 from laconic import registry
+from laconic.arrays import Arrays
 from laconic.artifacts.record import Record
 from laconic.cache import open_scratch_folder
 from laconic.errors import CorruptArtifact, LaconicError, SourceError, UsageError
@@ -22,6 +23,7 @@ from laconic.models import huggingface
 from laconic.models.adapter import is_adapter, read_adapter
 from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
 from laconic.models.processors import plain_task
+from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.special_tokens import read_chat_template
 from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
@@ -186,13 +188,15 @@ def load_source(
     builder: str | None = None,
     arguments: dict[str, Any] | None = None,
     inputs: tuple[TensorSpec, ...] | None = None,
+    samples: Arrays | None = None,
     trust: bool = False,
 ) -> Checkpoint:
     """Open a trained model in any supported format.
 
     source: a folder of transformers or sentence-transformers; a file of weights, with the `builder`
     ("package.module:factory") and the `arguments` that make the module, and the `inputs` that it takes; or a
-    checkpoint saved before. trust: lets a source execute code that it carries.
+    checkpoint saved before. samples: arrays by input, from which the inputs are found where nothing states them.
+    trust: lets a source execute code that it carries.
     Raises SourceError, UntrustedSource.
     """
     if not source.exists():
@@ -206,7 +210,10 @@ def load_source(
     else:
         module, origin = builders.load(source, builder, arguments or {}, trust=trust)
         own = tuple(getattr(module, "inputs", ()))
-    return _with_signature(module, origin, inputs or own, task, source)
+    stated = inputs or own
+    if not stated and samples is not None:
+        stated = infer_inputs(prepare(module), samples)
+    return _with_signature(module, origin, stated, task, source)
 
 
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
@@ -257,8 +264,8 @@ def _with_signature(
     """A checkpoint of a plain module. task: by default the one for plain arrays."""
     if not inputs:
         raise SourceError(
-            f"nothing says which tensors the module in {path} takes. Give `inputs` in the recipe, or set an attribute "
-            f"`inputs` on the module: a tuple of TensorSpec"
+            f"nothing says which tensors the module in {path} takes. Give samples in an .npz file (--data), whose "
+            f"arrays are named as the parameters of forward; or `inputs` in the recipe"
         )
     module = prepare(module)
     inputs = order_inputs(module, inputs)

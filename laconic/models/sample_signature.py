@@ -1,0 +1,142 @@
+"""The inputs of a plain module, from samples in .npz: names, dtypes and sizes from the file, free axes by runs."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import SourceError
+from laconic.models.signature import call
+from laconic.registry import did_you_mean
+from laconic.tasks.task import LABEL
+from laconic.tensor import BATCH, TensorSpec
+
+ROWS = (2, 5)
+"""The batch sizes of the runs that the batch must be free in."""
+
+FAILURES = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    SourceError,
+)
+"""What a module raises for inputs that it does not take."""
+
+Axis = tuple[str, int]
+"""An input's name, and the number of one of its axes."""
+
+
+def infer_inputs(module: nn.Module, samples: Arrays) -> tuple[TensorSpec, ...]:
+    """The inputs that a module takes, from samples in arrays that are named as the parameters of its forward.
+
+    An axis is free if the module runs with another size of it: alone, or together with the axes of other inputs that
+    have the same size, which then are one axis. Raises SourceError where the names do not fit, or the module does not
+    run on the samples in batches of other sizes.
+    """
+    arrays = {name: array for name, array in samples.items() if name != LABEL}
+    check_names(module, arrays)
+    for rows in ROWS:
+        if failure := run(module, take_rows(arrays, rows)):
+            raise SourceError(
+                f"the module does not run on {rows} of the samples: {failure}. Save arrays with the samples "
+                f"along axis 0, as its forward takes them, or give `inputs` in the recipe"
+            )
+    few = take_rows(arrays, ROWS[0])
+    free: dict[Axis, tuple[str, tuple[int, int]]] = {}
+    for axes in group_axes(few):
+        if any(axis in free for axis in axes):
+            continue
+        if bounds := find_bounds(module, few, axes):
+            free |= dict.fromkeys(axes, (f"{axes[0][0]}_{axes[0][1]}", bounds))
+    return tuple(describe(name, array, free) for name, array in arrays.items())
+
+
+def check_names(module: nn.Module, arrays: Arrays) -> None:
+    """Raise SourceError unless the arrays are parameters of the module's forward, with all that have no default."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(each.kind == each.VAR_POSITIONAL for each in parameters):
+        return  # in the order of the file
+    known = [each.name for each in parameters if each.kind != each.VAR_KEYWORD]
+    for name in arrays:
+        if name not in known and not any(each.kind == each.VAR_KEYWORD for each in parameters):
+            raise SourceError(
+                f"the samples hold {name!r}, and forward takes {', '.join(known)}. {did_you_mean(name, known)}"
+            )
+    missing = [
+        each.name
+        for each in parameters
+        if each.name not in arrays and each.default is each.empty and each.kind != each.VAR_KEYWORD
+    ]
+    if missing:
+        raise SourceError(f"the samples lack {', '.join(missing)}, which forward takes. Save an array for each")
+
+
+def group_axes(arrays: Arrays) -> Iterator[tuple[Axis, ...]]:
+    """Each axis but the batch by itself, and then the axes of the same size together, where there are several."""
+    sizes: dict[int, list[Axis]] = {}
+    for name, array in arrays.items():
+        for axis in range(1, array.ndim):
+            sizes.setdefault(array.shape[axis], []).append((name, axis))
+    yield from ((axis,) for axes in sizes.values() for axis in axes)
+    yield from (tuple(axes) for axes in sizes.values() if len(axes) > 1)
+
+
+def find_bounds(module: nn.Module, arrays: Arrays, axes: tuple[Axis, ...]) -> tuple[int, int] | None:
+    """The smallest and the largest size of these axes that the module is known to run with; None if it runs with none
+    but that of the samples."""
+    (name, axis), *_ = axes
+    size = arrays[name].shape[axis]
+
+    def runs(other: int) -> bool:
+        return other > 0 and run(module, resize(arrays, axes, other)) is None
+
+    if size < 3 or not runs(size - 1):
+        return None
+    half = size // 2
+    return (half if runs(half) else size - 1), (2 * size if runs(2 * size) else size)
+
+
+def resize(arrays: Arrays, axes: tuple[Axis, ...], size: int) -> Arrays:
+    """The arrays with another size along some axes: cut, or repeated from the start."""
+    changed = dict(arrays)
+    for name, axis in axes:
+        array = changed[name]
+        changed[name] = np.take(array, np.arange(size) % array.shape[axis], axis=axis)
+    return changed
+
+
+def take_rows(arrays: Arrays, rows: int) -> Arrays:
+    """The first samples, repeated where there are fewer."""
+    return {name: np.take(array, np.arange(rows) % max(len(array), 1), axis=0) for name, array in arrays.items()}
+
+
+def run(module: nn.Module, arrays: Arrays) -> str | None:
+    """Run the module; returns what failed, or None."""
+    try:
+        with torch.inference_mode():
+            call(module, {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()})
+    except FAILURES as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+def describe(name: str, array: Array, free: Mapping[Axis, tuple[str, tuple[int, int]]]) -> TensorSpec:
+    """The spec of one input. free: by axis, its name and its bounds."""
+    shape: list[Any] = [BATCH]
+    bounds = {}
+    for axis in range(1, array.ndim):
+        if (name, axis) in free:
+            called, limits = free[name, axis]
+            bounds[called] = limits
+            shape.append(called)
+        else:
+            shape.append(array.shape[axis])
+    return TensorSpec(name=name, dtype=array.dtype.name, shape=tuple(shape), bounds=bounds)

@@ -1,0 +1,74 @@
+"""The inputs of a plain module are found from samples, and from runs with other sizes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laconic.errors import SourceError
+from laconic.models.sample_signature import infer_inputs
+
+RNG = np.random.default_rng(0)
+
+
+class Tagger(nn.Module):
+    """Ids and a mask of one length, up to 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 8), nn.Embedding(16, 8)
+
+    def forward(self, ids: Tensor, mask: Tensor, scale: Tensor | None = None) -> Tensor:
+        found = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        return (found * mask[..., None]).sum(dim=1)
+
+
+class Strided(nn.Module):
+    """An image of any size, in three channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, stride=2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.layer(image).mean(dim=(2, 3))
+
+
+class Single(nn.Module):
+    """One sample at a time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(1, 4)
+
+
+def test_axes_of_several_inputs_that_only_change_together_are_one():
+    samples = {"ids": np.ones((9, 10), np.int64), "mask": np.ones((9, 10), np.float32), "label": np.zeros(9)}
+    ids, mask = infer_inputs(Tagger().eval(), samples)
+    assert (ids.name, ids.dtype, ids.shape) == ("ids", "int64", ("batch", "ids_1"))
+    assert (mask.name, mask.dtype, mask.shape) == ("mask", "float32", ("batch", "ids_1"))
+    assert ids.bounds == {"ids_1": (5, 10)}, "20 are more than the module has places for"
+
+
+def test_axes_of_an_image_are_free_one_by_one_and_its_channels_are_not():
+    samples = {"image": RNG.standard_normal((3, 3, 16, 16)).astype(np.float32)}
+    (image,) = infer_inputs(Strided().eval(), samples)
+    assert image.shape == ("batch", 3, "image_2", "image_3")
+    assert image.bounds == {"image_2": (8, 32), "image_3": (8, 32)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"idz": np.ones((4, 6), np.int64), "mask": np.ones((4, 6), np.float32)}, "Did you mean 'ids'"),
+        ({"ids": np.ones((4, 6), np.int64)}, "lack mask, which forward takes"),
+        ({"ids": np.full((4, 6), 90), "mask": np.ones((4, 6), np.float32)}, "does not run on 2 of the samples"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused_with_what_does(arrays, message):
+    with pytest.raises(SourceError, match=message):
+        infer_inputs(Tagger().eval(), arrays)
+
+
+def test_a_module_that_takes_one_sample_at_a_time_is_refused():
+    with pytest.raises(SourceError, match="does not run on 2 of the samples"):
+        infer_inputs(Single(), {"x": np.ones((6, 4), np.float32)})
