@@ -38,7 +38,7 @@ class AttentionRelationLoss(DistillationLoss):
 
     def select_layers(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[LayerPair]) -> None:
         try:
-            own, theirs = anatomy(student).family, anatomy(teacher).family
+            own, theirs = anatomy(student).shape, anatomy(teacher).shape
         except SourceError as error:
             raise UsageError(
                 f"there is no attention to distil relations from: {str(error).partition('; ')[0]}. Use "
@@ -46,6 +46,11 @@ class AttentionRelationLoss(DistillationLoss):
             ) from error
         if not -len(pairs) <= self.layer < len(pairs):
             raise UsageError(f"layer {self.layer} is none of the student's {len(pairs)}. Give one that it has")
+        if own.interleaved or theirs.interleaved:
+            raise UsageError(
+                "one layer computes queries, keys and values head by head, so that relations cannot be taken from its "
+                "output. Use distill.features or distill.logits"
+            )
         pair = pairs[self.layer]
         self.student = tuple(f"{pair.student}.{path}" for path in (own.query, own.key, own.value))
         self.teacher = tuple(f"{pair.last}.{path}" for path in (theirs.query, theirs.key, theirs.value))

@@ -13,7 +13,8 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from laconic.errors import UsageError
+from compress.transformer.anatomy import anatomy
+from laconic.errors import SourceError, UsageError
 from laconic.models.signature import call
 
 Axis = Literal["out", "in", "both"]
@@ -71,7 +72,7 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
     module.requires_grad_(True)  # the graph is read from autograd
     try:
         with torch.enable_grad():
-            refuse_attention([answer.grad_fn for answer in call(module, inputs).values()])
+            refuse_attention(module, [answer.grad_fn for answer in call(module, inputs).values()])
             graph = torch_pruning.DependencyGraph()
             graph.build_dependency(
                 module, dict(inputs), forward_fn=lambda m, x: list(call(m, x).values()), verbose=False
@@ -138,7 +139,7 @@ def refuse_recurrent(module: nn.Module) -> None:
             )
 
 
-def refuse_attention(roots: Sequence[Any]) -> None:
+def refuse_attention(module: nn.Module, roots: Sequence[Any]) -> None:
     """Raise UsageError if autograd's graph, from these nodes on, multiplies activations with activations."""
     seen, todo = set(), [node for node in roots if node is not None]
     while todo:
@@ -148,7 +149,16 @@ def refuse_attention(roots: Sequence[Any]) -> None:
         seen.add(node)
         if any(product in node.name() for product in PRODUCTS):
             raise UsageError(
-                "prune.channels prunes convolutional networks, and this model has attention, whose heads it would mix "
-                "up silently. Use prune.heads and prune.ffn"
+                f"prune.channels prunes convolutional networks, and this model has attention, whose heads it would mix "
+                f"up silently. Use {suggest_instead(module)}"
             )
         todo += [each for each, _ in node.next_functions if each is not None]
+
+
+def suggest_instead(module: nn.Module) -> str:
+    """The stages that prune a model with attention."""
+    try:
+        anatomy(module)
+    except SourceError:
+        return "factorize.low-rank, or prune.unstructured"
+    return "prune.heads and prune.ffn"

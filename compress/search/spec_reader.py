@@ -8,12 +8,15 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from compress.search.layer_spec import LayerSpec, Role
-from compress.transformer.anatomy import Anatomy, anatomy
+from compress.transformer.anatomy import Anatomy, UnitKind, anatomy
 from laconic.errors import SourceError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 from laconic.timing.benchmark import LENGTH
+
+ROLES: dict[UnitKind, tuple[Role, Role]] = {"heads": ("qkv", "attention-output"), "ffn": ("up", "down")}
+"""By the kind of a site, the roles of the layers that compute its units, and of the one that takes them."""
 
 
 def read_layer_specs(checkpoint: Checkpoint) -> tuple[LayerSpec, ...]:
@@ -24,7 +27,7 @@ def read_layer_specs(checkpoint: Checkpoint) -> tuple[LayerSpec, ...]:
     module = checkpoint.module
     blocks = find_anatomy(module)
     known = dict(find_roles(blocks)) if blocks else {}
-    widths = {site.consumer: site.sources[1].width for site in blocks.of("heads")} if blocks else {}
+    widths = {site.consumer: site.head for site in blocks.of("heads")} if blocks else {}
     found: list[LayerSpec] = []
 
     def record(path: str, layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
@@ -83,6 +86,7 @@ def find_anatomy(module: nn.Module) -> Anatomy | None:
 def find_roles(found: Anatomy) -> Iterator[tuple[str, tuple[Role, int | None]]]:
     """The path of each layer of the blocks, with its role and the index of its block."""
     for number, sites in enumerate(found.sites):
-        for site, producer, consumer in ((sites["heads"], "qkv", "attention-output"), (sites["ffn"], "up", "down")):
-            yield site.consumer, (consumer, number)  # type: ignore[misc]
-            yield from ((source.layer, (producer, number)) for source in site.sources)  # type: ignore[misc]
+        for kind, site in sites.items():
+            producer, consumer = ROLES[kind]
+            yield site.consumer, (consumer, number)
+            yield from ((source.layer, (producer, number)) for source in site.sources)

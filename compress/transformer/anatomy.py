@@ -1,7 +1,7 @@
 """Where the blocks of a transformer are, and in each block the attention heads and the FFN units.
 
-One entry of FAMILIES per architecture. A family is recognised by the names of a block's submodules and never by the
-model's class, so that everything built like BERT is pruned like BERT, inside any wrapper.
+Blocks are found by the shapes of their layers, and never by the class of the model. The proof of each cut shows whether
+what the shapes say is so.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from compress.statistics.layer_inputs import weight_matrix
+from compress.transformer.block_shape import BlockShape, find_shape, find_tables, read_head_width
 from laconic.errors import SourceError
 
 UnitKind = Literal["heads", "ffn"]
@@ -20,115 +20,10 @@ HEADS = ("num_attention_heads", "num_heads", "n_heads")
 """Attributes that hold the number of attention heads, in one architecture or another."""
 KEYS = ("num_key_value_heads", "num_kv_heads")
 """Attributes that hold the number of key-value heads (grouped-query attention)."""
+GROUPS = ("num_key_value_groups",)
+"""Attributes that hold the number of query heads that share a key-value head."""
 WIDTHS = ("all_head_size", "split_size")
 """Attributes that hold the width of all heads together."""
-
-
-@dataclass(frozen=True)
-class BlockFamily:
-    """The layers of a block of one architecture; paths are relative to the block.
-
-    parts: the names of all children of the block, by which the family is recognised. attention: the submodule that
-    holds the numbers of heads. head_width: its attribute with the width of one head. up: the layers whose outputs are
-    the FFN units, one for one. post_norm: whether each half of the block ends with a normalisation of the residual sum
-    (post-LN) and does not begin with one (pre-LN). config_width: the key of the model's config for the FFN width.
-    """
-
-    name: str
-    parts: frozenset[str]
-    attention: str
-    head_width: str
-    query: str
-    key: str
-    value: str
-    out: str
-    up: tuple[str, ...]
-    down: str
-    post_norm: bool = False
-    config_width: str = "intermediate_size"
-
-    @property
-    def fused(self) -> bool:
-        """Whether queries, keys and values are the outputs of one layer, in this order."""
-        return self.query == self.key
-
-    def fits(self, block: nn.Module) -> bool:
-        """Whether a module is a block of this family."""
-        if {name for name, _ in block.named_children()} != self.parts:
-            return False
-        paths = (self.query, self.key, self.value, self.out, *self.up, self.down)
-        layers = dict(block.named_modules())
-        return all(isinstance(layers.get(path), (nn.Linear, Conv1D)) for path in paths) and hasattr(
-            layers.get(self.attention), self.head_width
-        )
-
-
-FAMILIES = (
-    BlockFamily(
-        name="BERT and RoBERTa",
-        parts=frozenset({"attention", "intermediate", "output"}),
-        attention="attention.self",
-        head_width="attention_head_size",
-        query="attention.self.query",
-        key="attention.self.key",
-        value="attention.self.value",
-        out="attention.output.dense",
-        up=("intermediate.dense",),
-        down="output.dense",
-        post_norm=True,
-    ),
-    BlockFamily(
-        name="DistilBERT",
-        parts=frozenset({"attention", "sa_layer_norm", "ffn", "output_layer_norm"}),
-        attention="attention",
-        head_width="attention_head_size",
-        query="attention.q_lin",
-        key="attention.k_lin",
-        value="attention.v_lin",
-        out="attention.out_lin",
-        up=("ffn.lin1",),
-        down="ffn.lin2",
-        post_norm=True,
-        config_width="hidden_dim",
-    ),
-    BlockFamily(
-        name="ViT",
-        parts=frozenset({"attention", "layernorm_before", "layernorm_after", "mlp", "dropout"}),
-        attention="attention",
-        head_width="head_dim",
-        query="attention.q_proj",
-        key="attention.k_proj",
-        value="attention.v_proj",
-        out="attention.o_proj",
-        up=("mlp.fc1",),
-        down="mlp.fc2",
-    ),
-    BlockFamily(
-        name="GPT-2",
-        parts=frozenset({"ln_1", "attn", "ln_2", "mlp"}),
-        attention="attn",
-        head_width="head_dim",
-        query="attn.c_attn",
-        key="attn.c_attn",
-        value="attn.c_attn",
-        out="attn.c_proj",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        config_width="n_inner",
-    ),
-    BlockFamily(
-        name="Llama",
-        parts=frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}),
-        attention="self_attn",
-        head_width="head_dim",
-        query="self_attn.q_proj",
-        key="self_attn.k_proj",
-        value="self_attn.v_proj",
-        out="self_attn.o_proj",
-        up=("mlp.gate_proj", "mlp.up_proj"),
-        down="mlp.down_proj",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -144,9 +39,11 @@ class UnitRows:
 class Site:
     """The prunable units of one kind in one block: independently computed heads or FFN units that one layer consumes.
 
-    A unit of heads is a key-value head with all query heads that share it. consumer: path of the layer that takes the
-    units; each unit has `width` of its columns, in order. units: how many there are. sources: the rows that compute
-    them. counts: attributes of modules that hold the number of units, by path, with what one unit adds to each.
+    A unit of heads is a key-value head with all query heads that share it; or a query head, where all share one
+    key-value head. consumer: path of the layer that takes the units; each unit has `width` of its columns, in order.
+    units: how many there are. sources: the rows that compute them. counts: attributes of modules that hold the number
+    of units, by path, with what one unit adds to each. tables: parameters with an entry for each unit along an axis.
+    head: features of one head; 1 for FFN units. keys: key-value heads that stay whatever is cut; 0 where they go along.
     """
 
     kind: UnitKind
@@ -156,13 +53,17 @@ class Site:
     width: int
     sources: tuple[UnitRows, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
+    tables: tuple[tuple[str, int], ...] = ()
+    head: int = 1
+    keys: int = 0
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The blocks of a transformer. stack: path of the list of blocks. sites: for each block, its units by kind."""
+    """The blocks of a transformer. shape: of the first block. stack: path of the list of blocks. sites: for each block,
+    its units by kind."""
 
-    family: BlockFamily
+    shape: BlockShape
     stack: str
     sites: tuple[Mapping[UnitKind, Site], ...]
 
@@ -171,72 +72,101 @@ class Anatomy:
         return f"{self.stack}.{index}"
 
     def of(self, kind: UnitKind) -> tuple[Site, ...]:
-        """The sites of one kind, one a block, in order."""
+        """The sites of one kind, one a block, in order. Raises SourceError where blocks have none."""
+        if not all(kind in sites for sites in self.sites):
+            raise SourceError(
+                f"the blocks in {self.stack} have no {kind} that can be cut: expected one attention, and one or two "
+                f"linear layers before the units and one behind them. Leave prune.{kind} out, or use factorize.low-rank"
+            )
         return tuple(sites[kind] for sites in self.sites)
 
 
 def anatomy(module: nn.Module) -> Anatomy:
     """Find the blocks, heads and FFN units of a module, as its weights are shaped now.
 
-    Raises SourceError for a module without exactly one stack of blocks of a known family.
+    Raises SourceError for a module without exactly one stack of transformer blocks.
     """
-    found = [
-        (family, path)
-        for path, each in module.named_modules()
-        if isinstance(each, nn.ModuleList) and len(each)
-        for family in FAMILIES
-        if all(family.fits(block) for block in each)
-    ]
+    found: dict[str, list[BlockShape]] = {}
+    for path, each in module.named_modules():
+        if isinstance(each, nn.ModuleList) and len(each):
+            shapes = [shape for block in each if (shape := find_shape(block))]
+            if len(shapes) == len(each):
+                found[path] = shapes
+    # A list of blocks may lie in a list of groups of blocks.
+    found = {path: shapes for path, shapes in found.items() if not any(each.startswith(f"{path}.") for each in found)}
     if len(found) != 1:
-        known = ", ".join(family.name for family in FAMILIES)
         raise SourceError(
-            f"{type(module).__name__} has {len(found) or 'no'} stacks of known transformer blocks; expected "
-            f"one, built like {known}. Prune another architecture by its channels (prune.channels), or add the names "
-            f"of its layers as an entry of compress/transformer/anatomy.py"
+            f"{type(module).__name__} has {len(found) or 'no'} stacks of transformer blocks; expected one list of "
+            f"blocks, each with one attention. {suggest_stage(module)}"
         )
-    family, stack = found[0]
-    count = len(module.get_submodule(stack))  # type: ignore[arg-type]
-    return Anatomy(family, stack, tuple(find_sites(module, family, stack, index) for index in range(count)))
+    ((stack, shapes),) = found.items()
+    return Anatomy(
+        shapes[0], stack, tuple(find_sites(module, shape, stack, index) for index, shape in enumerate(shapes))
+    )
 
 
-def find_sites(module: nn.Module, family: BlockFamily, stack: str, index: int) -> dict[UnitKind, Site]:
+def suggest_stage(module: nn.Module) -> str:
+    """What to try on a model whose blocks are not found."""
+    attends = any(read_head_width(part) for part in module.modules())
+    if not attends and any(isinstance(part, nn.Conv2d) for part in module.modules()):
+        return "Prune a convolutional network by its channels (prune.channels)"
+    return "Use factorize.low-rank, or prune.unstructured"
+
+
+def find_sites(module: nn.Module, shape: BlockShape, stack: str, index: int) -> dict[UnitKind, Site]:
     """The heads and the FFN units of one block."""
     root = f"{stack}.{index}"
     block = module.get_submodule(root)
-    return {
-        "heads": find_heads(block, family, root, index),
-        "ffn": Site(
-            kind="ffn",
-            block=index,
-            consumer=f"{root}.{family.down}",
-            units=weight_matrix(block.get_submodule(family.down)).shape[1],
-            width=1,
-            sources=tuple(UnitRows(f"{root}.{path}", 1) for path in family.up),
-        ),
-    }
+    sites: dict[UnitKind, Site] = {"heads": find_heads(block, shape, root, index)}
+    if shape.down is not None:
+        units = weight_matrix(block.get_submodule(shape.down)).shape[1]
+        sources = [UnitRows(f"{root}.{path}", 1) for path in shape.up]
+        if shape.gated_in_one:
+            sources.append(UnitRows(f"{root}.{shape.up[0]}", 1, units))
+        sites["ffn"] = Site("ffn", index, f"{root}.{shape.down}", units, 1, tuple(sources))
+    return sites
 
 
-def find_heads(block: nn.Module, family: BlockFamily, root: str, index: int) -> Site:
+def find_heads(block: nn.Module, shape: BlockShape, root: str, index: int) -> Site:
     """The attention heads of one block."""
-    attention = block.get_submodule(family.attention)
-    each = int(getattr(attention, family.head_width))
-    queries = weight_matrix(block.get_submodule(family.out)).shape[1] // each
-    keys = queries if family.fused else len(weight_matrix(block.get_submodule(family.key))) // each
-    shared = queries // keys
-    made = (family.query, shared * each), (family.key, each), (family.value, each)
-    start = queries * each if family.fused else 0
-    counts = dict.fromkeys(HEADS, shared) | dict.fromkeys(KEYS, 1) | dict.fromkeys(WIDTHS, shared * each)
+    attention, each = block.get_submodule(shape.attention), shape.head_width
+    config = getattr(attention, "config", None)
+    # A cut of key-value heads may leave one; the config still says how many there were until the cut is complete.
+    alone = shape.keys == 1 < shape.heads and getattr(config, "num_key_value_heads", None) == 1
+    shared = 1 if alone else shape.heads // shape.keys
+    counts = dict.fromkeys(HEADS, shared) | dict.fromkeys(WIDTHS, shared * each)
+    counts |= dict.fromkeys(GROUPS, 1) if alone else dict.fromkeys(KEYS, 1)
     return Site(
         kind="heads",
         block=index,
-        consumer=f"{root}.{family.out}",
-        units=keys,
+        consumer=f"{root}.{shape.out}",
+        units=shape.heads // shared,
         width=shared * each,
-        sources=tuple(UnitRows(f"{root}.{path}", width, number * start) for number, (path, width) in enumerate(made)),
+        sources=tuple(find_head_rows(block, shape, root, shared, alone=alone)),
         counts={
-            f"{root}.{family.attention}.{name}": count for name, count in counts.items() if hasattr(attention, name)
+            f"{root}.{shape.attention}.{name}": count for name, count in counts.items() if hasattr(attention, name)
         },
+        tables=tuple((f"{root}.{path}", axis) for path, axis in find_tables(block, shape)) if shared == 1 else (),
+        head=each,
+        keys=1 if alone else 0,
     )
+
+
+def find_head_rows(block: nn.Module, shape: BlockShape, root: str, shared: int, *, alone: bool) -> Iterator[UnitRows]:
+    """The rows of the projections that compute one unit of heads. shared: query heads of a unit. alone: whether the
+    unit is a query head, and the one key-value head stays."""
+    each, queries = shape.head_width, shape.heads * shape.head_width
+    if shape.interleaved:
+        yield UnitRows(f"{root}.{shape.query}", 3 * each)
+    elif shape.fused:
+        yield UnitRows(f"{root}.{shape.query}", shared * each)
+        for number in range(0 if alone else 2):
+            yield UnitRows(f"{root}.{shape.query}", each, queries + number * shape.keys * each)
+    else:
+        for path in shape.projections:
+            rows = len(weight_matrix(block.get_submodule(path)))
+            if not alone or rows == queries:
+                yield UnitRows(f"{root}.{path}", shared * each if rows == queries else each)
 
 
 def iterate_configs(module: nn.Module) -> Iterator[tuple[str, Any]]:

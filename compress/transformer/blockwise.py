@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from compress.statistics.layer_inputs import select_tokens
@@ -80,6 +81,10 @@ class BlockwisePass:
     def observe(self, site: Site) -> Iterator[ConsumerActivations]:
         """The activations at a site of the present block, batch by batch."""
         seen: dict[str, Tensor] = {}
+        followers: list[tuple[Tensor, Any]] = []
+        root = self._anatomy.block(site.block)
+        block = self._module.get_submodule(root)
+        leaves = [f"{root}.{path}" for path, part in block.named_modules() if path and not list(part.children())]
 
         def observe_source(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen["source"] = args[0]
@@ -89,20 +94,27 @@ class BlockwisePass:
         ) -> None:
             seen["x"], seen["y"] = args[0], out
 
+        def observe_follower(
+            path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        ) -> None:
+            if "y" in seen and path != site.consumer and args and isinstance(args[0], Tensor):
+                followers.append((args[0], out))
+
         for number, state in enumerate(self._states):
+            seen.clear()
+            followers.clear()
             with (
                 forward_hooks(self._module, [site.sources[0].layer], before=observe_source),
                 forward_hooks(self._module, [site.consumer], after=observe_consumer),
+                forward_hooks(self._module, leaves, after=observe_follower),
             ):
                 after = self._run_block(number, site.block)
             if not self._changes:
                 self._after[number] = after
-            if site.kind == "heads":
-                residual = state
-            elif self._anatomy.family.post_norm:
-                residual = seen["source"]
-            else:
-                residual = after - seen["y"]
+            for name, value in seen.items():  # OPT's feed-forward network sees the tokens of all texts in one row
+                if value.ndim < after.ndim:
+                    seen[name] = value.reshape(*after.shape[:-1], -1)
+            residual = find_residual(site, state, after, seen, followers)
             mask = self._masks[number]
             x, y, residual = (select_tokens(each, mask) for each in (seen["x"], seen["y"], residual))
             yield ConsumerActivations(x, residual + y, residual)
@@ -112,3 +124,24 @@ class BlockwisePass:
         numbers = range(len(self._states))
         self._states = [self._after[each] if each in self._after else self._run_block(each, index) for each in numbers]
         self._after.clear()
+
+
+def find_residual(
+    site: Site, state: Tensor, after: Tensor, seen: Mapping[str, Tensor], followers: Iterable[tuple[Tensor, Any]]
+) -> Tensor:
+    """The residual stream that the output of a site's consumer is added to.
+
+    state, after: hidden states before and after the block. seen: the inputs of the source and of the consumer, and its
+    output y. followers: input and output of each layer that ran after the consumer. Zeros where y is scaled or
+    normalized before it is added: its own values are then the target.
+    """
+    y, source = seen["y"], seen["source"]
+    if any(read is y and written is not y for read, written in followers):
+        return torch.zeros_like(y)
+    if site.kind == "heads":
+        return state
+    total = source + y if source.shape == y.shape else None
+    # A block that ends with a normalization of the sum (post-LN) begins its feed-forward half with the residual stream.
+    if total is not None and any(read.shape == total.shape and torch.equal(read, total) for read, _ in followers):
+        return source
+    return after - y

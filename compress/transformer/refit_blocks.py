@@ -53,6 +53,8 @@ def refit_blocks(
                 old.advance(position)
                 position += 1
             for kind in kinds:
+                if kind not in sites:
+                    continue
                 site = sites[kind]
                 layer = module.get_submodule(site.consumer)
                 weight, biased = weight_matrix(layer).detach().clone(), get_bias(layer) is not None
@@ -102,4 +104,4 @@ def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Modul
 
 def hidden_width(module: nn.Module, found: Anatomy) -> int:
     """The width of the hidden states."""
-    return len(weight_matrix(module.get_submodule(found.sites[0]["ffn"].consumer)))
+    return len(weight_matrix(module.get_submodule(found.of("heads")[0].consumer)))

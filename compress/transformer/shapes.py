@@ -40,8 +40,10 @@ def read_sizes(module: nn.Module) -> dict[str, Any]:
 
 
 def is_layer(layer: nn.Module) -> bool:
-    """Whether a module is a library layer without submodules."""
-    return isinstance(layer, Conv1D) or (type(layer).__module__.startswith("torch.nn.") and not list(layer.children()))
+    """Whether a module is a layer of torch.nn, or of a class that derives from one, without submodules."""
+    bases = (base for base in type(layer).__mro__ if base is not nn.Module)
+    known = isinstance(layer, Conv1D) or any(base.__module__.startswith("torch.nn.") for base in bases)
+    return known and not list(layer.children())
 
 
 def diff_sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

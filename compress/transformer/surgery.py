@@ -11,6 +11,8 @@ from compress.statistics.layer_inputs import weight_matrix
 from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
 
+WIDTH_KEYS = ("intermediate_size", "ffn_dim", "hidden_dim", "n_inner")
+"""Keys of a model's config for the width of the FFN."""
 BLOCKS = "blocks"
 """The key of a record's structure with the indices of the blocks that stayed."""
 
@@ -33,6 +35,12 @@ def keep_units(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
         rows = torch.cat([unit_indices(units, each.width, each.start) for each in own])
         select_features(module.get_submodule(layer), out=rows)
     select_features(module.get_submodule(site.consumer), into=consumer_columns(site, kept))
+    for name, axis in site.tables:
+        table = get_attribute(module, name)
+        set_attribute(module, name, make_parameter(table.detach().index_select(axis, units), table))
+        owner = module.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.Embedding):
+            owner.num_embeddings, owner.embedding_dim = owner.weight.shape
     for name, count in site.counts.items():
         set_attribute(module, name, count * len(kept))
 
@@ -84,17 +92,18 @@ def update_config(module: nn.Module) -> None:
     """Write FFN width and number of heads into the configs, where all blocks agree and the config has a key for
     them."""
     found = anatomy(module)
-    widths = {site.units for site in found.of("ffn")}
-    heads = {(site.units, site.width) for site in found.of("heads")}
+    widths = {sites["ffn"].units for sites in found.sites if "ffn" in sites}
+    heads = {(site.units * site.width, site.keys or site.units) for site in found.of("heads")}
     for _, config in iterate_configs(module):
-        if len(widths) == 1 and hasattr(config, found.family.config_width):
-            setattr(config, found.family.config_width, next(iter(widths)))
+        for name in WIDTH_KEYS if len(widths) == 1 else ():
+            if hasattr(config, name):
+                setattr(config, name, next(iter(widths)))
         # A config without a head width of its own derives it as hidden size divided by heads.
         if len(heads) == 1 and getattr(config, "head_dim", None):
-            units, width = next(iter(heads))
-            config.num_attention_heads = units * (width // config.head_dim)
+            features, keys = next(iter(heads))
+            config.num_attention_heads = features // config.head_dim
             if hasattr(config, "num_key_value_heads"):
-                config.num_key_value_heads = units
+                config.num_key_value_heads = keys
 
 
 def describe_structure(before: Mapping[str, Any], module: nn.Module, sites: Iterable[Site]) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""The layers of a transformer block by their roles, which are found from the shapes of its weights."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from compress.statistics.layer_inputs import weight_matrix
+
+HEAD_WIDTHS = ("attention_head_size", "head_dim", "head_size")
+"""Attributes of an attention module that hold the width of one head."""
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+INTERLEAVED = ("query_key_value",)
+"""Names of fused layers whose rows are ordered by head, with query, key and value within each (GPT-NeoX, Bloom)."""
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """The layers of a block; paths are relative to it.
+
+    attention: the submodule that holds the numbers of heads. head_width: features of one head. query, key, value: the
+    layers of these, the same one three times where they are fused. projections: all layers whose outputs are split into
+    heads. out: the layer that takes the heads. keys: key-value heads. up, down: the layers of the feed-forward network,
+    whose units are the outputs of `up`; none where it has another form. gated_in_one: whether one layer computes units
+    and gates, one after the other.
+    """
+
+    attention: str
+    head_width: int
+    query: str
+    key: str
+    value: str
+    projections: tuple[str, ...]
+    out: str
+    heads: int
+    keys: int
+    up: tuple[str, ...] = ()
+    down: str | None = None
+    gated_in_one: bool = False
+
+    @property
+    def fused(self) -> bool:
+        """Whether queries, keys and values are the outputs of one layer."""
+        return len(self.projections) == 1
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the rows of a fused layer are ordered by head."""
+        return self.fused and self.query.endswith(INTERLEAVED)
+
+
+def find_shape(block: nn.Module) -> BlockShape | None:
+    """The roles of a block's layers; None for a module that is no transformer block with one attention.
+
+    The layer that takes the heads is defined as the last or the first one in the attention, or right behind it. What
+    the shapes leave open the proof of a cut decides.
+    """
+    layers = {path: layer for path, layer in block.named_modules() if is_linear(layer)}
+    order = list(layers)
+    attention = find_attention(block, order)
+    if attention is None:
+        return None
+    width = read_head_width(block.get_submodule(attention)) or 1
+    sizes = {path: tuple(weight_matrix(layer).shape) for path, layer in layers.items()}
+    inside = [path for path in order if path.startswith(f"{attention}.")]
+    # Queries, keys and values, in one layer or in three: the layer that takes the heads is defined behind them.
+    behind = order[order.index(inside[-1]) + 1 :][:1] if len(inside) in (1, 3) else []
+    for out in behind or [inside[-1], inside[0]]:
+        projections = [path for path in inside if path != out]
+        hidden, features = sizes[out]
+        keys = count_keys([sizes[path] for path in projections], hidden, features, width)
+        if keys:
+            break
+    else:
+        return None
+    named = name_roles(projections, [sizes[path][0] for path in projections])
+    up, down, gated = find_feed_forward([path for path in order if path not in (*projections, out)], sizes, hidden)
+    return BlockShape(
+        attention, width, *named, tuple(projections), out, features // width, keys, up, down, gated_in_one=gated
+    )
+
+
+def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """Whether a module is a linear layer."""
+    return isinstance(layer, (nn.Linear, Conv1D))
+
+
+def read_head_width(part: nn.Module) -> int | None:
+    """The width of one head, where a module says it."""
+    found = (getattr(part, name, None) for name in HEAD_WIDTHS)
+    return next((width for width in found if isinstance(width, int) and width > 0), None)
+
+
+def find_attention(block: nn.Module, layers: Sequence[str]) -> str | None:
+    """The path of the one submodule with heads and linear layers in it; None where there is none, or several."""
+    found = [
+        path
+        for path, part in block.named_modules()
+        if path and read_head_width(part) and any(layer.startswith(f"{path}.") for layer in layers)
+    ]
+    inner = [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
+    return inner[0] if len(inner) == 1 else None
+
+
+def count_keys(sizes: Sequence[tuple[int, ...]], hidden: int, features: int, width: int) -> int:
+    """The number of key-value heads; 0 where the shapes are not those of an attention. sizes: of the projections,
+    outputs and inputs."""
+    if features % width or any(inputs != hidden for _, inputs in sizes):
+        return 0
+    heads = features // width
+    if len(sizes) == 1:
+        rest = sizes[0][0] - features
+        keys, left = divmod(rest, 2 * width)
+        return keys if keys > 0 and not left and heads % keys == 0 else 0
+    rows = {outputs for outputs, _ in sizes}
+    keys = min(rows) // width
+    fits = rows <= {features, keys * width} and features in rows and keys > 0 and heads % keys == 0
+    return keys if len(sizes) >= 3 and fits else 0
+
+
+def name_roles(projections: Sequence[str], rows: Sequence[int]) -> tuple[str, str, str]:
+    """Which of the projections are queries, keys and values: by their initials, or else in this order."""
+    if len(projections) == 1:
+        return (projections[0],) * 3
+    initials = {path.rpartition(".")[2][0].lower(): path for path in reversed(projections)}
+    if all(initial in initials for initial in "qkv"):
+        return initials["q"], initials["k"], initials["v"]
+    largest = max(range(len(rows)), key=lambda index: rows[index])
+    others = [path for index, path in enumerate(projections) if index != largest]
+    return projections[largest], others[0], others[1]
+
+
+def find_feed_forward(
+    paths: Sequence[str], sizes: dict[str, tuple[int, ...]], hidden: int
+) -> tuple[tuple[str, ...], str | None, bool]:
+    """The layers before and after the feed-forward units, and whether one layer computes units and gates.
+
+    paths: the block's other linear layers, in order. Nothing where there are more, as in a mixture of experts.
+    """
+    ends = [path for path in paths if sizes[path][0] == hidden]
+    if not ends:
+        return (), None, False
+    down = ends[-1]
+    units = sizes[down][1]
+    up = tuple(path for path in paths if path != down)
+    shapes = [sizes[path] for path in up]
+    if shapes == [(2 * units, hidden)]:
+        return up, down, True
+    if 1 <= len(up) <= 2 and all(shape == (units, hidden) for shape in shapes):
+        return up, down, False
+    return (), None, False
+
+
+def find_tables(block: nn.Module, shape: BlockShape) -> Iterator[tuple[str, int]]:
+    """The parameters of a block with a row or a column for each head, as relative position biases, by path and axis."""
+    for path, parameter in block.named_parameters():
+        owner = block.get_submodule(path.rpartition(".")[0])
+        axes = [axis for axis, size in enumerate(parameter.shape) if size == shape.heads]
+        if parameter.ndim > 1 and len(axes) == 1 and not isinstance(owner, (nn.Linear, Conv1D, *CONVOLUTIONS)):
+            yield path, axes[0]
