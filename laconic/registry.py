@@ -2,7 +2,8 @@
 
 Nothing is imported before it is resolved. To add a stage, a task, a runtime or a target, write one file and add one
 line here. In a recipe that is trusted, an address "their.package:Thing" works in place of the name of a stage, a
-criterion, a technique, an optimizer or a schedule, and needs no line. Nothing else that is read can name code.
+criterion, a technique, an optimizer, a schedule or a metric, and needs no line. Nothing else that is read can name
+code.
 """
 
 import difflib
@@ -150,6 +151,23 @@ SCHEDULES = {
     "onecycle": "laconic.training.optimizers.schedule:OneCycle",
 }
 
+METRICS = {
+    "accuracy": "laconic.finetune.classification_metrics:Accuracy",
+    "auc": "laconic.finetune.classification_metrics:Auc",
+    "balanced-accuracy": "laconic.finetune.classification_metrics:BalancedAccuracy",
+    "f1-macro": "laconic.finetune.classification_metrics:F1Macro",
+    "f1-micro": "laconic.finetune.classification_metrics:F1Micro",
+    "matthews": "laconic.finetune.classification_metrics:Matthews",
+    "precision-macro": "laconic.finetune.classification_metrics:PrecisionMacro",
+    "recall-macro": "laconic.finetune.classification_metrics:RecallMacro",
+    "mae": "laconic.finetune.regression_metrics:Mae",
+    "mse": "laconic.finetune.regression_metrics:Mse",
+    "pearson": "laconic.finetune.regression_metrics:Pearson",
+    "r2": "laconic.finetune.regression_metrics:R2",
+    "spearman": "laconic.finetune.regression_metrics:Spearman",
+}
+"""Metrics of the evaluations of fine-tuning."""
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": ("openvino", "onnxruntime"),
     "cuda": ("onnxruntime-cuda",),
@@ -169,9 +187,10 @@ TABLES = {
     "image processor": IMAGE_PROCESSORS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
+    "metric": METRICS,
 }
 
-ADDRESSABLE = ("stage", "criterion", "technique", "optimizer", "schedule")
+ADDRESSABLE = ("stage", "criterion", "technique", "optimizer", "schedule", "metric")
 """The kinds for which a trusted recipe may give an address in place of a name."""
 
 _addresses_are_trusted: ContextVar[bool] = ContextVar("addresses_are_trusted", default=False)

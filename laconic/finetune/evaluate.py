@@ -1,7 +1,8 @@
 """Evaluating a model on a validation set: its mean loss, and the metric of its task, in one pass."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
+from laconic.finetune.metric import Metric
+from laconic.metrics import cosine
 from laconic.models.signature import name_outputs
 from laconic.runtimes.predict import stack_padded
 from laconic.training.data.batch_builder import BatchBuilder
@@ -32,8 +35,10 @@ def evaluate(
     *,
     rows: int = ROWS,
     forward_context: ForwardContext = nullcontext,
+    metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """The mean loss, and what the task makes of it (a perplexity) or else its metric, where the labels are for it.
+    """The mean loss, what the task makes of it (a perplexity) or else its metric, where the labels are for it, and the
+    given metrics by name.
 
     The module is set to evaluation mode, and its training mode is restored. device: of its inputs. rows: of a batch; no
     more than training takes at once, so that evaluation needs no more memory than training.
@@ -45,7 +50,11 @@ def evaluate(
             loss, outputs = run_dataset(module, objective, dataset, device, rows, forward_context)
     finally:
         module.train(training)
-    return {"loss": loss} | (objective.task.figures_from_loss(loss) or compute_metric(objective, dataset, outputs))
+    return (
+        {"loss": loss}
+        | (objective.task.figures_from_loss(loss) or compute_metric(objective, dataset, outputs))
+        | {name: compute_named(name, metric, dataset, outputs) for name, metric in metrics.items()}
+    )
 
 
 def run_dataset(
@@ -106,3 +115,16 @@ def compute_metric(objective: Objective, dataset: Dataset, rows: list[Array]) ->
     except (InputError, DataError):
         return {}
     return {task.metric: float(score(np.arange(len(dataset))))}
+
+
+def compute_named(name: str, metric: Metric, dataset: Dataset, rows: list[Array]) -> float:
+    """A metric of the recipe. rows: the first output of each sample. Raises DataError where it is for other samples."""
+    if dataset.labels is None or not rows:
+        raise DataError(f"metrics: {name} compares the model's outputs with labels, and there are none. Leave it out")
+    outputs, labels = stack_padded(rows), np.asarray(dataset.labels)
+    if dataset.per_row == 2:
+        outputs, labels = cosine(outputs[0::2], outputs[1::2]), labels[0::2]
+    try:
+        return metric.compute(outputs, labels)
+    except DataError as error:
+        raise DataError(f"metrics: {name}: {error}") from None

@@ -8,6 +8,7 @@ import torch
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.finetune.evaluate import ROWS, evaluate
+from laconic.finetune.metric import Metric
 from laconic.progress import Steps
 from laconic.registry import did_you_mean
 from laconic.training.callbacks.journal import format_line, read_lines
@@ -19,7 +20,7 @@ PART_ROWS = 512
 """Rows of the validation set that the model is evaluated on during training; before and after on all of them."""
 LOG, ANSWERS, BEST = "evaluations.jsonl", "answers.jsonl", "best"
 FALLING = frozenset({"loss", "perplexity"})
-"""Figures of which the lowest is the best; of all others the highest is."""
+"""Figures of which the lowest is the best; of all others the highest is, unless a metric says otherwise."""
 
 
 class Evaluator:
@@ -41,6 +42,8 @@ class Evaluator:
         self._all = validation
         self._part = validation.rows(range(min(PART_ROWS, len(validation.keys))), validation.name)
         self._by, self._patience, self._rows = recipe.best_by, recipe.patience, min(ROWS, recipe.batch_size)
+        self._metrics: dict[str, Metric] = {each.name: each.configure("metric", Metric) for each in recipe.metrics}
+        self._falling = FALLING | {name for name, metric in self._metrics.items() if not metric.higher_is_better}
         self._asked = range(min(recipe.generate, len(validation.keys)))
         self._folder, self._steps, self._is_first = folder, steps, is_first
         self._figures = {int(line.pop("step")): line for line in read_lines(folder / LOG)}
@@ -63,7 +66,7 @@ class Evaluator:
         name = self._by
         if name is None:
             return None
-        sign = -1 if name in FALLING else 1
+        sign = -1 if name in self._falling else 1
         steps = [step for step in sorted(self._figures) if 0 < step <= done]
         return max(steps, key=lambda step: sign * self._figures[step][name], default=None)
 
@@ -115,7 +118,13 @@ class Evaluator:
         rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
         with state.strategy.gather_weights():
             return evaluate(
-                state.module, state.objective, dataset, state.device, rows=rows, forward_context=state.forward_context
+                state.module,
+                state.objective,
+                dataset,
+                state.device,
+                rows=rows,
+                forward_context=state.forward_context,
+                metrics=self._metrics,
             )
 
     def _generate(self, state: TrainState, done: int) -> None:

@@ -114,6 +114,10 @@ def name_of(technique: Any) -> Any:
     return getattr(technique, "name", technique)
 
 
+NAMED = ("techniques", "optimizer", "schedule", "metrics")
+"""The keys of a recipe whose values name registered classes."""
+
+
 class TrainingData(Strict):
     """train: the training set, with labels. evaluate: the validation set; by default a tenth of `train` is held out.
     limit: at most so many samples of each. chat_template: a file with a template of chats in Jinja, in place of the
@@ -131,6 +135,7 @@ class TrainingRecipe(Training, Origin):
     memory: bytes that the device may hold; the planner keeps within them. eval_every: steps between two evaluations; an
     epoch by default. best_by: the figure of the evaluations by which the best weights are kept; None keeps the last.
     patience: evaluations without a better figure after which the run ends; without `best_by` it is that of the loss.
+    metrics: further figures of the evaluations.
     generate: rows of the validation set whose answers a language model generates at each evaluation.
     """
 
@@ -141,6 +146,13 @@ class TrainingRecipe(Training, Origin):
     best_by: str | None = None
     patience: int | None = Field(default=None, ge=1)
     generate: int = Field(default=0, ge=0)
+    metrics: tuple[NamedSettings, ...] = ()
+
+    @model_validator(mode="after")
+    def _known_metrics(self) -> Self:
+        for metric in self.metrics:
+            metric.configure("metric")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -196,7 +208,9 @@ class TrainingRecipe(Training, Origin):
 
     def to_yaml(self) -> str:
         """The recipe as YAML; reading it gives the same recipe."""
-        content = self.model_dump(mode="json", exclude_defaults=True, exclude={"techniques", "optimizer", "schedule"})
+        content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(NAMED))
         content |= {"optimizer": self.optimizer.to_yaml_value(), "schedule": self.schedule.to_yaml_value()}
         content["techniques"] = [technique.to_yaml_value() for technique in self.techniques]
+        if self.metrics:
+            content["metrics"] = [metric.to_yaml_value() for metric in self.metrics]
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
