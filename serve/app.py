@@ -41,7 +41,7 @@ class App:
         self.observer = observer
         self.metrics = Metrics(repository, guard)
         self.control = create_control(repository, self.metrics, self.close)
-        add_model_control(self.control, folder)
+        add_model_control(self.control, folder, settings)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None

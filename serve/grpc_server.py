@@ -6,10 +6,13 @@ import grpc
 
 from laconic.errors import UsageError
 from serve import grpc_service
-from serve.app import App
+from serve.body import MemoryBudget
 from serve.grpc_access import AccessInterceptor
 from serve.grpc_health import Health
 from serve.grpc_service import InferenceService
+from serve.guard import Guard
+from serve.observer import RequestObserver
+from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.tls import Certificate
 
@@ -20,15 +23,25 @@ UNLIMITED = -1
 class GrpcServer:
     """Listens on an address. Made on the event loop that it runs in."""
 
-    def __init__(self, app: App, certificate: Certificate | None = None) -> None:
-        repository, settings = app.repository, app.settings
+    def __init__(
+        self,
+        repository: Repository,
+        settings: Settings,
+        budget: MemoryBudget,
+        *,
+        guard: Guard,
+        observer: RequestObserver,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """budget, guard, observer: those of the HTTP server."""
         self.port = 0
         self._certificate = certificate
-        self._service = InferenceService(repository, settings, app.budget)
+        self._service = InferenceService(repository, settings, budget)
+        is_watched = guard.keys is not None or settings.admin is not None or observer.active
         self._server = grpc.aio.server(
             options=make_options(settings),
             maximum_concurrent_rpcs=settings.max_connections,
-            interceptors=[AccessInterceptor(app.guard, app.observer)] if is_watched(app) else None,
+            interceptors=[AccessInterceptor(guard, observer)] if is_watched else None,
         )
         health = Health(repository, settings, frozenset({grpc_service.NAME}))
         self._server.add_generic_rpc_handlers((self._service.handler(), health.handler()))
@@ -53,11 +66,6 @@ class GrpcServer:
         await self._server.stop(grace)
 
 
-def is_watched(app: App) -> bool:
-    """Whether calls are looked at before they are answered."""
-    return app.guard.keys is not None or app.settings.admin is not None or app.observer.active
-
-
 def make_credentials(certificate: Certificate) -> grpc.ServerCredentials:
     """TLS with the certificate as it is at each handshake."""
     served = certificate.pem
@@ -79,5 +87,5 @@ def make_options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", UNLIMITED),
         ("grpc.max_metadata_size", settings.max_headers),
         ("grpc.max_connection_idle_ms", int(settings.keep_alive * MILLISECONDS)),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(settings.fronts > 1)),
     ]

@@ -13,8 +13,11 @@ UNIX = "unix:"
 """What stands before the path of a unix socket."""
 
 
-def bind(host: str, port: int, option: str = "--port") -> socket.socket:
-    """Bind a socket before any model is loaded, so that a port in use is reported at once. Raises UsageError."""
+def bind(host: str, port: int, option: str = "--port", *, shared: bool = False) -> socket.socket:
+    """Bind a socket before any model is loaded, so that a port in use is reported at once. Raises UsageError.
+
+    shared: with other processes of this user, of which the system gives each a share of the connections.
+    """
     if not 0 <= port <= MAX_PORT:
         raise UsageError(f"there is no port {port}. Choose one from 1 to {MAX_PORT}, or 0 for a free one")
     try:
@@ -24,6 +27,8 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         raise UsageError(f"this machine has no address {host!r} ({error.strerror}). Try --host 0.0.0.0") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()

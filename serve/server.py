@@ -18,8 +18,10 @@ from typing import Any
 
 import uvicorn
 
+from serve import front
 from serve.app import App, create_app
 from serve.connection import Connection, Phase, enforce_deadlines
+from serve.fronts import Fronts
 from serve.grpc_server import GrpcServer
 from serve.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
 from serve.logs import open_log
@@ -80,7 +82,14 @@ class Server(uvicorn.Server):
         if self.admin is not None:
             self.servers.append(await self._open(self.admin, partial(self._make_connection, admin=True)))
         if self.settings.grpc_port is not None and sockets:
-            self.grpc = GrpcServer(self.app, self.certificate)
+            self.grpc = GrpcServer(
+                self.app.repository,
+                self.settings,
+                self.app.budget,
+                guard=self.app.guard,
+                observer=self.app.observer,
+                certificate=self.certificate,
+            )
             await self.grpc.start(sockets[0].getsockname()[0], self.settings.grpc_port)
 
     async def _open(
@@ -176,25 +185,47 @@ def serve(
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
-    certificate = load_certificate(limits)
+    if limits.fronts == 1:
+        run(artifacts, limits, host=host, port=port, announce=announce or write_line)
+        return
+    with bind(host, port, shared=True) as reserved:  # the fronts listen on it, this process does not
+        Fronts(artifacts, limits, host, reserved.getsockname()[1]).run(announce or write_line)
+
+
+def run(
+    artifacts: Sequence[Path],
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    announce: Callable[[str], None],
+    attach: Callable[[Callable[[int], None]], None] | None = None,
+) -> None:
+    """Serve in this process until a signal stops it.
+
+    attach: given what handles signals, where they come from the supervisor of several processes that share the port.
+    """
+    certificate = load_certificate(settings)
     with ExitStack() as stack:
-        if limits.log_format == "json" or limits.access_log:
-            stack.enter_context(open_log(limits))
-        listener = stack.enter_context(bind(host, port))
+        if settings.log_format == "json" or settings.access_log:
+            stack.enter_context(open_log(settings))
+        listener = stack.enter_context(bind(host, port, shared=attach is not None))
         admin = None
-        if limits.admin is not None:
-            admin = open_admin(limits.admin)
-            stack.callback(close_admin, admin, limits.admin)
-        app = create_app(artifacts, limits)
-        if limits.api_key_file is not None and threading.current_thread() is threading.main_thread():
+        if settings.admin is not None:
+            admin = open_admin(settings.admin)
+            stack.callback(close_admin, admin, settings.admin)
+        app = create_app(artifacts, settings)
+        if settings.api_key_file is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, lambda *_: app.guard.reload())
         listen(listener, host, port)
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
-            (announce or write_line)(format_welcome(app, host, port, server.grpc, admin))
+            announce(format_welcome(app, host, port, server.grpc, admin))
 
-        server = Server(app, limits, on_ready, certificate=certificate, admin=admin)
+        server = Server(app, settings, on_ready, certificate=certificate, admin=admin)
+        if attach is not None:
+            attach(lambda sig: app.guard.reload() if sig == signal.SIGHUP else server.handle_exit(sig, None))
         server.run(sockets=[listener])
 
 
@@ -241,3 +272,7 @@ def write_line(text: str) -> None:
     """Write a line to standard output, flushed: the process that started the server waits for it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+if __name__ == "__main__":  # one of several processes that share the port
+    front.main(run)

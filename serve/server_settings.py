@@ -46,6 +46,8 @@ class Settings(Strict):
     processes of each model in which its engine runs; 0 runs it in the server's own. unproven: serve artifacts whose
     verdict failed or is missing.
 
+    fronts: server processes that share the port and the cores.
+
     watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch. max_crashes: of a
     worker in a row, after which it is not started again.
 
@@ -78,6 +80,7 @@ class Settings(Strict):
     runtime: str | None = None
     executors: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
+    fronts: int = Field(default=1, ge=1)
     workers: int | None = Field(default=None, ge=0)
     watchdog: Seconds = 8.0
     max_crashes: int = Field(default=5, ge=1)

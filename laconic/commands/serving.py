@@ -29,6 +29,9 @@ def serve(
         int | None,
         typer.Option(min=0, help="Processes in which a model's engine runs; 0: the server's own."),
     ] = None,
+    fronts: Annotated[
+        int | None, typer.Option(min=1, help="Server processes that share the port and the cores; default: 1.")
+    ] = None,
     watchdog: Annotated[
         float | None, typer.Option(help="Seconds after which a silent worker is killed; default: 8.")
     ] = None,

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from laconic.arrays import Array, Arrays
 from laconic.errors import LaconicError
 from laconic.runtimes.runtime import Session
+from serve.workers.backoff import Backoff
 from serve.workers.engine_job import EngineJob
 from serve.workers.worker_process import WorkerConnection, WorkerLost, WorkerProcess
-
-LONGEST_DELAY = 16.0
-"""Seconds, at most, before a worker that keeps dying is started again."""
-STEADY = 60.0
-"""Seconds after which a worker's death is no longer counted together with the one before."""
 
 log = logging.getLogger("laconic.serve")
 
@@ -124,7 +120,7 @@ class WorkerPool:
 
     def _supervise(self, environment: Mapping[str, str], opened: "Future[dict[str, str]]") -> None:
         """Keep a worker running. This thread lives as long as its workers, which the system kills with it."""
-        crashes = 0
+        backoff = Backoff()
         while not self._closed.is_set():
             started = time.monotonic()
             try:
@@ -136,14 +132,13 @@ class WorkerPool:
                     return
             if self._closed.is_set():
                 return
-            crashes = 1 if time.monotonic() - started > STEADY else crashes + 1
-            if crashes >= self.patience.crashes:
+            delay = backoff.count(time.monotonic() - started)
+            if backoff.crashes >= self.patience.crashes:
                 self._reason = (
-                    f"the engine stopped {crashes} times in a row, and is not started again. The last: it {why}"
+                    f"the engine stopped {backoff.crashes} times in a row, and is not started again. The last: it {why}"
                 )
                 log.error("%s: %s", self.job.path, self._reason)
                 return
-            delay = min(LONGEST_DELAY, 2.0 ** (crashes - 2)) if crashes > 1 else 0.0
             self._restart_at = time.monotonic() + delay
             self._reason = f"the engine is being started again. It {why}"
             log.error("%s: %s", self.job.path, self._reason)

@@ -1,0 +1,76 @@
+"""What a front process does beside serving: it obeys the supervisor of several that share a port.
+
+The first line that it receives is its job; it answers with its line for a ready server, or the error. Further lines are
+the signals that the supervisor received.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from laconic.errors import LaconicError
+from serve.server_settings import Settings
+from serve.workers.child_process import bind_to_parent
+
+Run = Callable[..., None]
+"""Serves to the end: as `serve.server.run`."""
+
+
+class Front:
+    """A server in a thread, and the connection to the supervisor. run: serves."""
+
+    def __init__(self, run: Run, control: socket.socket) -> None:
+        self.run = run
+        self.control = control
+        self._signal: Callable[[int], None] | None = None
+
+    def follow(self) -> None:
+        """Serve until the supervisor says so, or is gone."""
+        with self.control.makefile("rb") as lines:
+            job = orjson.loads(lines.readline())
+            threading.Thread(target=self._work, args=(job,)).start()
+            for line in lines:
+                number = int(line)
+                if self._signal is None or number == signal.SIGKILL:
+                    break
+                self._signal(number)
+        os._exit(0)
+
+    def _work(self, job: dict[str, Any]) -> None:
+        artifacts = [Path(path) for path in job["artifacts"]]
+        settings = Settings.model_validate(job["settings"])
+        code = 0
+        try:
+            self.run(
+                artifacts,
+                settings,
+                host=job["host"],
+                port=job["port"],
+                announce=lambda line: self._tell({"ready": line}),
+                attach=self._attach,
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor tells it
+            kind = type(error).__name__ if isinstance(error, LaconicError) else ""
+            self._tell({"error": str(error) or type(error).__name__, "kind": kind})
+            code = 1
+        os._exit(code)
+
+    def _attach(self, handle: Callable[[int], None]) -> None:
+        self._signal = handle
+
+    def _tell(self, content: dict[str, str]) -> None:
+        self.control.sendall(orjson.dumps(content) + b"\n")
+
+
+def main(run: Run) -> None:
+    """The program of a front process; its argument is the number of the supervisor's socket."""
+    bind_to_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    Front(run, socket.socket(fileno=int(sys.argv[1]))).follow()
