@@ -17,7 +17,7 @@ from laconic.models.footprint import measure_footprint
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import split_samples
+from laconic.recipes.splits import describe_uncertainty, split_samples
 from laconic.recipes.stage import Context, Stage, dump_settings
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
@@ -89,6 +89,8 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
             source = open_source(recipe, cache, trust=trust, samples=recipe.data.calibrate)
             samples = split_samples(recipe, source.task)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
+        if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
+            steps.warn(few)
         yield Lineage(source, Job(recipe, samples, folder, steps, cache))
 
 

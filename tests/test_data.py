@@ -17,7 +17,7 @@ from laconic.data.dataset import split
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, split_samples
+from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, check_labels, describe_uncertainty, split_samples
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.tensors import Tensors
@@ -463,3 +463,48 @@ def test_the_kinds_of_samples_follow_them_through_splits(tmp_path):
     assert plain.kinds == ()
     with pytest.raises(DataError, match=r"row 1: expected a string under 'kind', got list"):
         read(write_jsonl(tmp_path / "l.jsonl", [{"text": "a", "kind": ["b"]}]), TEXT)
+
+
+def test_columns_may_have_other_names(tmp_path):
+    (tmp_path / "t.csv").write_text("sentence,category\none,a\ntwo,b\n")
+    found = read(tmp_path / "t.csv", TEXT, {"text": "sentence", "label": "category"})
+    assert list(found.samples) == ["one", "two"]
+    with pytest.raises(DataError, match=r"no column 'body' for 'text'\. The columns are 'sentence', 'category'"):
+        read(tmp_path / "t.csv", TEXT, {"text": "body"})
+    with pytest.raises(DataError, match=r"among the columns 'sentence', 'category'.*--column text=NAME"):
+        read(tmp_path / "t.csv", TEXT)
+
+
+def test_columns_of_parquet_may_have_other_names(tmp_path):
+    pq.write_table(pa.table({"sentence": ["one", "two"], "other": [1, 2]}), tmp_path / "t.parquet")
+    assert list(read(tmp_path / "t.parquet", TEXT, {"text": "sentence"}).samples) == ["one", "two"]
+
+
+def test_a_dataset_may_lie_in_several_files_of_a_folder(tmp_path):
+    for number in range(3):
+        (tmp_path / f"part-{number}.jsonl").write_text(json.dumps({"text": f"text {number}"}) + "\n")
+    assert list(read(tmp_path, TEXT).samples) == ["text 0", "text 1", "text 2"]
+    (tmp_path / "part-2.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"part-2\.jsonl, row 1"):
+        read(tmp_path, TEXT)
+    (tmp_path / "more.csv").write_text("text\na\n")
+    with pytest.raises(DataError, match=r"several formats: \.csv, \.jsonl"):
+        read(tmp_path, TEXT)
+
+
+def test_a_limited_drop_needs_labels_of_more_than_one_class():
+    labelled = make_dataset(["a", "b", "c"], TEXT, labels=["x", "x", "x"])
+    kind = type("Classes", (), {"has_class_head": True})
+    with pytest.raises(DataError, match=r"all labels of .* are x"):
+        check_labels(labelled, kind, 0.01)
+    with pytest.raises(DataError, match="has no labels"):
+        check_labels(make_dataset(["a", "b"], TEXT), kind, 0.01)
+    check_labels(make_dataset(["a", "b"], TEXT, labels=["x", "y"]), kind, 0.01)
+    check_labels(labelled, kind, None)
+
+
+def test_few_samples_to_judge_by_are_reported_with_what_they_tell():
+    assert "4 samples judge the result: a share of right answers is known to 49 points" in str(
+        describe_uncertainty(make_dataset(["a", "b", "c", "d"], TEXT))
+    )
+    assert describe_uncertainty(make_dataset([str(each) for each in range(30)], TEXT)) is None

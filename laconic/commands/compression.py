@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.commands.options import ArtifactPath, Builder, Data, Json, Output, Source, Task, Trust, print_json
+from laconic.commands.options import (
+    ArtifactPath,
+    Builder,
+    Columns,
+    Data,
+    Json,
+    Output,
+    Source,
+    Task,
+    Trust,
+    parse_columns,
+    print_json,
+)
 from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +36,7 @@ def compress(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
     train: Annotated[Path | None, typer.Option(help="Training samples for healing; default: a part of --data.")] = None,
+    column: Columns = None,
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file or name of a ready recipe; command-line options override the recipe.")
     ] = None,
@@ -63,7 +76,8 @@ def compress(
     given: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
     given |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
-    samples = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
+    samples: dict[str, Any] = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
+    samples |= {"columns": parse_columns(column)} if column else {}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
     seconds = parse_search(budget, engine)
     if show_recipe:

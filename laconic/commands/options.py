@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from laconic.errors import UsageError
+
 Source = Annotated[
     str, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
 ]
@@ -16,10 +18,24 @@ Trust = Annotated[bool, typer.Option("--trust", help="Allow code that the source
 Task = Annotated[str | None, typer.Option(help="Task of the model; default: inferred from the source.")]
 Builder = Annotated[str | None, typer.Option(help='"package.module:factory" that builds your own module.')]
 Data = Annotated[
-    Path | None, typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz or .txt file, or a folder of images.")
+    Path | None,
+    typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz or .txt file, a folder of shards or of images."),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="Another name of a column, as text=sentence or label=category; may be repeated."),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="Threads per engine.")]
 RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; default: the one the artifact is for.")]
+
+
+def parse_columns(given: list[str]) -> dict[str, str]:
+    """The names of columns in the files, by the task's. given: as text=sentence. Raises UsageError."""
+    pairs = [each.partition("=") for each in given]
+    for each, (name, _, other) in zip(given, pairs, strict=True):
+        if not name or not other:
+            raise UsageError(f"--column {each}: expected the task's name and the file's, as text=sentence")
+    return {name: other for name, _, other in pairs}
 
 
 def print_json(value: Any) -> None:

@@ -1,13 +1,14 @@
-"""File formats of samples, read row by row. A new format is a function `(path, task)` and a line in the registry.
+"""File formats of samples, read row by row. A new format is a function `(path, task, also)` and a line in the registry.
 
-Text must be UTF-8. Errors name a row by the line that it starts on, from 1; in formats without lines by its number.
+also: columns to read beside those that the task names. Text must be UTF-8. Errors name a row by the line that it starts
+on, from 1; in formats without lines by its number.
 """
 
 import csv as csv_module
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 ) from None
 
 
-def txt(path: Path, task: Task) -> Iterator[Row]:
+def txt(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """One text per line; empty lines are left out."""
     refuse_unless(task, "texts", path)
     for number, line in lines(path):
@@ -47,7 +48,7 @@ def txt(path: Path, task: Task) -> Iterator[Row]:
             yield Row(number, {task.field: line.rstrip("\r\n")})
 
 
-def jsonl(path: Path, task: Task) -> Iterator[Row]:
+def jsonl(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """One JSON object per line; empty lines are left out."""
     for number, line in lines(path):
         if not line.strip():
@@ -64,7 +65,7 @@ def jsonl(path: Path, task: Task) -> Iterator[Row]:
         yield Row(number, values)
 
 
-def csv(path: Path, task: Task) -> Iterator[Row]:
+def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """Comma-separated values; the first line names the columns. The only column of a file may have any name."""
     reader = csv_module.reader((line for _, line in lines(path)), strict=True)
     header: list[str] | None = None
@@ -85,7 +86,7 @@ def csv(path: Path, task: Task) -> Iterator[Row]:
         raise DataError(f"{path.name}, row {number}: not CSV ({error}). Fix or remove the row") from None
 
 
-def npz(path: Path, task: Task) -> Iterator[Row]:
+def npz(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """Arrays named as the model's inputs, and `label`; axis 0 is the samples."""
     refuse_unless(task, "arrays", path)
     arrays = load_arrays(path)
@@ -154,7 +155,7 @@ def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, i
         raise DataError(f"{path.name}: {error}{hint}") from None
 
 
-def folder(path: Path, task: Task) -> Iterator[Row]:
+def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """A folder of images: one subfolder per class, or all in one folder without labels."""
     refuse_unless(task, "images", path)
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))

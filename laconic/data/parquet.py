@@ -1,6 +1,6 @@
 """Samples in Parquet files."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ ROWS = 1024
 """Rows in memory at a time."""
 
 
-def rows(path: Path, task: Task) -> Iterator[Row]:
-    """Read the rows of a Parquet file; columns that the task does not use stay on disk.
+def rows(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
+    """Read the rows of a Parquet file; columns that the task does not use stay on disk, but for `also`.
 
     Raises DataError for a file that does not read, or that expands to many times its size.
     """
     number = expanded = 0
     try:
         schema = pq.read_schema(path)
-        wanted = (task.field, *task.columns, KIND)
+        wanted = (task.field, *task.columns, KIND, *also)
         columns = [name for name in schema.names if name in wanted] or list(schema.names)
         # A value that is stored once for many rows stays one value until its row is read.
         shared = [name for name in columns if is_text(schema.field(name).type)]

@@ -1,6 +1,6 @@
 """Reading datasets: from a file or a folder, or from samples in memory, each parsed and checked by the task."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,25 +16,63 @@ from laconic.hardware import cores
 from laconic.hashing import hash_of
 from laconic.tasks.task import LABEL, Task
 
+SHARDS = (".jsonl", ".csv", ".parquet")
+"""The formats in which a dataset may lie in several files of one folder."""
 
-def read(path: Path, task: Task) -> Dataset:
-    """Read and check every sample of a file or a folder; the suffix gives the format.
 
-    Raises DataError, naming the row, for the first one that does not fit; MissingPackage where a format needs one.
+def read(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Dataset:
+    """Read and check every sample of a file or a folder; the suffix gives the format. A folder may hold images, or the
+    shards of one dataset, all in one format.
+
+    columns: by the task's name of a column, the name that the file has for it. Raises DataError, naming the row, for
+    the first one that does not fit; MissingPackage where a format needs one.
     """
     path = Path(path)
-    rows = read_rows(path, task)
-    check = partial(parse_row, task=task, path=path)
-    if task.decodes_files:
-        with ThreadPoolExecutor(cores()) as pool:
-            entries = list(pool.map(check, rows))
-    else:
-        entries = [check(row) for row in rows]
+    entries: list[ParsedRow] = []
+    for shard in list_shards(path):
+        rows = (rename_columns(row, columns or {}, shard) for row in read_rows(shard, task, columns))
+        check = partial(parse_row, task=task, path=shard)
+        if task.decodes_files:
+            with ThreadPoolExecutor(cores()) as pool:
+                entries += pool.map(check, rows)
+        else:
+            entries += map(check, rows)
     return join_rows(entries, task, path.name, file=None if path.is_dir() else path)
 
 
-def read_rows(path: Path, task: Task) -> Iterator[Row]:
-    """The rows of a file or a folder, unparsed. Raises DataError, MissingPackage."""
+def list_shards(path: Path) -> list[Path]:
+    """The files of a dataset in a folder, in the order of their names; the path itself where it is none.
+
+    Raises DataError for a folder with files of several formats.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in SHARDS)
+    kinds = sorted({file.suffix.lower() for file in files})
+    if len(kinds) > 1:
+        raise DataError(f"{path} holds files of several formats: {', '.join(kinds)}. Give the folder of one dataset")
+    return files or [path]
+
+
+def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
+    """The row with the task's names of columns. Raises DataError for a column that it lacks."""
+    values = dict(row.values)
+    for name, given in columns.items():
+        if given in values:
+            values[name] = values.pop(given)
+        elif name not in values:
+            raise DataError(
+                f"{path.name}, row {row.number}: there is no column {given!r} for {name!r}. The columns are "
+                f"{', '.join(map(repr, row.values))}"
+            )
+    return Row(row.number, values)
+
+
+def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Iterator[Row]:
+    """The rows of a file or a folder, unparsed. columns: those whose names in the file differ from the task's.
+
+    Raises DataError, MissingPackage.
+    """
     if not path.exists():
         near = [entry.name for entry in path.parent.glob("[!.]*")] if path.parent.is_dir() else []
         raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
@@ -43,7 +81,7 @@ def read_rows(path: Path, task: Task) -> Iterator[Row]:
         raise DataError(
             f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
         )
-    rows: Iterator[Row] = registry.resolve("format", kind)(path, task)
+    rows: Iterator[Row] = registry.resolve("format", kind)(path, task, tuple((columns or {}).values()))
     return rows
 
 

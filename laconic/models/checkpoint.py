@@ -176,6 +176,12 @@ def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
         ) from error
 
 
+GGUF = (
+    "the format of llama.cpp, which are quantized already. Give the folder that they were made from: the one of "
+    "transformers, with config.json and .safetensors"
+)
+
+
 def is_onnx(source: Path) -> bool:
     """Whether a source is an ONNX file: a graph already, and no checkpoint."""
     return source.suffix == ".onnx"
@@ -205,6 +211,8 @@ def load_source(
         raise SourceError(f"{source} is an ONNX file: a graph, not a checkpoint. Stages that train need the checkpoint")
     if source.is_dir():
         return _load_folder(source, task, builder, trust)
+    if source.suffix.lower() == ".gguf":
+        raise SourceError(f"{source} holds weights in GGUF, {GGUF}")
     if is_program(source):
         module, origin, own = builders.load_program(source, trust=trust)
     else:
@@ -224,6 +232,8 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
     if builder:
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+        if any(folder.glob("*.gguf")):
+            raise SourceError(f"{folder} holds weights in GGUF, {GGUF}")
         raise SourceError(
             f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers. "
             f"For a model of your own, give the file of weights and a --builder"

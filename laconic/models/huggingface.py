@@ -155,6 +155,7 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
             f"{path} brings its own code ({', '.join(sorted(map(str, config['auto_map'])))}), and loading it would "
             f"execute that code. Read it first, then say --trust"
         )
+    check_float(path, config)
     if task is None:
         task = match_architecture("SentenceTransformer") if sentence else infer_task(path, config)
     kind = resolve_task(str(task))
@@ -173,6 +174,16 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
     if kind.auto_class == MASKED:
         source["mask_id"] = find_mask_id(path)
     return ModelFolder(path, kind, config, sentence, source)
+
+
+def check_float(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise SourceError for a model whose weights another library has quantized."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method:
+        raise SourceError(
+            f"the weights in {folder} are quantized already, by {method}, and what they were cannot be had back. Give "
+            f"the folder with the float weights that it was made from"
+        )
 
 
 def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:

@@ -27,13 +27,15 @@ class Data(Strict):
 
     calibrate: calibration samples, for the stages. train: training samples for the stages that train, with or without
     labels; default: the calibration samples. evaluate: test samples, for the verdict; default: a part of `calibrate`
-    that is held out before any stage runs. limit: the most samples of each that are used.
+    that is held out before any stage runs. limit: the most samples of each that are used. columns: by the task's name
+    of a column, as `text` or `label`, the name that the files have for it.
     """
 
     calibrate: Path | None = None
     train: Path | None = None
     evaluate: Path | None = None
     limit: int | None = Field(default=None, ge=3)
+    columns: dict[str, str] = Field(default_factory=dict)
 
 
 class NamedStage(NamedSettings):
@@ -144,6 +146,8 @@ class Recipe(Origin):
         """
         content = read_yaml(path)
         check_builder(content, path, trust=trust or given.get("builder") is not None)
+        if isinstance(content.get("data"), str):
+            content = {**content, "data": {"calibrate": content["data"]}}
         if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
             data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
             given = given | {"data": content["data"] | data}

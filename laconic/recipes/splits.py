@@ -20,6 +20,9 @@ WHERE_COUNTED = {"choose": 1024, "judge": 4000}
 """As many, where right answers are counted: one of 400 is a quarter of a point. Where one answer in thirty turns from
 right to wrong or back, the drop is known to 0.6 points with 4,000 samples, to 1.8 with 400."""
 
+FEW = 30
+"""Fewer samples to judge by are reported: 30 give a share of right answers to 18 points either way."""
+
 MADE_UP = 100
 """Synthetic samples where none are given."""
 
@@ -54,7 +57,7 @@ def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
             )
         return make_samples(task, recipe.seed)
     roles = {"calibrate": data.calibrate, "evaluate": data.evaluate, "train": data.train}
-    files = {role: read(path, task) for role, path in roles.items() if path}
+    files = {role: read(path, task, data.columns) for role, path in roles.items() if path}
     fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
     train = files.pop("train", None)
     if len(files) == 2:
@@ -73,6 +76,7 @@ def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
     if train is not None:
         train = train.without(choose).without(judge)  # what is learned by heart proves nothing
         train = train.take(data.limit, recipe.seed) if data.limit else train
+    check_labels(judge, task, recipe.goal.max_drop)
     return SampleSplits(
         train=train or calibrate,
         calibrate=calibrate,
@@ -80,6 +84,33 @@ def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
         probe=choose.take(PROBE, recipe.seed),
         judge=judge,
         fingerprints=fingerprints,
+    )
+
+
+def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None) -> None:
+    """Raise DataError where a metric is limited that the samples to judge by cannot give: without labels, or with one
+    class alone."""
+    if max_drop is not None and judge.labels is None:
+        raise DataError(
+            f"the goal limits the drop of a metric (max_drop), and {judge.name} has no labels. Give labelled samples; "
+            f"where the label's column has another name: --column label=NAME"
+        )
+    classes = {str(label) for label in judge.labels or ()}
+    if max_drop is not None and task.has_class_head and len(classes) == 1 and len(judge) > 1:
+        raise DataError(
+            f"all labels of {judge.name} are {classes.pop()}: a model that answers nothing else would be right. Give "
+            f"samples of at least two classes, or leave out max_drop"
+        )
+
+
+def describe_uncertainty(judge: Dataset) -> str | None:
+    """A sentence where the samples to judge by are too few to tell much, else None."""
+    count = len(judge)
+    if count >= FEW:
+        return None
+    return (
+        f"{count} samples judge the result: a share of right answers is known to {98 / count**0.5:.0f} points either "
+        f"way (95 %), and rare mistakes are not seen. Give at least {round(FEW / SHARES['judge'])} samples in one file"
     )
 
 

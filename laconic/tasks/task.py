@@ -195,7 +195,10 @@ class Task(ABC):
         One sample; two where the row is a pair of samples that are compared with each other. Raises InputError.
         """
         if self.field not in values:
-            raise InputError(f"there is no {self.field!r}. {registry.did_you_mean(self.field, values)}")
+            raise InputError(
+                f"there is no {self.field!r} among the columns {', '.join(map(repr, values))}. Name the one that holds "
+                f"it: --column {self.field}=NAME"
+            )
         return (self.read_field(values[self.field], folder),), values.get(LABEL)
 
     def read_field(self, value: Any, folder: Path) -> Any:
