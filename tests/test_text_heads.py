@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from artifacts import text_inputs
 from served import running
 
 from compress.pipeline import compress
@@ -261,7 +262,7 @@ def test_the_scores_of_a_cross_encoder_are_what_its_activation_says(tmp_path):
 
 def make(kind: type[Any], **settings: Any) -> Any:
     spec = {"max_tokens": 16, "pad_id": 0}
-    return kind(models.tokenizer(), (), **spec, **settings)
+    return kind(models.tokenizer(), text_inputs(), **spec, **settings)
 
 
 def test_regression_explains_the_variance_of_the_labels():
@@ -305,6 +306,8 @@ def test_classes_are_found_and_counted_one_by_one():
     assert scorer(np.array([1])) == 1
     assert MultiLabelClassification.new_classes([["a", "b"], "c", []], ()) == ("a", "b", "c")
     assert MultiLabelClassification.new_classes([["a"]], ("a", "b")) == ()
+    with pytest.raises(DataError, match="is no class"):
+        MultiLabelClassification.new_classes([{"a": 1}], ())
 
 
 def test_tags_become_entities_and_entities_become_classes_of_tokens():

@@ -53,7 +53,10 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
     has_head = task is not None and task in registry.TASKS and resolve_task(task).has_class_head
     if task and has_head and recipe.builder is None and source.is_dir():
         labels = labels_of(recipe.data.train, task)
-        return with_labels(source, task, labels, seed=recipe.seed, trust=trust)
+        try:
+            return with_labels(source, task, labels, seed=recipe.seed, trust=trust)
+        except DataError as error:
+            raise DataError(f"{recipe.data.train.name}: {error}") from None
     return load_source(
         source,
         task=recipe.task,
@@ -167,5 +170,5 @@ def labels_of(path: Path, task: str) -> list[Any]:
         raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
     found = [label for label in labels if label is not None]
     if not found:
-        raise DataError(f"{path.name} has no labels to learn from. Give each row a 'label'")
+        raise DataError(f"{path.name} has no labels to learn from. Give each row {kind.columns[-1]!r}")
     return found

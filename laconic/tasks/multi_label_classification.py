@@ -34,9 +34,9 @@ class MultiLabelClassification(LabelledText):
 
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-        wanted = {name for label in labels for name in as_list(label)}
+        wanted = [name for label in labels for name in as_list(label)]
         check_names(wanted)
-        return () if are_known(wanted, known) else class_names(wanted)
+        return () if are_known(wanted, known) else class_names(set(wanted))
 
     def parse_label(self, value: Any, sample: Any) -> Any:
         """1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""

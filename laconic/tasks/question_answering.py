@@ -65,7 +65,7 @@ class QuestionAnswering(TextTask):
             raise InputError(f"a sample must be an object with the texts {QUESTION!r} and {CONTEXT!r}")
         if unknown := sorted(map(str, set(value) - {QUESTION, CONTEXT})):
             raise InputError(f"a sample has {QUESTION!r} and {CONTEXT!r}, not {', '.join(unknown)}")
-        self.encode([(value[QUESTION], ROOM)])
+        self.encode_texts([(value[QUESTION], ROOM)])
         return (value[QUESTION], value[CONTEXT])
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
@@ -77,11 +77,9 @@ class QuestionAnswering(TextTask):
                 raise InputError(f"there is no {key!r}. {did_you_mean(key, values)}")
         return ({key: values[key] for key in (QUESTION, CONTEXT)},), values.get(ANSWERS)
 
-    def encode(self, samples: Sequence[Any]) -> Arrays:
+    def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
         try:
-            return super().encode(samples)
-        except InputError:
-            raise
+            return super().encode_texts(samples)
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(
                 f"the question leaves no room for the context: the model takes {self.max_tokens} tokens ({error})"
