@@ -91,6 +91,11 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
         if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
             steps.warn(few)
+        if source.task.max_length and (cut := source.task.count_cut(list(samples.judge.samples))):
+            steps.warn(
+                f"{cut} of {len(samples.judge)} test samples are longer than the {source.task.max_length} tokens that "
+                f"the model takes: their ends are cut off"
+            )
         yield Lineage(source, Job(recipe, samples, folder, steps, cache))
 
 

@@ -336,3 +336,9 @@ def test_fragments_are_short_pieces_of_the_samples_and_the_same_for_a_seed():
     assert all(piece in samples[0] or piece in samples[1][0] for piece in pieces)
     assert max(len(piece.split()) for piece in pieces) <= 5
     assert Tensors(()).fragments([{}], 5) == []
+
+
+def test_texts_that_are_cut_are_counted():
+    task = embedding_task()
+    with task.truncated(6):
+        assert task.count_cut(["the model", "the model answers every question about its weights", ""]) == 1

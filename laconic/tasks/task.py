@@ -265,6 +265,10 @@ class Task(ABC):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
+    def count_cut(self, samples: Sequence[Any]) -> int:
+        """How many of these samples are longer than the model takes, so that their ends are cut off."""
+        return 0
+
     def length(self, sample: Any) -> int:
         """The length of a sample, by which samples are sorted into batches; 1 where all have the same size."""
         return 1

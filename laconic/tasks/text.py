@@ -246,6 +246,10 @@ class TextTask(Task):
                     f"input {name!r} runs from {array.min()} to {array.max()}, and the model takes 0 to {size - 1}"
                 )
 
+    def count_cut(self, samples: Sequence[Any]) -> int:
+        texts = [sample for sample in samples if isinstance(sample, str)]
+        return sum(bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(texts))
+
     def length(self, sample: Any) -> int:
         return len(sample) if isinstance(sample, (str, Tokens)) else sum(map(len, sample))
 
