@@ -1,4 +1,5 @@
-"""What HTTP costs: rows per CPU-second of the whole server, against the bare engine at the same batch size.
+"""What HTTP costs: rows per CPU-second of the whole server, against the bare engine at the mean batch size that
+the server reached in the round.
 
     python benchmarks/server.py ARTIFACT
 
@@ -58,7 +59,7 @@ def main() -> None:
     batch = read_cap(artifact).rows_at({"length": arguments.length})
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     bare = multiprocessing.get_context("spawn").Process(
-        target=run_bare, args=(theirs, arguments.artifact, settings, batch, arguments.length), daemon=True
+        target=run_bare, args=(theirs, arguments.artifact, settings, arguments.length), daemon=True
     )
     bare.start()
     with Served(arguments.artifact, settings) as server:
@@ -73,7 +74,7 @@ def main() -> None:
             latencies = asyncio.run(load.run(arguments.seconds))
             wall, cpu = time.monotonic() - started, server.cpu_seconds() - cpu
             rows, batches = (after - old for after, old in zip(server.batches(), before, strict=True))
-            ours.send(arguments.seconds)
+            ours.send((arguments.seconds, round(rows / batches)))
             bare_rate = ours.recv()
             ratios.append(rows / cpu / bare_rate)
             p50, p99 = (1e3 * value for value in np.percentile(latencies, [50, 99]))
@@ -88,17 +89,20 @@ def main() -> None:
     bare.join()
 
 
-def run_bare(pipe: Connection, path: Path, settings: Settings, batch: int, length: int) -> None:
-    """The engine alone: on request, run batches for so many seconds and tell rows per CPU-second."""
+def run_bare(pipe: Connection, path: Path, settings: Settings, length: int) -> None:
+    """The engine alone: on request, run batches of one size for so many seconds and tell rows per CPU-second."""
     artifact = Artifact.load(path)
     executors, threads = settings.parallelism()
     sessions = artifact.open_many(executors, settings.runtime, threads=threads)
-    inputs = [artifact.task().typical(batch, length, seed) for seed in range(8)]
-    while (seconds := pipe.recv()) is not None:
+    while (asked := pipe.recv()) is not None:
+        seconds, batch = asked
+        inputs = [artifact.task().typical(batch, length, seed) for seed in range(8)]
         rows = [0] * executors
         end = time.monotonic() + seconds
 
-        def loop(number: int, rows: list[int] = rows, end: float = end) -> None:
+        def loop(
+            number: int, inputs: list[Arrays] = inputs, rows: list[int] = rows, end: float = end, batch: int = batch
+        ) -> None:
             for arrays in cycle(inputs):
                 sessions[number].run(arrays)
                 rows[number] += batch
@@ -147,7 +151,7 @@ class Served:
 
     async def _statistics(self) -> tuple[int, int]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(b"GET /v2/models/stats HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(b"GET /v2/models/stats HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         body = (await reader.read()).partition(b"\r\n\r\n")[2]
         writer.close()
         stats = json.loads(body)["model_stats"][0]
@@ -171,7 +175,7 @@ def requests_of(artifact: Artifact, rows: int, length: int) -> list[bytes]:
         header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
         body = header + b"".join(array.tobytes() for array in inputs.values())
         head = (
-            f"POST /v2/models/{artifact.name}/infer HTTP/1.1\r\nhost: x\r\n"
+            f"POST /v2/models/{artifact.name}/infer HTTP/1.1\r\nhost: localhost\r\n"
             f"inference-header-content-length: {len(header)}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         requests.append(head.encode() + body)
