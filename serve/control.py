@@ -16,7 +16,7 @@ from serve import metadata, openapi
 from serve.endpoint import MethodNotAllowed
 from serve.extension_routes import add_extensions
 from serve.model import Model
-from serve.openai_shape import describe_model, to_openai_answer
+from serve.openai_shape import to_openai_answer
 from serve.page import add_page
 from serve.prometheus import CONTENT_TYPE, Metrics
 from serve.repository import Repository
@@ -127,13 +127,13 @@ def add_openai_models(app: FastAPI, repository: Repository) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def list_models() -> dict[str, Any]:
         """The models that are served, as OpenAI's clients read them."""
-        return {"object": "list", "data": [describe_model(model) for model in repository]}
+        return {"object": "list", "data": [metadata.openai_model(model) for model in repository]}
 
     @app.get("/v1/models/{name}", tags=["openai"], response_model=None)
     async def get_model(name: str) -> dict[str, Any] | Response:
         """One model, as OpenAI's clients read it."""
         try:
-            return describe_model(repository.get(name))
+            return metadata.openai_model(repository.get(name))
         except UnknownModel as error:
             return respond(to_openai_answer(error))
 

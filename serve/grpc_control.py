@@ -12,14 +12,18 @@ from serve import inference_pb2 as pb
 from serve.grpc_call import Call, Context, call
 from serve.grpc_messages import parse_message, serialize
 from serve.model import Model
+from serve.model_control import control
 from serve.repository import Repository
 from serve.server_settings import Settings
+from serve.watched_folder import WatchedFolder
 
 
 class GrpcControl:
     """Answers calls that run no model."""
 
-    def __init__(self, repository: Repository, settings: Settings) -> None:
+    def __init__(self, repository: Repository, settings: Settings, folder: WatchedFolder | None) -> None:
+        """folder: where models are loaded from."""
+        self.folder = folder
         self.repository = repository
         self.settings = settings
 
@@ -35,6 +39,12 @@ class GrpcControl:
             "ModelConfig": describe(pb.ModelConfigRequest, pb.ModelConfigResponse, self._configuration),
             "ModelStatistics": describe(pb.ModelStatisticsRequest, pb.ModelStatisticsResponse, self._statistics),
             "RepositoryIndex": describe(pb.RepositoryIndexRequest, pb.RepositoryIndexResponse, self._index),
+            "RepositoryModelLoad": self._act(
+                pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse, WatchedFolder.load
+            ),
+            "RepositoryModelUnload": self._act(
+                pb.RepositoryModelUnloadRequest, pb.RepositoryModelUnloadResponse, WatchedFolder.unload
+            ),
             "TraceSetting": describe(pb.TraceSettingRequest, pb.TraceSettingResponse, self._trace_settings),
             "LogSettings": describe(pb.LogSettingsRequest, pb.LogSettingsResponse, log_settings),
             "SystemSharedMemoryStatus": describe(
@@ -66,6 +76,18 @@ class GrpcControl:
         async def respond(body: bytes, _: Context) -> bytes:
             fields = answer(parse_message(kind, body))
             return serialize(json_format.ParseDict(fields, response(), ignore_unknown_fields=True))
+
+        return call(self.settings, respond)
+
+    def _act(
+        self, kind: type[Message], response: Callable[[], Message], act: Callable[[WatchedFolder, str], None]
+    ) -> Call:
+        """A call that loads or unloads a model."""
+
+        async def respond(body: bytes, _: Context) -> bytes:
+            asked: Any = parse_message(kind, body)
+            await control(self.folder, self.settings, act, asked.model_name, {"parameters": dict(asked.parameters)})
+            return serialize(response())
 
         return call(self.settings, respond)
 

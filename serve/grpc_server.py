@@ -8,6 +8,7 @@ from laconic.errors import UsageError
 from serve import grpc_service
 from serve.body import MemoryBudget
 from serve.grpc_access import AccessInterceptor
+from serve.grpc_control import GrpcControl
 from serve.grpc_health import Health
 from serve.grpc_service import InferenceService
 from serve.guard import Guard
@@ -15,6 +16,7 @@ from serve.observer import RequestObserver
 from serve.repository import Repository
 from serve.server_settings import Settings
 from serve.tls import Certificate
+from serve.watched_folder import WatchedFolder
 
 MILLISECONDS = 1000
 UNLIMITED = -1
@@ -31,9 +33,10 @@ class GrpcServer:
         *,
         guard: Guard,
         observer: RequestObserver,
+        folder: WatchedFolder | None = None,
         certificate: Certificate | None = None,
     ) -> None:
-        """budget, guard, observer: those of the HTTP server."""
+        """budget, guard, observer, folder: those of the HTTP server."""
         self.port = 0
         self._certificate = certificate
         self._service = InferenceService(repository, settings, budget)
@@ -44,7 +47,8 @@ class GrpcServer:
             interceptors=[AccessInterceptor(guard, observer)] if is_watched else None,
         )
         health = Health(repository, settings, frozenset({grpc_service.NAME}))
-        self._server.add_generic_rpc_handlers((self._service.handler(), health.handler()))
+        control = GrpcControl(repository, settings, folder)
+        self._server.add_generic_rpc_handlers((self._service.handler(control.calls()), health.handler()))
 
     async def start(self, host: str, port: int) -> None:
         """Listen. port: 0 takes a free one. Raises UsageError where it cannot be bound."""

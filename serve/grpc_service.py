@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 
@@ -10,8 +10,7 @@ from laconic.arrays import Arrays
 from serve import inference_pb2 as pb
 from serve import kserve
 from serve.body import OFFLOAD_FROM, MemoryBudget, Reservation
-from serve.grpc_call import Context, call, read
-from serve.grpc_control import GrpcControl
+from serve.grpc_call import Call, Context, call, read
 from serve.grpc_messages import describe_response, parse_request, read_request, serialize
 from serve.keys import count_request
 from serve.model import Model
@@ -35,15 +34,14 @@ class InferenceService:
         self.repository = repository
         self.settings = settings
         self.budget = budget
-        self._control = GrpcControl(repository, settings)
         self._readers: set[asyncio.Task[None]] = set()
 
-    def handler(self) -> grpc.GenericRpcHandler:
-        """The calls, as gRPC's server takes them."""
+    def handler(self, control: Mapping[str, Call]) -> grpc.GenericRpcHandler:
+        """The calls, as gRPC's server takes them. control: those that run no model."""
         calls = {
             "ModelInfer": call(self.settings, self.infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.stream),
-            **self._control.calls(),
+            **control,
         }
         return grpc.method_handlers_generic_handler(NAME, calls)
 

@@ -1,8 +1,10 @@
 """What the server and its models say about themselves, over HTTP and gRPC alike: the V2 protocol and its extensions."""
 
+from contextlib import suppress
 from typing import Any
 
 from laconic import __version__
+from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import NotReady
 from serve import kserve
 from serve.model import Model
@@ -88,3 +90,11 @@ def model_statistics(model: Model) -> dict[str, Any]:
 def all_statistics(repository: Repository) -> dict[str, Any]:
     """The counters of every model."""
     return {"model_stats": [model.statistics.describe(model.name, model.version) for model in repository]}
+
+
+def openai_model(model: Model) -> dict[str, Any]:
+    """A model in the list of models. Its artifact's manifest says when it was created, in seconds since 1970."""
+    created = 0
+    with suppress(OSError):
+        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}

@@ -1,11 +1,6 @@
-"""What OpenAI's clients read: models and errors in the shape of its API."""
+"""Errors in the shape of OpenAI's API."""
 
-from contextlib import suppress
-from typing import Any
-
-from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import InputError
-from serve.model import Model
 from serve.wire import Answer, as_told, retry_headers, to_json
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -28,11 +23,3 @@ def to_openai_answer(error: Exception) -> Answer:
     parameter = told.parameter if isinstance(told, InvalidParameter) else None
     described = {"message": str(told), "type": kind, "param": parameter, "code": CODES.get(told.status)}
     return Answer(to_json({"error": described}), told.status, headers=retry_headers(told))
-
-
-def describe_model(model: Model) -> dict[str, Any]:
-    """A model in the list of models. Its artifact's manifest says when it was created, in seconds since 1970."""
-    created = 0
-    with suppress(OSError):
-        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
-    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}

@@ -88,6 +88,7 @@ class Server(uvicorn.Server):
                 self.app.budget,
                 guard=self.app.guard,
                 observer=self.app.observer,
+                folder=self.app.folder,
                 certificate=self.certificate,
             )
             await self.grpc.start(sockets[0].getsockname()[0], self.settings.grpc_port)

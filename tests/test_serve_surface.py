@@ -20,7 +20,9 @@ REFUSED = "refused"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(write_artifact(tmp_path_factory.mktemp("artifacts") / "twice.laconic"), grpc_port=0) as server:
+    folder = tmp_path_factory.mktemp("artifacts")
+    write_artifact(folder / "models" / "other.laconic")
+    with running(write_artifact(folder / "twice.laconic"), models=folder / "models", grpc_port=0) as server:
         yield server
 
 
@@ -84,8 +86,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "start_stream": (stream, 2 * ROWS),
     "async_stream_infer": (stream, 2 * ROWS),
     "stop_stream": (stream, 2 * ROWS),
-    "load_model": (lambda client: client.load_model("twice"), REFUSED),
-    "unload_model": (lambda client: client.unload_model("twice"), REFUSED),
+    "load_model": (lambda client: client.load_model("other"), None),
+    "unload_model": (lambda client: client.unload_model("other"), None),
 }
 OWN = {"close", "register_plugin", "unregister_plugin", "plugin", "generate_request_body", "parse_response_body"}
 """Methods that send nothing."""
@@ -107,6 +109,18 @@ def test_each_method_of_the_client_is_answered(client: Any) -> None:
         else:
             np.testing.assert_array_equal(ask(client), expected)
     assert client.is_server_live()
+
+
+def test_models_of_the_folder_alone_are_loaded_and_unloaded(client: Any) -> None:
+    for name in ("twice", "thrice"):
+        with pytest.raises(InferenceServerException, match=f"holds no '{name}'"):
+            client.load_model(name)
+    client.unload_model("other")
+    assert not client.is_model_ready("other")
+    client.load_model("other")
+    assert client.is_model_ready("other")
+    with pytest.raises(InferenceServerException, match="'parameters' are not supported"):
+        client.load_model("other", config='{"max_batch_size": 1}')
 
 
 def test_settings_that_stay_as_they_are_are_accepted(client: Any) -> None:
