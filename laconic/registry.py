@@ -2,8 +2,8 @@
 
 Nothing is imported before it is resolved. To add a stage, a task, a runtime or a target, write one file and add one
 line here. In a recipe that is trusted, an address "their.package:Thing" works in place of the name of a stage, a
-criterion, a technique, an optimizer, a schedule or a metric, and needs no line. Nothing else that is read can name
-code.
+criterion, a technique, an optimizer, a schedule, a metric or a callback, and needs no line. Nothing else that is
+read can name code.
 """
 
 import difflib
@@ -151,6 +151,12 @@ SCHEDULES = {
     "onecycle": "laconic.training.optimizers.schedule:OneCycle",
 }
 
+CALLBACKS = {
+    "mlflow": "laconic.training.callbacks.mlflow_tracker:MlflowTracker",
+    "wandb": "laconic.training.callbacks.wandb_tracker:WandbTracker",
+}
+"""Callbacks of fine-tuning."""
+
 METRICS = {
     "accuracy": "laconic.finetune.classification_metrics:Accuracy",
     "auc": "laconic.finetune.classification_metrics:Auc",
@@ -188,9 +194,10 @@ TABLES = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "metric": METRICS,
+    "callback": CALLBACKS,
 }
 
-ADDRESSABLE = ("stage", "criterion", "technique", "optimizer", "schedule", "metric")
+ADDRESSABLE = ("stage", "criterion", "technique", "optimizer", "schedule", "metric", "callback")
 """The kinds for which a trusted recipe may give an address in place of a name."""
 
 _addresses_are_trusted: ContextVar[bool] = ContextVar("addresses_are_trusted", default=False)

@@ -1,6 +1,6 @@
 """The evaluations of a run of fine-tuning: before, during and after training; the best weights, and early stopping."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from laconic.finetune.evaluate import ROWS, evaluate
 from laconic.finetune.metric import Metric
 from laconic.progress import Steps
 from laconic.registry import did_you_mean
+from laconic.training.callbacks.callback import RunLog
 from laconic.training.callbacks.journal import format_line, read_lines
 from laconic.training.settings import TrainingRecipe
 from laconic.training.snapshots.snapshot import Snapshots
@@ -36,9 +37,17 @@ class Evaluator:
     """
 
     def __init__(
-        self, validation: Dataset, recipe: TrainingRecipe, folder: Path, steps: Steps, *, is_first: bool = True
+        self,
+        validation: Dataset,
+        recipe: TrainingRecipe,
+        folder: Path,
+        steps: Steps,
+        *,
+        is_first: bool = True,
+        logs: Sequence[RunLog] = (),
     ) -> None:
-        """folder: of the run. is_first: whether this is the rank that writes the log."""
+        """folder: of the run. is_first: whether this is the rank that writes the log. logs: told of each evaluation."""
+        self._logs = logs
         self._all = validation
         self._part = validation.rows(range(min(PART_ROWS, len(validation.keys))), validation.name)
         self._by, self._patience, self._rows = recipe.best_by, recipe.patience, min(ROWS, recipe.batch_size)
@@ -112,7 +121,12 @@ class Evaluator:
             self.after = self._evaluate(state, self._all)
             step.note = format_figures(self.after)
         if done not in self._figures:
+            self._tell(done, self.after)
             self._generate(state, done)
+
+    def _tell(self, done: int, figures: Mapping[str, float]) -> None:
+        for log in self._logs:
+            log.evaluated(done, figures)
 
     def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
         rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
@@ -147,6 +161,7 @@ class Evaluator:
 
     def _record(self, done: int, figures: dict[str, float]) -> None:
         self._figures[done] = figures
+        self._tell(done, figures)
         if self._is_first:
             partial = self._folder / f".{LOG}.new"
             lines = [{"step": step, **self._figures[step]} for step in sorted(self._figures)]

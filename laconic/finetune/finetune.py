@@ -4,7 +4,7 @@ import gc
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from laconic.models.checkpoint import Checkpoint, check_free, load_source
 from laconic.planner.meta_model import MetaModel
 from laconic.progress import Steps
 from laconic.registry import trust_addresses
+from laconic.training.callbacks.callback import Callback, RunDescription, RunLog
 from laconic.training.loop import translate_memory_errors
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
@@ -165,20 +166,34 @@ def run_training(
     key = hash_of(inputs.checkpoint.key, inputs.train.fingerprint, select_settings(recipe))
     with claim_folder(folder, key) if ranks.is_first else nullcontext(), translate_memory_errors():
         ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
-        evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first)
-        result = train(
-            inputs.checkpoint,
-            inputs.train,
-            recipe,
-            folder,
-            ranks=ranks,
-            observers=observers,
-            evaluate=evaluator,
-            eval_every=recipe.eval_every,
-            conclude=evaluator.conclude,
-            cache=cache,
-        )
+        with open_logs(recipe, folder, key, ranks) as logs:
+            evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first, logs=logs)
+            result = train(
+                inputs.checkpoint,
+                inputs.train,
+                recipe,
+                folder,
+                ranks=ranks,
+                observers=observers,
+                evaluate=evaluator,
+                eval_every=recipe.eval_every,
+                conclude=evaluator.conclude,
+                cache=cache,
+                logs=logs,
+            )
         return result, evaluator
+
+
+@contextmanager
+def open_logs(recipe: TrainingRecipe, folder: Path, key: str, ranks: Ranks) -> Iterator[list[RunLog]]:
+    """What the callbacks of the recipe log, on the first rank; closed after the body."""
+    run = RunDescription(folder, select_settings(recipe), key)
+    with ExitStack() as stack:
+        logs: list[RunLog] = []
+        for named in recipe.callbacks if ranks.is_first else ():
+            logs.append(named.configure("callback", Callback).open(run))
+            stack.callback(logs[-1].close)
+        yield logs
 
 
 def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:

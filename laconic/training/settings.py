@@ -114,7 +114,7 @@ def name_of(technique: Any) -> Any:
     return getattr(technique, "name", technique)
 
 
-NAMED = ("techniques", "optimizer", "schedule", "metrics")
+NAMED = ("techniques", "optimizer", "schedule", "metrics", "callbacks")
 """The keys of a recipe whose values name registered classes."""
 
 
@@ -135,7 +135,7 @@ class TrainingRecipe(Training, Origin):
     memory: bytes that the device may hold; the planner keeps within them. eval_every: steps between two evaluations; an
     epoch by default. best_by: the figure of the evaluations by which the best weights are kept; None keeps the last.
     patience: evaluations without a better figure after which the run ends; without `best_by` it is that of the loss.
-    metrics: further figures of the evaluations.
+    metrics: further figures of the evaluations. callbacks: what is told of the steps and evaluations, as trackers.
     generate: rows of the validation set whose answers a language model generates at each evaluation.
     """
 
@@ -147,11 +147,14 @@ class TrainingRecipe(Training, Origin):
     patience: int | None = Field(default=None, ge=1)
     generate: int = Field(default=0, ge=0)
     metrics: tuple[NamedSettings, ...] = ()
+    callbacks: tuple[NamedSettings, ...] = ()
 
     @model_validator(mode="after")
-    def _known_metrics(self) -> Self:
+    def _known_names(self) -> Self:
         for metric in self.metrics:
             metric.configure("metric")
+        for callback in self.callbacks:
+            callback.configure("callback")
         return self
 
     @model_validator(mode="before")
@@ -211,6 +214,7 @@ class TrainingRecipe(Training, Origin):
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(NAMED))
         content |= {"optimizer": self.optimizer.to_yaml_value(), "schedule": self.schedule.to_yaml_value()}
         content["techniques"] = [technique.to_yaml_value() for technique in self.techniques]
-        if self.metrics:
-            content["metrics"] = [metric.to_yaml_value() for metric in self.metrics]
+        for name in ("metrics", "callbacks"):
+            if named := getattr(self, name):
+                content[name] = [each.to_yaml_value() for each in named]
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

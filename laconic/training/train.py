@@ -13,6 +13,7 @@ from laconic.data.dataset import Dataset
 from laconic.models.adapter import Adapter
 from laconic.models.checkpoint import Checkpoint
 from laconic.tasks.task import Task
+from laconic.training.callbacks.callback import RunLog
 from laconic.training.callbacks.energy import Energy
 from laconic.training.data.batch_builder import BatchBuilder
 from laconic.training.data.batch_loader import BatchLoader
@@ -66,12 +67,13 @@ def train(
     conclude: Callable[[TrainState, int], None] = lambda state, steps: None,
     cache: Cache | None = None,
     callbacks: Sequence[StepCallbackFactory] = (),
+    logs: Sequence[RunLog] = (),
 ) -> TrainResult:
     """Train the module of a checkpoint, which is changed in place.
 
     folder: of this run alone; the run is resumed from the snapshots in it. objective: the task's own by default.
     eval_every: steps between two evaluations; an epoch by default. conclude: called with the steps done at the end,
-    before the techniques are removed.
+    before the techniques are removed. logs: told of each step, beside the observers.
     Weights that an earlier stage pruned, and no later one has changed, stay zero.
     Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
     """
@@ -107,7 +109,7 @@ def train(
             )
             with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
                 if not ended:
-                    run_steps(state, loader, settings, losses, seen)
+                    run_steps(state, loader, settings, losses, [*seen, *logs])
         conclude(state, len(losses))
     energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
     return TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
