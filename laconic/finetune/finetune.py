@@ -18,6 +18,7 @@ from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
 from laconic.errors import OutOfMemory, RecipeError, SourceError, UsageError
 from laconic.finetune.advice import advise, copy_structure, fit_to_memory, measure_available, measure_longest
+from laconic.finetune.class_weights import compute_class_weights
 from laconic.finetune.evaluator import BEST, Evaluator
 from laconic.finetune.head import open_for
 from laconic.hashing import code_version, hash_of
@@ -32,6 +33,7 @@ from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.precision import settle_precision
 from laconic.training.settings import Training, TrainingRecipe
+from laconic.training.step.objective import Objective
 from laconic.training.train import SNAPSHOTS, TrainResult, train
 
 VALIDATION_SHARE = 0.1
@@ -128,10 +130,11 @@ def finetune_on_rank(
 
 @dataclass(frozen=True)
 class FinetuneInputs:
-    """checkpoint: the model to train. train, validation: the data. structure: the model without weights, for
-    predictions of its memory. length: tokens of the longest text."""
+    """checkpoint: the model to train. objective: its loss. train, validation: the data. structure: the model without
+    weights, for predictions of its memory. length: tokens of the longest text."""
 
     checkpoint: Checkpoint
+    objective: Objective
     train: Dataset
     validation: Dataset
     structure: MetaModel
@@ -145,12 +148,14 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
         check_adapter(recipe, checkpoint, trust)
         train_set, validation = read_datasets(recipe, checkpoint)
         objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, train_set)
+        weights = compute_class_weights(recipe.class_weights, checkpoint.task, train_set)
+        objective.weigh(weights, recipe.label_smoothing)
         with checkpoint.task.truncated(recipe.max_length):
             length = measure_longest(checkpoint, train_set)
             train_set, validation = (objective.prepare_rows(each) for each in (train_set, validation))
         step.note = f"{checkpoint.task.name}, {len(train_set.keys)} training and {len(validation.keys)} validation rows"
     structure = copy_structure(checkpoint, Path(recipe.source).name)
-    return FinetuneInputs(checkpoint, train_set, validation, structure, length)
+    return FinetuneInputs(checkpoint, objective, train_set, validation, structure, length)
 
 
 def run_training(
@@ -174,6 +179,7 @@ def run_training(
                 recipe,
                 folder,
                 ranks=ranks,
+                objective=inputs.objective,
                 observers=observers,
                 evaluate=evaluator,
                 eval_every=recipe.eval_every,
@@ -217,6 +223,7 @@ def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
     names = set(Training.model_fields) - {"loader", "snapshot_every", "mesh"}
     if recipe.best_by is not None:
         names |= {"best_by", "eval_every", "patience"}
+    names |= {name for name in ("class_weights", "label_smoothing") if getattr(recipe, name)}
     return recipe.model_dump(mode="json", include=names)
 
 

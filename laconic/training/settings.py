@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -135,6 +135,8 @@ class TrainingRecipe(Training, Origin):
     memory: bytes that the device may hold; the planner keeps within them. eval_every: steps between two evaluations; an
     epoch by default. best_by: the figure of the evaluations by which the best weights are kept; None keeps the last.
     patience: evaluations without a better figure after which the run ends; without `best_by` it is that of the loss.
+    class_weights: of a classifier's loss, by class, or "balanced" by the inverse of their number. label_smoothing: the
+    share of each label that all classes get alike.
     metrics: further figures of the evaluations. callbacks: what is told of the steps and evaluations, as trackers.
     generate: rows of the validation set whose answers a language model generates at each evaluation.
     """
@@ -146,6 +148,8 @@ class TrainingRecipe(Training, Origin):
     best_by: str | None = None
     patience: int | None = Field(default=None, ge=1)
     generate: int = Field(default=0, ge=0)
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0)]] | None = None
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     metrics: tuple[NamedSettings, ...] = ()
     callbacks: tuple[NamedSettings, ...] = ()
 

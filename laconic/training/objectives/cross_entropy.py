@@ -12,7 +12,17 @@ from laconic.training.step.objective import TARGETS, Batch, Objective, first_out
 
 
 class CrossEntropy(Objective):
-    """Cross-entropy of the logits [rows, classes]; a term per row. Labels are numbers of classes."""
+    """Cross-entropy of the logits [rows, classes]; a term per row. Labels are numbers of classes.
+
+    Label smoothing gives a share of each label to all classes alike (Szegedy et al., arXiv 1512.00567). With class
+    weights, the loss of a row is multiplied by the weight of its class, and the mean is still over rows.
+    """
+
+    class_weights: Sequence[float] | None = None
+    label_smoothing = 0.0
+
+    def weigh(self, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
+        self.class_weights, self.label_smoothing = class_weights, label_smoothing
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
         if labels is None:
@@ -26,7 +36,9 @@ class CrossEntropy(Objective):
         return batch[TARGETS].shape[0]
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        return cross_entropy(first_output(module, batch).float(), batch[TARGETS], reduction="sum")
+        logits = first_output(module, batch).float()
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        return cross_entropy(logits, batch[TARGETS], weights, reduction="sum", label_smoothing=self.label_smoothing)
 
     def make_example(self, rows: int, length: int) -> Batch:
         targets = torch.zeros(rows, dtype=torch.int64)

@@ -42,6 +42,15 @@ class Objective(ABC):
         """
         return dataset
 
+    def weigh(self, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
+        """Weigh the terms of each class, and smooth the labels. class_weights: by the number of the class; None weighs
+        all alike. Raises RecipeError where the loss has no classes."""
+        if class_weights is not None or label_smoothing:
+            raise RecipeError(
+                f"class_weights and label_smoothing are for classifiers of one class per sample, and this model is for "
+                f"{self.task.name}. Leave them out"
+            )
+
     @abstractmethod
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
         """The batch of some samples and their labels, as `laconic.data.reader` gives them. Raises DataError."""
