@@ -37,7 +37,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "gradient-accumulation": [{"rows": 2}],
     "gradient-checkpointing": [{}, {"policy": "selective"}, {"every": 2}],
     "chunked-cross-entropy": [{"chunk": 7}, {"chunk": 7, "defer": True}],
-    "activation-offload": [{"min_bytes": 64}, {"min_bytes": 64, "destination": "disk", "prefetch": 2}],
+    "activation-offload": [{"min_bytes": 0}, {"min_bytes": 64, "destination": "disk", "prefetch": 2}],
     "sdpa": [{}, {"backend": "math"}, {"float32": True}],
 }
 """Settings that mean something for tiny models; other techniques are tried with their own."""
@@ -218,6 +218,36 @@ def test_every_technique_is_in_a_slot_and_says_whether_it_is_exact():
             assert kind.slot in SLOTS
             assert isinstance(kind.exact, bool)
             assert set(kind.excludes) <= {*registry.TECHNIQUES, "max_grad_norm", "replicate", "shard"}
+
+
+DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
+
+
+def losses_with_dropout(techniques: dict[str, Technique], seed: int) -> list[float]:
+    """As the training loop does: the random numbers of a step depend on the seed and the step alone."""
+    module, objective, batch = made("gpt2", **DROPOUT)
+    state, found = make_state(module, objective, techniques), []
+    for step in range(3):
+        torch.manual_seed(1000 * seed + step)
+        found.append(float(train_step(state, batch)))
+    state.finish()
+    return found
+
+
+@functools.cache
+def plain_with_dropout(seed: int) -> list[float]:
+    return losses_with_dropout({}, seed)
+
+
+@pytest.mark.parametrize(("name", "config"), CASES, ids=str)
+def test_an_exact_technique_draws_the_dropout_of_plain_training_unless_it_says_otherwise(name, config):
+    techniques = find(name, config)
+    if name == "compile" or not all(technique.exact for technique in techniques.values()):
+        pytest.skip("not exact, or compiled in a test of its own")
+    redraws = any(technique.redraws_dropout for technique in techniques.values())
+    for seed in range(3):
+        found, wanted = losses_with_dropout(techniques, seed), plain_with_dropout(seed)
+        assert found == (pytest.approx(wanted, rel=0.1) if redraws else pytest.approx(wanted, abs=1e-5))
 
 
 def test_checkpoint_draws_the_same_dropout_again():

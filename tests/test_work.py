@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from laconic.cache import Cache
 from laconic.offload.chunked_loops import chunks, iterate_with
 from laconic.offload.memory_accounting import account_as
-from laconic.planner.device_rates import DeviceRates, RateCurve, measure_curve, measure_rates
+from laconic.planner import device_rates as rates_module
+from laconic.planner.device_rates import (
+    DeviceRates,
+    RateCurve,
+    TimedKernel,
+    measure_curve,
+    measure_rates,
+    spread_over_threads,
+)
 from laconic.planner.memory_timeline import AllocationLog
 from laconic.planner.sampled_loops import SampledIteration
 from laconic.planner.simulate import AllocationTracker
@@ -144,6 +152,10 @@ def test_more_work_takes_no_less_time(one, other):
     assert MEASURED(low) <= MEASURED(high) * (1 + 1e-9)
 
 
+def make_kernel(work, sizes=(4, 40), make=lambda count: (torch.ones(count),)):
+    return TimedKernel(sizes, make, work, float)
+
+
 def test_a_curve_is_measured_at_each_size_and_never_falls():
     sleepy = SimpleNamespace(calls=0)
 
@@ -151,9 +163,9 @@ def test_a_curve_is_measured_at_each_size_and_never_falls():
         sleepy.calls += 1
         return a.sum()
 
-    made = measure_curve(torch.device("cpu"), (4, 40), lambda count: (torch.ones(count),), work, amount=float)
+    made = measure_curve(torch.device("cpu"), make_kernel(work))
     assert made.amounts == (4.0, 40.0)
-    assert sleepy.calls >= 2 * 6
+    assert sleepy.calls >= 2 * 4
     assert np.all(np.diff(made.seconds) >= 0)
 
 
@@ -163,17 +175,75 @@ def test_a_size_for_which_there_is_no_room_ends_the_curve():
             raise MemoryError
         return (torch.ones(count),)
 
-    made = measure_curve(torch.device("cpu"), (4, 8, 40), make, torch.sum, amount=float)
+    made = measure_curve(torch.device("cpu"), make_kernel(torch.sum, (4, 8, 40), make))
     assert made.amounts == (4.0, 8.0)
     assert len(made.seconds) == 2
     with pytest.raises(MemoryError):
-        measure_curve(torch.device("cpu"), (40,), make, torch.sum, amount=float)
+        measure_curve(torch.device("cpu"), make_kernel(torch.sum, (40,), make))
 
 
-def test_a_machine_is_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("laconic.planner.device_rates.MATRIX_SIDES", {"cpu": (8, 16)})
-    monkeypatch.setattr("laconic.planner.device_rates.ARRAY_BYTES", {"cpu": (64, 1024)})
-    monkeypatch.setattr("laconic.planner.device_rates.SECONDS", 0.001)
+def test_sizes_that_would_take_too_long_are_left_out(monkeypatch):
+    monkeypatch.setattr(rates_module, "LONGEST", 0.0)
+    assert measure_curve(torch.device("cpu"), make_kernel(torch.sum)).amounts == (4.0,)
+
+
+def test_what_slows_the_yardstick_too_is_not_the_kernels(monkeypatch):
+    """The clock runs at half the speed while the second of the sizes is timed."""
+    seconds = {4: 1.0, 40: 3.0}
+    now, slow = [0.0], [1.0]
+
+    def work(a):
+        slow[0] = 2.0 if len(a) == 40 else 1.0
+        now[0] += seconds[len(a)] * slow[0]
+
+    def multiply(*matrices):
+        now[0] += 0.5 * slow[0]
+
+    monkeypatch.setattr(rates_module, "make_clock", lambda device: lambda: now[0])
+    monkeypatch.setattr(rates_module.torch, "mm", multiply)
+    monkeypatch.setattr(rates_module, "LONGEST", 100.0)
+    monkeypatch.setattr(rates_module, "SECONDS", 0.0)
+    made = measure_curve(torch.device("cpu"), make_kernel(work))
+    assert made.seconds == pytest.approx((1.0, 3.0))
+
+
+def test_on_a_busy_machine_long_calls_are_taken_to_use_all_threads(monkeypatch):
+    monkeypatch.setattr(rates_module.torch, "get_num_threads", lambda: 4)
+    alone = RateCurve(amounts=(4.0, 40.0), seconds=(1e-5, 1.0))
+    assert spread_over_threads(make_kernel(torch.sum), alone, share=0.3).seconds == (1e-5, 0.25)
+    timed = spread_over_threads(make_kernel(torch.sum), alone, share=1.0)
+    assert all(one / 8 <= both <= one for one, both in zip(alone.seconds, timed.seconds, strict=True))
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """Small measurements, on a machine that leaves the shares that the test puts here, the last one for good."""
+    monkeypatch.setattr(rates_module, "MATRIX_SIDES", {"cpu": (8, 16)})
+    monkeypatch.setattr(rates_module, "ARRAY_BYTES", {"cpu": (64, 1024)})
+    monkeypatch.setattr(rates_module, "SECONDS", 0.001)
+    left = [1.0]
+    monkeypatch.setattr(rates_module, "measure_share", lambda: left.pop(0) if len(left) > 1 else left[0])
+    return left
+
+
+def test_rates_of_a_busy_machine_are_measured_again_when_it_is_less_busy(tmp_path, shares):
+    cache, cpu = Cache(tmp_path), torch.device("cpu")
+    shares[:] = [0.3]
+    busy = measure_rates(cpu, cache)
+    assert busy.is_busy
+    assert "30 % of the processor" in busy.explain_busy()
+    assert measure_rates(cpu, cache) == busy, "no better moment"
+    shares[:] = [0.9, 0.2, 0.2]
+    assert measure_rates(cpu, cache) == busy, "the better of two is kept"
+    shares[:] = [0.95]
+    quiet = measure_rates(cpu, cache)
+    assert (quiet.share, quiet.is_busy) == (0.95, False)
+    shares[:] = [1.0]
+    assert measure_rates(cpu, cache) == quiet
+    assert measure_rates(cpu, cache, again=True).share == 1.0
+
+
+def test_a_machine_is_measured_once(tmp_path, shares):
     cache = Cache(tmp_path)
     first = measure_rates(torch.device("cpu"), cache)
     assert set(first.products) == {"float32", "bfloat16"}

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ("par", "grad", "opt", "act", "tmp")
 LEGEND = (
-    "* chosen, ! does not fit (the others do); = losses of plain FP32 training to 1e-5, + all weights are trained, a "
-    "adapters are trained. device, host: the peak of each; less: the device's against plain training; all: device and "
-    "host together against it. par, grad, opt, act, tmp: parameters, gradients, optimizer state, activations, "
-    "temporaries at the device's peak. Times are relative to plain training, computed from the measured speed of: "
+    "* chosen, ! does not fit (the others do); = losses of plain FP32 training to 1e-5, ~ so without dropout, which "
+    "draws other masks, + all weights are trained, a adapters are trained. device, host: the peak of each; less: the "
+    "device's against plain training; all: device and host together against it. par, grad, opt, act, tmp: parameters, "
+    "gradients, optimizer state, activations, temporaries at the device's peak. Times are relative to plain training, "
+    "computed from the measured speed of: "
 )
 UNTIMED = (
-    "The memory is a GPU's, and no GPU is here: the times are this processor's, for which copies to the host cost "
-    "little. On a GPU, host-weights and activation-offload take longer than shown here. Plan there for its times."
+    "The memory is a GPU's, and no GPU is here: `CPU time` is that of this processor, by whose arithmetic the fastest "
+    "was chosen. A GPU may rank BF16, FP16 and quantized moments otherwise, and the copies of host-weights and "
+    "activation-offload take longer there. Plan on the GPU for its times."
 )
 
 
@@ -41,7 +43,7 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
     for number, row in enumerate(rows, 1):
         OUT.print(f"{number:>2}  {row.combination.name}", soft_wrap=True)
     OUT.print(f"\n{LEGEND}{plan.rates.name}.", soft_wrap=True)
-    if not plan.has_copy_times:
+    if not plan.has_device_times:
         OUT.print(f"\n{UNTIMED}", soft_wrap=True)
     OUT.print(f"\n{explain_choice(plan)}", soft_wrap=True)
     if caution := (plan.chosen or plan.plain).caution:
@@ -56,24 +58,33 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
 
 def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]) -> Table:
     """The peak memory and the time of each row."""
-    table = make_table(title, "", "device", "less", "host", "all", "time", *COLUMNS, right=range(1, 11))
+    # The times of another device than the one whose memory is planned are named so in the table itself.
+    time = "time" if plan.has_device_times else "CPU time"
+    table = make_table(title, "", "device", "less", "host", "all", time, *COLUMNS, right=range(1, 11))
+    table.padding, table.columns[0].no_wrap = (0, 1, 0, 0), True  # so that it fits 80 columns
     plain = plan.plain.prediction
     _, size = choose_unit(plain.peak)
     for number, row in enumerate(rows, 1):
         found = row.prediction
         chosen = plan.chosen is not None and row.combination.name == plan.chosen.combination.name
         mark = "*" if chosen else " " if row.fits(plan.memory) else "!"
-        kind = "=" if row.combination.exact else "+" if row.combination.whole else "a"
+        exact = "~" if row.combination.redraws_dropout else "="
+        kind = exact if row.combination.exact else "+" if row.combination.whole else "a"
         table.add_row(
             f"{number:>2} {mark}{kind}",
             f"{found.peak / size:.2f}",
             format_factor(plain.peak / found.peak),
-            f"{found.host / size:.1f}",
+            format_size(found.host / size),
             format_factor(plain.total / found.total),
             f"{found.seconds / plain.seconds:.2f}x",
-            *(f"{found.at_peak[category] / size:.1f}" for category in CATEGORIES),
+            *(format_size(found.at_peak[category] / size) for category in CATEGORIES),
         )
     return table
+
+
+def format_size(size: float) -> str:
+    """A size in at most five characters."""
+    return f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
 
 
 def format_factor(factor: float) -> str:

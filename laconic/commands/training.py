@@ -155,6 +155,9 @@ def plan(
     devices: Annotated[int, typer.Option(min=1, help="Devices that share the model; --memory is per device.")] = 1,
     picture: Annotated[Path | None, typer.Option(help="Plot the table, as .svg or .png.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Plot the memory of the chosen plan over one step.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the device's speed again, rather than take what is kept.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show all combinations that were simulated.")] = False,
     trust: Trust = False,
     as_json: Json = False,
@@ -180,6 +183,7 @@ def plan(
         builder=builder,
         device=device,
         devices=devices,
+        measure=measure,
         trust=trust,
     )
     for path, draw in ((picture, plot_bars), (timeline, plot_chosen)):

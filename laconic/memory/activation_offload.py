@@ -35,7 +35,7 @@ class ActivationOffload(Technique):
 
     destination: Literal["host", "disk"] = "host"
     folder: Path | None = None
-    min_bytes: Bytes = Field(default=2**20, ge=0)
+    min_bytes: Literal[0] | Bytes = 2**20
     prefetch: int = Field(default=1, ge=0)
 
     def apply(self, parts: StepParts) -> None:

@@ -29,6 +29,10 @@ class GradientAccumulation(Technique):
         return (Proposal("grid", {"rows": max(1, batch // 8)}),)
 
     @property
+    def redraws_dropout(self) -> bool:
+        return True
+
+    @property
     def micro_batch(self) -> int:
         return self.rows
 

@@ -50,6 +50,10 @@ class Layerwise(Technique):
         )
 
     @property
+    def redraws_dropout(self) -> bool:
+        return self.rows is not None
+
+    @property
     def is_linear_in_depth(self) -> bool:
         return self.snapshots is None
 

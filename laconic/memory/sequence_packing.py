@@ -37,6 +37,10 @@ class SequencePacking(Technique):
 
     length: int | None = Field(default=None, ge=1)
 
+    @property
+    def redraws_dropout(self) -> bool:
+        return True
+
     def apply(self, parts: StepParts) -> None:
         objective, model = parts.objective, getattr(parts.module, "model", parts.module)
         if not isinstance(objective, NextToken):

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+from torch import nn
 
 from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
+from laconic.planner.depth_extrapolation import copy_shallow
 from laconic.planner.meta_model import MetaModel
 from laconic.planner.simulate import fakify, make_fake_mode
 from laconic.training.optimizers.optimizer import Optimizer
@@ -17,6 +19,8 @@ from laconic.training.step.compatibility import SLOTS, Slot, find_conflict
 from laconic.training.step.technique import Proposal, Technique
 from laconic.training.step_assembly import make_step_parts
 
+ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""What configurations of transformers call the dropout of attention weights, which need not be a module."""
 GRID: tuple[Slot, ...] = ("precision", "activations", "batch")
 """Slots whose proposals are combined with one another; the last varies fastest."""
 
@@ -27,11 +31,13 @@ class Combination:
 
     training: the settings with these techniques. whole: whether all weights are trained, and not adapters alone.
     exact: whether the losses are those of plain FP32 training with the optimizer that was asked for, to 1e-5.
+    redraws_dropout: whether that is so without the model's dropout alone, which draws other masks.
     """
 
     training: Training
     whole: bool
     exact: bool
+    redraws_dropout: bool = False
 
     @property
     def name(self) -> str:
@@ -83,7 +89,8 @@ def list_combinations(
         optimizer_settings = optimizer.configure("optimizer")
         if find_conflict(techniques, optimizer_settings, max_grad_norm=clip, parallelism=strategy) is None:
             whole = not any(each.trains_adapters for each in techniques.values())
-            combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model))
+            redraws = has_dropout(model.module) and any(each.redraws_dropout for each in techniques.values())
+            combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model), redraws)
             combinations.setdefault(combination.name, combination)
     return list(combinations.values())
 
@@ -154,7 +161,7 @@ def find_supported(model: MetaModel, training: Training, proposals: Iterable[Pro
         try:
             technique = named.configure("technique", Technique)
             parts = training.with_techniques(()).components()
-            module = model.copy()
+            module = copy_shallow(model.module)
             with make_fake_mode():
                 state = make_step_parts(fakify(module), model.objective(), parts, torch.device("cpu"))
                 if not technique.requires:
@@ -200,3 +207,12 @@ def is_exact(changed: Training, techniques: Iterable[Technique], given: Training
         and (changed.optimizer, changed.max_grad_norm) == (given.optimizer, given.max_grad_norm)
         and not (statistics and any(technique.micro_batch is not None for technique in techniques))
     )
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether a model draws dropout masks in training: by modules, or by settings of transformers for its attention."""
+    rates = [part.p for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        rates += [getattr(config, name, None) or 0.0 for name in ATTENTION_DROPOUT]
+    return any(rate > 0 for rate in rates)

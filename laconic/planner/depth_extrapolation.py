@@ -1,5 +1,6 @@
 """Memory of deep models from shallow ones: in each part of a step it is linear in the number of layers."""
 
+import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,14 @@ def truncate_stack(module: nn.Module, depth: int) -> Iterator[None]:
         yield
     finally:
         stack._modules = layers
+
+
+def copy_shallow(module: nn.Module) -> nn.Module:
+    """A copy of the module with few of its layers, where these are equal; otherwise with all."""
+    if find_depth(module) is None:
+        return copy.deepcopy(module)
+    with truncate_stack(module, simulated_depths()[0]):
+        return copy.deepcopy(module)
 
 
 def find_depth(module: nn.Module, ends: int = ENDS) -> int | None:

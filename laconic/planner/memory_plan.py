@@ -8,8 +8,9 @@ import torch
 
 from laconic.errors import RecipeError
 from laconic.planner.combinations import Combination, list_combinations
-from laconic.planner.device_rates import DeviceRates, measure_rates
+from laconic.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
 from laconic.planner.meta_model import MetaModel
+from laconic.planner.parallel_map import map_parallel
 from laconic.planner.prediction import MemoryPrediction, predict_per_device
 from laconic.progress import Steps
 from laconic.training.settings import Training
@@ -23,6 +24,21 @@ ATTEMPTS = 12
 """Most predictions in the search for the largest batch."""
 LARGEST_INPUT = 2**26
 """Bytes of the largest batch that is simulated, since its inputs are real tensors; memory is extrapolated beyond."""
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What the predictions of a plan have in common; arguments as of `predict_per_device`."""
+
+    model: MetaModel
+    length: int
+    rates: DeviceRates
+    devices: int
+
+    def predict(self, training: Training) -> MemoryPrediction:
+        """Predict a step with these settings, without its timeline."""
+        found = predict_per_device(self.model, training, self.length, self.rates, self.devices)
+        return replace(found, timeline=None)
 
 
 @dataclass(frozen=True)
@@ -74,9 +90,9 @@ class MemoryPlan:
         return self.rows[0]
 
     @property
-    def has_copy_times(self) -> bool:
-        """Whether times include copies between device and host, as in `is_copy_timed`."""
-        return is_copy_timed(self.plain, self.rates)
+    def has_device_times(self) -> bool:
+        """Whether the times are those of the device whose memory is planned, as of `are_rates_of_device`."""
+        return are_rates_of_device(self.plain, self.rates)
 
     def find_pareto_front(self) -> list[PlanRow]:
         """The rows that no other beats in both memory and time, fastest first: of those that train all weights, then of
@@ -103,29 +119,38 @@ def plan_memory(
     devices: int = 1,
     steps: Steps | None = None,
     rates: DeviceRates | None = None,
+    workers: int = 1,
 ) -> MemoryPlan:
     """Predict every combination, and choose. Nothing is allocated, and no weight is read.
 
     memory: bytes of each device. device: whose speed counts. apart: whether the device's memory is separate from the
     host's; by default, whether the device is a GPU. devices: how many share a batch, as the settings' mesh says.
+    rates: of the device; measured by default. workers: most processes that predict, as of
+    `map_parallel`.
     Raises RecipeError where `length` is more than the model takes.
     """
     steps = steps or Steps()
     apart = device.type != "cpu" if apart is None else apart
     if model.longest is not None and length > model.longest:
         raise RecipeError(f"{model.name} takes at most {model.longest} tokens, and {length} are asked for")
+    combinations = list_combinations(model, training, device, devices)
     with steps.step("measure the device's speed") as step:
         rates = rates or measure_rates(device)
+        for each in combinations:  # before processes that predict keep the processor busy
+            measure_optimizer(each.training.components().optimizer, rates)
         step.note = rates.name
-    combinations = list_combinations(model, training, device, devices)
-    rows = []
+    if rates.is_busy:
+        steps.warn(rates.explain_busy())
+    trainings = [each.training for each in combinations]
     with steps.step("simulate", len(combinations)) as step:
-        for each in combinations:
-            found = predict_per_device(model, each.training, length, rates, devices)
-            rows.append(PlanRow(each, found, shared=not apart))
+        found: dict[int, MemoryPrediction] = {}
+        job = PredictionJob(model, length, rates, devices)
+        for index, prediction in map_parallel(job.predict, trainings, workers=workers):
+            found[index] = prediction
             step.advance()
+        rows = [PlanRow(each, found[index], shared=not apart) for index, each in enumerate(combinations)]
         step.note = f"{len(rows)} combinations of {format_count(model.parameters, billion='B')} parameters"
-    chosen = choose_row(rows, memory, copy_timed=is_copy_timed(rows[0], rates))
+    chosen = choose_row(rows, memory, copy_timed=are_rates_of_device(rows[0], rates))
     largest = None
     if chosen:
         with steps.step("find the largest batch"):
@@ -133,8 +158,9 @@ def plan_memory(
     return MemoryPlan(model, length, memory, rates, tuple(rows), chosen, largest, devices)
 
 
-def is_copy_timed(row: PlanRow, rates: DeviceRates) -> bool:
-    """Whether copies between device and host were measured: not where a GPU is planned for and only a CPU is here."""
+def are_rates_of_device(row: PlanRow, rates: DeviceRates) -> bool:
+    """Whether arithmetic and copies were timed on the device whose memory is planned: not where that is a GPU, and only
+    a CPU is here."""
     return row.shared or rates.kind != "cpu"
 
 

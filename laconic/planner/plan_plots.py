@@ -45,10 +45,10 @@ def plot_bars(plan: MemoryPlan, path: Path) -> None:
             sizes = np.array([row.prediction.at_peak[category] / GIB for row in rows])
             axes.barh(places, sizes, left=left, height=0.66, color=COLOURS[category], label=category)
             left += sizes
-        plain = plan.plain.prediction
+        plain, kind = plan.plain.prediction, "time" if plan.has_device_times else "CPU time"
         for place, row, end in zip(places, rows, left, strict=True):
             times = row.prediction.seconds / plain.seconds
-            label = f"  {format_binary_bytes(row.prediction.peak)}, {times:.2f}x time"
+            label = f"  {format_binary_bytes(row.prediction.peak)}, {times:.2f}x {kind}"
             axes.text(end, place, label, va="center", color=MUTED)
         chosen = plan.chosen.combination.name if plan.chosen else None
         names = [("▸ " if row.combination.name == chosen else "") + wrap(row.combination.name) for row in rows]

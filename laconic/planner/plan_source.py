@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from laconic.errors import UsageError
+from laconic.hardware import cores
+from laconic.planner.device_rates import measure_rates
 from laconic.planner.memory_plan import MemoryPlan, plan_memory
 from laconic.planner.meta_model import open_meta_model
 from laconic.registry import trust_addresses
@@ -25,14 +27,15 @@ def plan_source(
     builder: str | None = None,
     device: str | None = None,
     devices: int = 1,
+    measure: bool = False,
     trust: bool = False,
 ) -> MemoryPlan:
     """Plan the training of a source.
 
     memory: of each device, as "8GiB". batch, length, task, builder: override the recipe. recipe: YAML file with the
     settings of training. device: "cpu" or "cuda", to plan for; by default what this machine has. devices: how many
-    share the model, sharded unless the recipe has a mesh. trust: whether the source may
-    execute code, and the recipe name code.
+    share the model, sharded unless the recipe has a mesh. measure: measure the device's speed again. trust: whether the
+    source may execute code, and the recipe name code.
     Raises SourceError, RecipeError or UsageError for a wrong option.
     """
     try:
@@ -64,5 +67,16 @@ def plan_source(
     apart = here.type == "cuda" if device is None else device == "cuda"
     most = model.task.planning_length
     asked = length or training.max_length or min(model.longest or most, most)
+    if measure:
+        measure_rates(here, again=True)
     with trust_addresses(trust):
-        return plan_memory(model, training, length=asked, memory=size, device=here, apart=apart, devices=devices)
+        return plan_memory(
+            model,
+            training,
+            length=asked,
+            memory=size,
+            device=here,
+            apart=apart,
+            devices=devices,
+            workers=cores(),
+        )

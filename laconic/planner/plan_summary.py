@@ -34,7 +34,8 @@ def explain_choice(plan: MemoryPlan) -> str:
     )
     instead = f"{format_binary_bytes(plan.chosen.need)} instead of {format_binary_bytes(plan.plain.need)}"
     host = ", what is kept on the host included" if plan.chosen.shared and plan.chosen.prediction.host else ""
-    return f"The fastest that fits into {budget}: {plan.chosen.combination.name}, {instead}{host}; {size}."
+    fastest = "The fastest that fits" if plan.has_device_times else "The fastest on this processor that fits"
+    return f"{fastest} into {budget}: {plan.chosen.combination.name}, {instead}{host}; {size}."
 
 
 def format_recipe(row: PlanRow) -> str:
@@ -61,6 +62,8 @@ def summarize_plan(plan: MemoryPlan) -> dict[str, Any]:
         "memory": plan.memory,
         "devices": plan.devices,
         "device": plan.rates.name,
+        "times_of_device": plan.has_device_times,
+        "processor_share": plan.rates.share,
         "chosen": plan.chosen and plan.chosen.combination.name,
         "largest_batch": plan.largest,
         "rows": [summarize_row(row, plan) for row in plan.rows],
@@ -76,6 +79,7 @@ def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
         "optimizer": training.optimizer.to_yaml_value(),
         "max_grad_norm": training.max_grad_norm,
         "exact": row.combination.exact,
+        "redraws_dropout": row.combination.redraws_dropout,
         "whole": row.combination.whole,
         "caution": row.caution,
         "fits": row.fits(plan.memory),

@@ -1,6 +1,5 @@
 """The precision of training, chosen by what the device was measured to gain from BF16."""
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from laconic.config import NamedSettings
 from laconic.hardware import this_machine
 from laconic.hashing import hash_of
 from laconic.progress import Steps
+from laconic.training.device_clock import make_clock
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
 from laconic.training.step.technique import Technique
@@ -101,18 +101,6 @@ def time_layers(device: torch.device) -> float:
     finally:
         torch.set_num_threads(threads)
     return best[torch.float32] / best[torch.bfloat16]
-
-
-def make_clock(device: torch.device) -> Callable[[], float]:
-    """A clock in seconds, after the device's work is done: the thread's processor time on a CPU."""
-    if device.type != "cuda":
-        return time.thread_time
-
-    def read() -> float:
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    return read
 
 
 def time_pass(layers: nn.Module, given: Tensor, dtype: torch.dtype, clock: Callable[[], float]) -> float:

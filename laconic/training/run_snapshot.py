@@ -1,14 +1,50 @@
 """What a snapshot of a training run holds, and resuming the run from it."""
 
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from laconic.errors import SourceError
+from laconic.errors import SourceError, TrainingFailure
 from laconic.training.snapshots.snapshot import Snapshots
 from laconic.training.step.objective import Batch
 from laconic.training.step.train_state import TrainState
 from laconic.training.step.train_step import train_step
+
+log = logging.getLogger("laconic.training")
+
+
+@contextmanager
+def open_snapshots(folder: Path) -> Iterator[Snapshots]:
+    """The snapshots of a run while the body trains. A write that fails at the end is a warning: the run has its
+    result."""
+    snapshots = Snapshots(folder)
+    try:
+        yield snapshots
+    finally:
+        try:
+            snapshots.close()
+        except TrainingFailure as error:
+            log.warning("%s", error)
+
+
+def save_snapshot(snapshots: Snapshots, state: TrainState, losses: Sequence[float], *, wait: bool) -> None:
+    """Write a snapshot of the training state. A write that fails, as on a full disk, is a warning, and the training
+    goes on: the next snapshot tries again.
+
+    losses: of each step so far. wait: until it is on the disk, at the end of an interrupted run. Raises TrainingFailure
+    where that fails twice.
+    """
+    for last in (False, True):  # the failure may be that of the snapshot before
+        try:
+            snapshots.save(len(losses), snapshot_content(state, losses), wait=wait)
+            return
+        except TrainingFailure as error:
+            if wait and last:
+                raise
+            log.warning("%s. The training goes on, and tries again", error)
 
 
 def snapshot_content(state: TrainState, losses: Sequence[float]) -> dict[str, Any]:

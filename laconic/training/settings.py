@@ -39,7 +39,8 @@ class Training(Strict):
     by default. steps: of the whole run; overrides epochs. max_grad_norm: of gradient clipping; None does not clip.
     precision: of matrix products, unless a technique sets it; "auto" takes the faster of fp32 and bf16 on the device
     (`laconic.training.precision`), and "bf16" is the technique of that name.
-    loader: how batches are loaded. mesh: how the model is distributed over ranks. snapshot_every: steps between two
+    loader: how batches are loaded. group_by_length: whether rows of similar length share a batch, which saves padding
+    and makes batches less alike. mesh: how the model is distributed over ranks. snapshot_every: steps between two
     snapshots.
     """
 
@@ -62,6 +63,7 @@ class Training(Strict):
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     loader: LoaderSettings = LoaderSettings()
     mesh: Mesh = Mesh()
+    group_by_length: bool = False
     snapshot_every: int = Field(default=200, ge=1)
     seed: int = Field(default=0, ge=0)
 

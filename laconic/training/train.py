@@ -17,20 +17,22 @@ from laconic.training.callbacks.callback import RunLog
 from laconic.training.callbacks.energy import Energy
 from laconic.training.data.batch_builder import BatchBuilder
 from laconic.training.data.batch_loader import BatchLoader
-from laconic.training.data.batch_sampler import BatchSampler, row_lengths
+from laconic.training.data.batch_sampler import WINDOW, BatchSampler, row_lengths
 from laconic.training.data.sample_store import decoder_key
 from laconic.training.loop import LoopSettings, run_steps
 from laconic.training.observers import ObserverSettings, observe
 from laconic.training.parallel.ranks import Ranks
-from laconic.training.run_snapshot import resume, snapshot_content
+from laconic.training.run_snapshot import open_snapshots, resume, save_snapshot
 from laconic.training.settings import Training
-from laconic.training.snapshots.snapshot import Snapshots
 from laconic.training.step.objective import Batch, Objective
 from laconic.training.step.sparsity_masks import keep_zeros
 from laconic.training.step.train_state import StepCallbackFactory, TrainState
 from laconic.training.step_assembly import distribute_step, make_step_parts
 
 SNAPSHOTS = "snapshots"
+LEAST_WINDOWS = 2
+"""Rows are grouped by length where they fill so many of the sampler's windows. In a smaller set the same rows would
+meet in every epoch."""
 RANK_SEEDS = 2**20
 """Distance between the seeds of two ranks, so that their rows have different dropout."""
 
@@ -83,15 +85,15 @@ def train(
         dataset = objective.prepare_rows(dataset)
     rows, components = len(dataset.keys), training.components()
     steps = training.count_steps(rows)
-    sampler = BatchSampler(
-        rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths=row_lengths(dataset)
-    )
+    grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
+    lengths = row_lengths(dataset) if grouped else None
+    sampler = BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths=lengths)
     factories = (*keep_zeros(checkpoint, components.techniques), *callbacks)
     state = start_training(checkpoint.module, objective, training, ranks, steps)
     every = eval_every or sampler.steps
     with checkpoint.task.truncated(training.max_length):
         evaluate(state, 0)
-        with Snapshots(folder / SNAPSHOTS) as snapshots:
+        with open_snapshots(folder / SNAPSHOTS) as snapshots:
             batch = first_batch(objective, dataset, sampler, ranks.device)
             losses = resume(state, snapshots, batch) if snapshots.latest() is not None else []
             del batch
@@ -102,7 +104,7 @@ def train(
                 seed=training.seed + ranks.rank * RANK_SEEDS,
                 max_grad_norm=training.max_grad_norm,
                 snapshot_every=training.snapshot_every,
-                save=lambda done, wait: snapshots.save(done, snapshot_content(state, losses[:done]), wait=wait),
+                save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
                 eval_every=every,
                 evaluate=lambda done: evaluate(state, done),
                 callbacks=[make(state) for make in factories],

@@ -1,12 +1,16 @@
 """An observer that logs every step of a training run as a line of JSON."""
 
 import json
+import logging
 import math
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from laconic.training.callbacks.monitor import Gauge, StepReport
+
+log = logging.getLogger("laconic.training")
 
 
 class Journal:
@@ -17,7 +21,7 @@ class Journal:
 
     def __init__(self, path: Path, gauge: Gauge, *, start: int = 0) -> None:
         """start: steps done before the run was resumed; 0 starts an empty log."""
-        self._gauge = gauge
+        self._gauge, self._failed = gauge, False
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(path) if line["step"] <= start]
         partial = path.with_name(f".{path.name}.new")
@@ -26,10 +30,16 @@ class Journal:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def step(self, report: StepReport) -> None:
-        self._file.write(format_line({**asdict(report), **asdict(self._gauge.read(report))}))
+        try:
+            self._file.write(format_line({**asdict(report), **asdict(self._gauge.read(report))}))
+        except OSError as error:  # a full disk; the training goes on without the line
+            if not self._failed:
+                log.warning("step %d is not in the log %s: %s", report.step, self._file.name, error)
+            self._failed = True
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

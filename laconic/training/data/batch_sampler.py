@@ -9,6 +9,9 @@ from laconic.arrays import Array
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, RecipeError
 
+WINDOW = 50
+"""Batches of shuffled rows that are sorted by length together."""
+
 
 class BatchSampler:
     """The rows of each step's batch, for any number of steps. They depend on the step alone, so resuming is free."""
@@ -22,13 +25,14 @@ class BatchSampler:
         world: int = 1,
         drop_last: bool = False,
         lengths: Sequence[int] | None = None,
-        window: int = 50,
+        window: int = WINDOW,
     ) -> None:
         """count: rows of the dataset. rows: of a batch, all ranks together. drop_last: leave out the rows of an epoch
         that do not fill a batch; which ones changes from epoch to epoch.
 
         lengths: of each row. Where they are given, rows of similar length are batched together, which saves padding:
-        each `window` batches of the shuffled rows are sorted by length, and the batches are shuffled again.
+        each `window` batches of the shuffled rows are sorted by length, and the batches are shuffled again. Rows that
+        fill no batch are any rows, and not the longest.
         Raises DataError where there is no row, or none is left; RecipeError for a batch smaller than the ranks.
         """
         if count < 1:
@@ -73,14 +77,13 @@ class BatchSampler:
         rows = rng.permutation(self._count)
         if self._lengths is None:
             return rows
-        size = self._window * self.rows
-        for start in range(0, self._count, size):
-            part = rows[start : start + size]
-            rows[start : start + size] = part[np.argsort(self._lengths[part], kind="stable")]
-        # The rows that fill no batch stay at the end.
-        full = self._count // self.rows
-        batches = rows[: full * self.rows].reshape(full, self.rows)[rng.permutation(full)]
-        return np.concatenate([batches.reshape(-1), rows[full * self.rows :]])
+        size, full = self._window * self.rows, self._count // self.rows
+        filling, rest = rows[: full * self.rows], rows[full * self.rows :]
+        for start in range(0, len(filling), size):
+            part = filling[start : start + size]
+            filling[start : start + size] = part[np.argsort(self._lengths[part], kind="stable")]
+        batches = filling.reshape(full, self.rows)[rng.permutation(full)]
+        return np.concatenate([batches.reshape(-1), rest])
 
 
 def row_lengths(dataset: Dataset) -> tuple[int, ...]:

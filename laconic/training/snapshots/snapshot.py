@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
@@ -146,7 +147,8 @@ class Snapshots:
         try:
             state_dict_saver.save(shards, storage_writer=writer, planner=ShardSavePlanner(), process_group=self._group)
         except CheckpointException as error:
-            self._remove_unused(self._list_steps())
+            with suppress(OSError):  # what fails to be written may also fail to be removed
+                self._remove_unused(self._list_steps())
             raise TrainingFailure(
                 f"the snapshot of step {step} could not be written to {self.folder}: {get_first_failure(error)}. "
                 f"{f'That of step {max(known)} is kept' if known else 'There is none before it'}. "

@@ -40,7 +40,8 @@ class Technique(BaseModel, ABC):
     slot: ClassVar[Slot]
     """The part of a step that it replaces."""
     exact: ClassVar[bool]
-    """Whether losses equal those of plain FP32 training to 1e-5."""
+    """Whether losses equal those of plain FP32 training to 1e-5; where `redraws_dropout`, those of a model without
+    dropout."""
     excludes: ClassVar[Mapping[str, str]] = {}
     """What it cannot be combined with, each with the reason in a few words: techniques by name,
     "max_grad_norm" (gradient clipping), "replicate" (data parallelism), "shard" (fully sharded data parallelism)."""
@@ -77,6 +78,12 @@ class Technique(BaseModel, ABC):
     @property
     def multiplies_in_bf16(self) -> bool:
         """Whether matrix products are computed in BF16."""
+        return False
+
+    @property
+    def redraws_dropout(self) -> bool:
+        """Whether dropout draws other masks than in plain training, since the batch is computed in other pieces. The
+        masks are as random as those."""
         return False
 
     @property

@@ -1,0 +1,72 @@
+"""Predictions in worker processes: the same as in this one, whatever becomes of the workers."""
+
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+from test_fleet import RATES
+from transformers import BertConfig, BertForSequenceClassification
+
+from laconic.planner import parallel_map
+from laconic.planner.memory_plan import PredictionJob
+from laconic.planner.meta_model import open_meta_model
+from laconic.planner.parallel_map import is_sendable, map_parallel
+from laconic.training.settings import Training
+
+TRAININGS = [
+    Training.model_validate({"batch_size": 4, "techniques": choice, "optimizer": "sgd"})
+    for choice in ([], ["gradient-checkpointing"], [{"gradient-accumulation": {"rows": 1}}])
+]
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=99)
+    config.architectures = [BertForSequenceClassification.__name__]
+    config.save_pretrained(tmp_path)
+    return PredictionJob(open_meta_model(Path(tmp_path), task="text-classification"), 8, RATES, 1)
+
+
+def test_workers_predict_what_this_process_predicts(job, monkeypatch):
+    alone = dict(map_parallel(job.predict, TRAININGS, workers=1))
+    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
+    used: list[int] = []
+    pooled = parallel_map.map_in_pool
+    monkeypatch.setattr(parallel_map, "map_in_pool", lambda *given: used.append(1) or pooled(*given))
+    together = dict(map_parallel(job.predict, TRAININGS, workers=2))
+    assert used
+    assert together.keys() == alone.keys() == {0, 1, 2}
+    for index, found in alone.items():
+        assert (together[index].peak, together[index].host) == (found.peak, found.host)
+        assert together[index].cost.flops == found.cost.flops
+        assert found.timeline is None
+
+
+def test_short_plans_start_no_process(job, monkeypatch):
+    monkeypatch.setattr(parallel_map, "WORTH", 1e9)
+    monkeypatch.setattr(parallel_map, "map_in_pool", lambda *_: pytest.fail("started"))
+    assert len(dict(map_parallel(job.predict, TRAININGS, workers=8))) == 3
+
+
+def test_what_dead_workers_leave_is_predicted_here(job, monkeypatch):
+    class Dying:
+        def __init__(self, *_, **__):
+            pass
+
+        def submit(self, *_):
+            raise BrokenProcessPool
+
+        def shutdown(self, **_):
+            pass
+
+    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
+    monkeypatch.setattr(parallel_map, "ProcessPoolExecutor", Dying)
+    assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
+
+
+def test_a_model_that_cannot_be_sent_is_predicted_here(job, monkeypatch):
+    job.model.module.register_forward_hook(lambda *_: None)
+    assert not is_sendable(job.predict)
+    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
+    assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3

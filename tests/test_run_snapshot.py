@@ -1,0 +1,57 @@
+"""Snapshots of a run that cannot be written: a warning, and another try."""
+
+import logging
+import shutil
+
+import pytest
+import torch
+
+from laconic.errors import TrainingFailure
+from laconic.training import run_snapshot
+from laconic.training.run_snapshot import open_snapshots, save_snapshot
+from laconic.training.snapshots.snapshot_manifest import PACKS
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(run_snapshot, "snapshot_content", lambda state, losses: {"model": {"weight": state}})
+
+
+def break_folder(folder):
+    """What a full disk does: no file can be made in the folder of the tensors."""
+    shutil.rmtree(folder / PACKS)
+    (folder / PACKS).write_text("")
+
+
+def mend_folder(folder):
+    (folder / PACKS).unlink()
+    (folder / PACKS).mkdir()
+
+
+def test_a_snapshot_that_cannot_be_written_is_a_warning_and_the_next_one_tries_again(tmp_path, caplog):
+    weight = torch.ones(3)
+    with open_snapshots(tmp_path) as snapshots, caplog.at_level(logging.WARNING):
+        break_folder(tmp_path)
+        save_snapshot(snapshots, weight, [1.0], wait=False)  # fails in the background
+        save_snapshot(snapshots, weight, [1.0, 1.0], wait=False)  # tells of it, and fails again
+        assert "the snapshot of step 1 could not be written" in caplog.text
+        assert "The training goes on" in caplog.text
+        with pytest.raises(TrainingFailure):
+            snapshots._wait()
+        mend_folder(tmp_path)
+        save_snapshot(snapshots, weight, [1.0] * 3, wait=True)
+        assert snapshots.latest() == 3
+
+
+def test_a_last_snapshot_that_fails_does_not_cost_the_result_of_the_run(tmp_path, caplog):
+    with open_snapshots(tmp_path) as snapshots, caplog.at_level(logging.WARNING):
+        break_folder(tmp_path)
+        save_snapshot(snapshots, torch.ones(3), [1.0], wait=False)
+    assert "the snapshot of step 1 could not be written" in caplog.text
+
+
+def test_an_interrupted_run_that_cannot_write_its_snapshot_says_so(tmp_path):
+    with open_snapshots(tmp_path) as snapshots:
+        break_folder(tmp_path)
+        with pytest.raises(TrainingFailure, match="could not be written"):
+            save_snapshot(snapshots, torch.ones(3), [1.0], wait=True)
