@@ -135,7 +135,7 @@ class Batcher:
         except Exception:  # noqa: BLE001 - engines raise anything
             return None
         self.statistics.count_batch(rows=rows, ran_ns=time.monotonic_ns() - started)
-        self.statistics.count_waits((0,))
+        self.statistics.queue.observe(0)
         return outputs
 
     def _put(self, flow: Flow, items: Sequence[Item]) -> None:

@@ -32,20 +32,23 @@ class CrossOrigin(LaconicError):
 
 
 class Hosts:
-    """The names that this server goes by, this machine's own included. names: `example.com`, `*.example.com`."""
+    """The names that this server goes by, this machine's own included. names: `example.com`, `*.example.com`.
+
+    seen: the last header that named it.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._exact = frozenset(name.lower().encode() for name in (*LOOPBACK, *names) if not name.startswith("*"))
-        self._last: bytes | None = None
+        self.seen: bytes | None = None
         self._suffixes = tuple(name[1:].lower().encode() for name in names if name.startswith("*"))
 
     def check(self, host: bytes) -> None:
         """Raise Misdirected if the header `Host` names another server."""
-        if host == self._last:
+        if host == self.seen:
             return
         name = strip_port(host).lower()
         if name in self._exact or (name and name.endswith(self._suffixes)):
-            self._last = host
+            self.seen = host
             return
         raise Misdirected(
             f"this server does not go by the name of {name.decode('latin-1')[:100]!r}. "
