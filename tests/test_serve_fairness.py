@@ -181,4 +181,4 @@ def test_samples_of_a_client_that_hung_up_are_no_longer_encoded(
             assert eventually(lambda: encoded > 0)
         assert eventually(lambda: model.batcher.pending == 0)
         assert encoded < 200
-        assert model.batcher._queue.rows_ahead(10**6) == 0
+        assert eventually(lambda: model.batcher._queue.rows_ahead(10**6) == 0)
