@@ -6,11 +6,14 @@ talk to must be one of the server's, since a domain can be pointed at this machi
 """
 
 import ipaddress
+import re
 from collections.abc import Sequence
 
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, UsageError
 from serve.wire import Answer, Headers
 
+HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")
+ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 SAFE = ("GET", "HEAD", "OPTIONS")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """Names that no page can point at another machine."""
@@ -38,6 +41,8 @@ class Hosts:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
+        if wrong := [name for name in names if not HOST.fullmatch(name)]:
+            raise UsageError(f"{wrong[0]!r} in allowed_hosts is no host name. Give it without a scheme and a port")
         self._exact = frozenset(name.lower().encode() for name in (*LOOPBACK, *names) if not name.startswith("*"))
         self.seen: bytes | None = None
         self._suffixes = tuple(name[1:].lower().encode() for name in names if name.startswith("*"))
@@ -60,6 +65,8 @@ class Origins:
     """The web origins whose pages may send requests and read the answers. origins: `https://example.com`, or `*`."""
 
     def __init__(self, origins: Sequence[str]) -> None:
+        if wrong := [origin for origin in origins if not ORIGIN.fullmatch(origin)]:
+            raise UsageError(f"{wrong[0]!r} in cors_origins is no origin. Give one like https://example.com, or *")
         self._allowed = frozenset(origin.lower().encode() for origin in origins)
 
     def allows(self, origin: bytes) -> bool:

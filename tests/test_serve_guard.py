@@ -317,6 +317,10 @@ def test_keys_are_read_again_on_sighup(artifact: Path, tmp_path: Path) -> None:
         ({"api_key_file": "/nowhere/keys"}, "/nowhere/keys does not read"),
         ({"api_key_file": "/dev/null"}, "is empty"),
         ({"requests_per_second": 5}, "there are no keys"),
+        ({"allowed_hosts": "a.example,https://b.example"}, "'https://b.example' in allowed_hosts"),
+        ({"allowed_hosts": "a.example:443"}, "without a scheme and a port"),
+        ({"cors_origins": "app.example.com"}, "Give one like https"),
+        ({"cors_origins": "https://app.example.com/"}, "is no origin"),
     ],
 )
 def test_settings_that_let_nobody_or_everybody_in_are_refused(
