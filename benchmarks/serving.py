@@ -32,7 +32,7 @@ from serving_peers import BARE, PEERS, Peer
 
 from laconic.commands.http_session import write_request
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
-from laconic.loadtest.load import OK, Load
+from laconic.loadtest.traffic import OK, Load
 
 SIZE = 384
 START = 120

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from laconic.loadtest.load import OK, Sample
+from laconic.loadtest.traffic import OK, Sample
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
