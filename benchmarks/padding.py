@@ -21,8 +21,8 @@ from run import table
 
 from laconic.artifacts.artifact import Artifact
 from laconic.runtimes.runtime import Session
-from serve.layout import Batch, Cap, Layout, Part
-from serve.model import read_cap
+from serve.batching.layout import Batch, Cap, Layout, Part
+from serve.model_repository.model import read_cap
 
 WAITING = 64
 MIXES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {

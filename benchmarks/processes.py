@@ -25,7 +25,7 @@ from laconic.hardware import this_machine
 from laconic.hashing import digest_file, seal
 from laconic.tensor import TensorSpec
 from laconic.timing.measurements import Measurements
-from serve.server_settings import Settings
+from serve.settings.server_settings import Settings
 
 WIDTH = 384
 

@@ -27,9 +27,9 @@ import psutil
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
-from serve.kserve import DATATYPES
-from serve.model import read_cap
-from serve.server_settings import Settings
+from serve.http.kserve import DATATYPES
+from serve.model_repository.model import read_cap
+from serve.settings.server_settings import Settings
 
 SERVE = """
 import json, sys

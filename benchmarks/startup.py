@@ -22,7 +22,7 @@ from server import Served
 
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE
-from serve.server_settings import Settings
+from serve.settings.server_settings import Settings
 
 LACONIC = str(Path(sys.executable).with_name("laconic"))
 REQUESTS = 100

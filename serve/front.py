@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from laconic.errors import LaconicError
-from serve.server_settings import Settings
+from serve.settings.server_settings import Settings
 from serve.workers.child_process import bind_to_parent
 
 Run = Callable[..., None]

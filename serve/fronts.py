@@ -16,8 +16,8 @@ import orjson
 
 from laconic.errors import RuntimeFailure, UsageError
 from laconic.hardware import cores
-from serve.listener import UNIX
-from serve.server_settings import Settings
+from serve.asgi.listener import UNIX
+from serve.settings.server_settings import Settings
 from serve.workers.backoff import Backoff
 from serve.workers.child_process import spawn, wait_for_exit
 from serve.workers.worker_process import ERRORS

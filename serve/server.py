@@ -19,18 +19,18 @@ from typing import Any
 import uvicorn
 
 from serve import front
-from serve.app import App, create_app
-from serve.connection import Connection, Phase, enforce_deadlines
+from serve.asgi.connection import Connection, Phase, enforce_deadlines
+from serve.asgi.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
+from serve.asgi.wire import to_json
 from serve.fronts import Fronts
-from serve.grpc_server import GrpcServer
-from serve.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
-from serve.logs import open_log
-from serve.model import Model
-from serve.origin import is_loopback
-from serve.server_settings import Settings
-from serve.settings_file import load_settings
-from serve.tls import Certificate, load_certificate
-from serve.wire import to_json
+from serve.grpc.grpc_server import GrpcServer
+from serve.http.app import App, create_app
+from serve.model_repository.model import Model
+from serve.observation.logs import open_log
+from serve.security.origin import is_loopback
+from serve.security.tls import Certificate, load_certificate
+from serve.settings.server_settings import Settings
+from serve.settings.settings_file import load_settings
 
 TICKS = 5
 """Tenths of a second between two looks at the deadlines of connections."""

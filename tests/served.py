@@ -23,10 +23,10 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
-from serve.app import App, create_app
-from serve.listener import bind, listen
+from serve.asgi.listener import bind, listen
+from serve.http.app import App, create_app
 from serve.server import Server
-from serve.server_settings import Settings
+from serve.settings.server_settings import Settings
 
 SEQ = "seq"
 PIXELS = TensorSpec(name="x", dtype="float32", shape=("batch", 3, 4, 4))

@@ -15,7 +15,7 @@ from artifacts import write_artifact
 from served import Running, change_artifact, eventually, request_of, running
 from test_serve_process import process
 
-from serve.server_settings import MIB
+from serve.settings.server_settings import MIB
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

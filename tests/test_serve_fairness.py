@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import change_artifact, eventually, running
 
-from serve.fair_queue import FairQueue, Flow, Item
-from serve.layout import Cap, Layout, Part
-from serve.throughput import Throughput
+from serve.batching.fair_queue import FairQueue, Flow, Item
+from serve.batching.layout import Cap, Layout, Part
+from serve.batching.throughput import Throughput
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -13,7 +13,7 @@ from test_serve_process import process
 
 from laconic.errors import UsageError
 from serve.fronts import Fronts, divide, shift_address
-from serve.server_settings import Settings
+from serve.settings.server_settings import Settings
 
 
 def children_of(pid: int) -> list[int]:

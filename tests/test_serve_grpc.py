@@ -22,8 +22,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from laconic.errors import InputError, UsageError
-from serve import inference_pb2 as pb
-from serve.grpc_messages import MAX_FIELDS, MAX_PARSED, parse_request, read_inputs
+from serve.grpc import inference_pb2 as pb
+from serve.grpc.grpc_messages import MAX_FIELDS, MAX_PARSED, parse_request, read_inputs
 from serve.server import serve
 
 SERVICE = "/inference.GRPCInferenceService/"

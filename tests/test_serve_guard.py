@@ -18,11 +18,11 @@ from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from laconic.errors import UsageError
-from serve.app import create_app
-from serve.keys import parse_keys
-from serve.origin import Hosts, is_loopback, strip_port
-from serve.rate_limit import RateLimited, TokenBucket
-from serve.server_settings import Settings
+from serve.http.app import create_app
+from serve.security.keys import parse_keys
+from serve.security.origin import Hosts, is_loopback, strip_port
+from serve.security.rate_limit import RateLimited, TokenBucket
+from serve.settings.server_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

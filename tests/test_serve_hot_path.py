@@ -17,9 +17,9 @@ from laconic.artifacts.manifest import MEASURED
 from laconic.hashing import seal, unseal
 from laconic.tensor import TensorSpec
 from laconic.timing.measurements import Timing
-from serve import kserve
-from serve.request_cache import LONGEST, MOST, RequestCache
-from serve.server_settings import Settings
+from serve.http import kserve
+from serve.http.request_cache import LONGEST, MOST, RequestCache
+from serve.settings.server_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

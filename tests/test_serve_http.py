@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import Running, request_of, running, write_image_model, write_sequences, write_text_model
 
 from laconic.errors import CorruptArtifact, UnprovenArtifact, UsageError
-from serve.app import create_app
+from serve.http.app import create_app
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -19,8 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from laconic.errors import InputError
 from laconic.tensor import check_inputs
-from serve import kserve
-from serve.server_settings import Settings
+from serve.http import kserve
+from serve.settings.server_settings import Settings
 
 INFER = "/v2/models/twice/infer"
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], np.float32)

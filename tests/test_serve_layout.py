@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.tensor import TensorSpec
-from serve.fair_queue import FairQueue, Item
-from serve.layout import Batch, Cap, Layout, round_up
+from serve.batching.fair_queue import FairQueue, Item
+from serve.batching.layout import Batch, Cap, Layout, round_up
 
 TOKENS = TensorSpec(name="ids", dtype="int64", shape=("batch", "seq"))
 STATES = TensorSpec(name="states", dtype="float32", shape=("batch", "seq", 2))

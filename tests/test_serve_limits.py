@@ -24,9 +24,9 @@ from test_serve_http import write_image_model, write_text_model
 
 from laconic.arrays import Arrays
 from laconic.errors import InputError, Overloaded
-from serve.body import BodyTooLarge, MemoryBudget, Reservation, from_json, weigh
-from serve.kserve import print_numbers
-from serve.server_settings import MIB, Settings
+from serve.asgi.body import BodyTooLarge, MemoryBudget, Reservation, from_json, weigh
+from serve.http.kserve import print_numbers
+from serve.settings.server_settings import MIB, Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -14,7 +14,7 @@ from served import Running, eventually, request_of, running
 
 from laconic.errors import ArtifactError, UsageError
 from laconic.files import replace_folder
-from serve.server_settings import Settings
+from serve.settings.server_settings import Settings
 
 ROW = [[1.0, 0, 0]]
 INFER = "/v2/models/twice/infer"

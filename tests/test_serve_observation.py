@@ -21,7 +21,7 @@ from tritonclient import grpc as triton
 from tritonclient import http as triton_http
 
 from laconic.errors import MissingPackage
-from serve.tracing import MAX_PARTS, Tracing
+from serve.observation.tracing import MAX_PARTS, Tracing
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from served import Running, running, write_image_model, write_sequences, write_text_model
 
 from laconic.artifacts.manifest import REPORT
-from serve.model_card import describe_verdict
+from serve.http.model_card import describe_verdict
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

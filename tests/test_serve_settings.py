@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from laconic.cli import app
 from laconic.errors import UsageError
-from serve.server_settings import MIB, Settings
-from serve.settings_file import load_settings
+from serve.settings.server_settings import MIB, Settings
+from serve.settings.settings_file import load_settings
 
 COMMAND = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
 DOCS = Path(__file__).parents[1] / "docs" / "serve.md"

@@ -19,9 +19,9 @@ from test_serve_process import process
 from tritonclient import grpc as triton
 
 from laconic.errors import UsageError
-from serve.listener import open_admin, open_unix
-from serve.server_settings import Settings
-from serve.tls import load_certificate
+from serve.asgi.listener import open_admin, open_unix
+from serve.security.tls import load_certificate
+from serve.settings.server_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -24,8 +24,8 @@ from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
-from serve.loader import open_models
-from serve.server_settings import Settings
+from serve.model_repository.loader import open_models
+from serve.settings.server_settings import Settings
 
 HERE = Path(__file__).parent
 ADDRESS = "trap:spring"

@@ -17,8 +17,8 @@ from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Kernel, Session
-from serve.kserve import DATATYPES, DTYPES
-from serve.layout import Layout
+from serve.batching.layout import Layout
+from serve.http.kserve import DATATYPES, DTYPES
 
 HOST = "127.0.0.1"
 HEADER_LENGTH = "Inference-Header-Content-Length"

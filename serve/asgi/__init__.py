@@ -1,0 +1,1 @@
+"""HTTP below the routes: connections, bodies and answers as raw ASGI."""

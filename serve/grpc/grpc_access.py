@@ -1,0 +1,63 @@
+"""Who may call what over gRPC. Keys are in the metadata: `authorization: Bearer KEY` or `x-api-key: KEY`."""
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from laconic.errors import LaconicError
+from serve.grpc.grpc_call import Call, Context, fail
+from serve.http.guard import Guard, WrongSide
+from serve.observation.observer import RequestObserver
+from serve.observation.tracing import end_trace
+
+HEALTH = (
+    "/grpc.health.v1.Health/",
+    *(f"/inference.GRPCInferenceService/{name}" for name in ("ServerLive", "ServerReady", "ModelReady")),
+)
+"""What orchestrators ask without a key."""
+ADMIN = re.compile(
+    r"/inference\.GRPCInferenceService/"
+    r"(Repository\w+|ModelConfig|ModelStatistics|TraceSetting|LogSettings|\w+SharedMemory\w+)"
+)
+"""The calls of operators."""
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without a known key, those of a key whose rate is used up, and those of operators where these have
+    an address of their own, which speaks HTTP. Has the others followed."""
+
+    def __init__(self, guard: Guard, observer: RequestObserver) -> None:
+        self.guard = guard
+        self.observer = observer
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Call]], details: Any) -> Call:
+        """The handler of a call. details: `grpc.HandlerCallDetails`."""
+        if not details.method.startswith(HEALTH):
+            metadata = {name.encode(): to_bytes(value) for name, value in details.invocation_metadata}
+            if self.observer.active:
+                self.observer.follow_call(details.method, metadata)
+            try:
+                if self.guard.settings.admin is not None and ADMIN.fullmatch(details.method):
+                    raise WrongSide("this call is for operators, who have an address of their own for HTTP")
+                self.guard.identify(metadata)
+            except LaconicError as error:
+                self.guard.refused[error.status] += 1
+                with end_trace():
+                    return refuse(error)
+        return await continuation(details)
+
+
+def to_bytes(value: str | bytes) -> bytes:
+    """The value of a key in metadata, which is text unless the key's name says otherwise."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def refuse(error: LaconicError) -> Call:
+    """A call of any kind that fails."""
+
+    async def answer(_: object, context: Context) -> None:
+        await fail(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(answer)

@@ -1,0 +1,151 @@
+"""The KServe V2 protocol over gRPC, `inference.GRPCInferenceService`, with the queue, deadlines and limits of HTTP."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from laconic.arrays import Arrays
+from serve.asgi.body import OFFLOAD_FROM, MemoryBudget, Reservation
+from serve.asgi.offload import offload
+from serve.asgi.wire import as_told
+from serve.grpc import inference_pb2 as pb
+from serve.grpc.grpc_call import Call, Context, call, read
+from serve.grpc.grpc_messages import describe_response, parse_request, read_request, serialize
+from serve.http import kserve
+from serve.model_repository.model import Model
+from serve.model_repository.repository import Repository
+from serve.observation.tracing import count_step, end_trace
+from serve.security.keys import count_request
+from serve.settings.server_settings import Settings
+
+NAME = "inference.GRPCInferenceService"
+STREAMED = 32
+"""Requests of one stream that are under way at a time. What follows waits in the connection."""
+FINAL = ("triton_enable_empty_final_response", "triton_final_response")
+"""A parameter of a request in a stream, and that of its response which says that no further one follows."""
+
+
+class InferenceService:
+    """Answers the protocol's calls. budget: what all requests of the server may hold."""
+
+    def __init__(self, repository: Repository, settings: Settings, budget: MemoryBudget) -> None:
+        self.repository = repository
+        self.settings = settings
+        self.budget = budget
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def handler(self, control: Mapping[str, Call]) -> grpc.GenericRpcHandler:
+        """The calls, as gRPC's server takes them. control: those that run no model."""
+        calls = {
+            "ModelInfer": call(self.settings, self.infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.stream),
+            **control,
+        }
+        return grpc.method_handlers_generic_handler(NAME, calls)
+
+    def close(self) -> None:
+        """Read no further requests from streams, which end when those under way are answered."""
+        for reader in self._readers:
+            reader.cancel()
+
+    async def infer(self, body: bytes, context: Context) -> bytes:
+        """The response to a ModelInferRequest. Raises what goes wrong."""
+        reservation = Reservation(self.budget)
+        try:
+            reservation.add(len(body))
+            message, raw = parse_request(body)
+            return await self._infer(message, raw, context, reservation, serialize)
+        finally:
+            reservation.release()
+
+    async def stream(self, _: object, context: Context) -> None:
+        """Requests of a stream run at the same time, to share batches, and are answered in their order."""
+        under_way = asyncio.Semaphore(STREAMED)
+        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+
+        async def read_all() -> None:
+            try:
+                while await under_way.acquire() and (body := await read(context)) is not None:
+                    answers.put_nowait(tasks.create_task(self._answer(body, context)))
+            finally:
+                answers.put_nowait(None)
+
+        with end_trace():
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(read_all())
+                self._readers.add(reader)
+                reader.add_done_callback(self._readers.discard)
+                while (task := await answers.get()) is not None:
+                    await context.write(await task)
+                    under_way.release()
+
+    async def _answer(self, body: bytes, context: Context) -> bytes:
+        """The response to one request of a stream, or what went wrong with it."""
+        reservation = Reservation(self.budget)
+        message = pb.ModelInferRequest()
+        try:
+            count_request()
+            reservation.add(len(body))
+            message, raw = parse_request(body)
+            finish = finish_final if any(FINAL[0] == name for name in message.parameters) else finish_streamed
+            return await self._infer(message, raw, context, reservation, finish)
+        except Exception as error:  # noqa: BLE001 - the stream goes on
+            response = pb.ModelInferResponse(id=message.id)
+            text = str(as_told(error))
+            return serialize(pb.ModelStreamInferResponse(error_message=text, infer_response=response))
+        finally:
+            reservation.release()
+
+    async def _infer(
+        self,
+        message: pb.ModelInferRequest,
+        raw: list[memoryview],
+        context: Context,
+        reservation: Reservation,
+        finish: Callable[[pb.ModelInferResponse], bytes],
+    ) -> bytes:
+        model = self.repository.get(message.model_name, message.model_version)
+        model.users += 1
+        started = time.monotonic_ns()
+        try:
+            if message.ByteSize() <= OFFLOAD_FROM:
+                request = read_request(message, raw, model.outputs)
+            else:
+                request = await offload(read_request, message, raw, model.outputs, long=True)
+            count_step("encode", model.statistics.encode, started)
+            deadlines = [each for each in (request.timeout, context.time_remaining()) if each is not None]
+            outputs = await model.infer(request.inputs, timeout=min(deadlines, default=None))
+            ran = time.monotonic_ns()
+            if sum(outputs[name].nbytes for name in request.outputs) <= OFFLOAD_FROM:
+                response = write(request, outputs, model, finish)
+            else:
+                response = await offload(write, request, outputs, model, finish, long=True)
+                reservation.add(len(response))
+        except BaseException as error:
+            model.statistics.count_failure(started, error)
+            raise
+        finally:
+            model.users -= 1
+        count_step("write", model.statistics.write, ran)
+        model.statistics.count_success(started)
+        return response
+
+
+def write(
+    request: kserve.Request, outputs: Arrays, model: Model, finish: Callable[[pb.ModelInferResponse], bytes]
+) -> bytes:
+    """The response, serialized."""
+    return finish(describe_response(request, outputs, model=model.name, version=model.version))
+
+
+def finish_streamed(response: pb.ModelInferResponse) -> bytes:
+    """The response to a request in a stream."""
+    return serialize(pb.ModelStreamInferResponse(infer_response=response))
+
+
+def finish_final(response: pb.ModelInferResponse) -> bytes:
+    """The response to a request in a stream that asks which response is the last."""
+    response.parameters[FINAL[1]].bool_param = True
+    return finish_streamed(response)

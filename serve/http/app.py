@@ -1,0 +1,106 @@
+"""The whole server as one ASGI application: the hot path in front, FastAPI behind it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from laconic.errors import UsageError
+from serve.asgi.body import MemoryBudget
+from serve.asgi.wire import Headers, Receive, Scope, Send
+from serve.http.control import create_control
+from serve.http.embed import Embed
+from serve.http.guard import Guard
+from serve.http.infer import Infer
+from serve.http.model_control import add_model_control
+from serve.http.prometheus import Metrics
+from serve.http.task_endpoint import Predict
+from serve.model_repository.loader import open_models
+from serve.model_repository.repository import Repository
+from serve.model_repository.watched_folder import WatchedFolder
+from serve.observation.observer import RequestObserver
+from serve.settings.server_settings import Settings
+
+
+class App:
+    """An ASGI application that serves the models of a repository. On shutdown it closes them.
+
+    folder: where models come and go. stopping: another server of the same models, while it stops.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        settings: Settings,
+        guard: Guard,
+        observer: RequestObserver,
+        folder: WatchedFolder | None = None,
+    ) -> None:
+        self.repository = repository
+        self.folder = folder
+        self.guard = guard
+        self.observer = observer
+        self.metrics = Metrics(repository, guard)
+        self.control = create_control(repository, self.metrics, self.close)
+        add_model_control(self.control, folder, settings)
+        self.settings = settings
+        self.budget = MemoryBudget(settings.max_in_flight)
+        self.stopping: asyncio.Task[None] | None = None
+        self._endpoints = [kind(repository, settings, self.budget) for kind in (Infer, Predict, Embed)]
+
+    async def close(self) -> None:
+        """Close the models, after what else answers requests with them."""
+        if self.stopping is not None:
+            await self.stopping
+        if self.folder is not None:
+            self.folder.close()
+        self.repository.close()
+        self.observer.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the lifespan."""
+        if scope["type"] != "http":
+            await self.control(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        exchange = self.observer.follow(scope, headers, send)
+        if exchange is None:
+            await self._respond(scope, headers, receive, send)
+            return
+        try:
+            await self._respond(scope, headers, receive, exchange)
+        finally:
+            exchange.end()
+
+    async def _respond(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        send, refusal = self.guard.admit(scope, headers, send)
+        if refusal is not None:
+            await refusal.send(send)
+            return
+        for endpoint in self._endpoints:
+            if await endpoint(scope, receive, send):
+                return
+        if scope["method"] == "HEAD":  # of its answer, the connection sends the headers alone
+            scope = {**scope, "method": "GET"}
+        await self.control(scope, receive, send)
+
+
+def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> App:
+    """Open the artifacts, and those in the settings' folder of models, and put them behind HTTP.
+
+    Raises UsageError where there is neither, and what `Artifact.load`, `Artifact.open` and `Artifact.require_proof`
+    raise, before anything is served.
+    """
+    settings = settings or Settings()
+    if not artifacts and settings.models is None:
+        raise UsageError("no artifact and no folder of models (--models) was given: there is nothing to serve")
+    # Before models are loaded: what does not fit is said at once.
+    guard, observer = Guard(settings), RequestObserver(settings)
+    repository = Repository(open_models(artifacts, settings))
+    folder = None if settings.models is None else WatchedFolder(settings.models, repository, settings)
+    try:
+        if folder is not None:
+            folder.start()
+    except BaseException:
+        repository.close()
+        raise
+    return App(repository, settings, guard, observer, folder)

@@ -1,0 +1,158 @@
+"""OpenAI's embeddings API: `POST /v1/embeddings`."""
+
+import base64
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from laconic.arrays import Array
+from laconic.errors import InputError
+from serve.asgi.body import OFFLOAD_FROM, Reservation, read_body, read_json
+from serve.asgi.offload import offload
+from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
+from serve.http.endpoint import Endpoint, read_timeout
+from serve.http.openai_shape import InvalidParameter, to_openai_answer
+from serve.model_repository.model import Model, Prediction
+from serve.observation.tracing import count_step
+
+PARAMETERS = ("input", "model", "encoding_format", "dimensions", "user")
+PRINTED = 64
+"""Vectors that are printed in one go, without letting other threads run: 2 ms where they have 384 numbers."""
+
+
+class Embed(Endpoint):
+    """Vectors for texts or tokens."""
+
+    pattern = re.compile(r"/v1/embeddings")
+
+    def refuse(self, error: Exception) -> Answer:
+        return to_openai_answer(error)
+
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
+        headers = dict(scope["headers"])
+        body = await read_body(headers, receive, self.settings.max_body, reservation)
+        started = time.monotonic_ns()
+        long = len(body) > OFFLOAD_FROM
+        async with WhileConnected(scope, receive):
+            content = await read_json(body, self.settings, reservation)
+            request = await offload(read_request, content, long=True) if long else read_request(content)
+            model = self.repository.get(request.model)
+            model.users += 1
+            try:
+                model.check_ready()
+                if long:
+                    values = await offload(choose_values, request, model, long=True)
+                else:
+                    values = choose_values(request, model)
+                prediction = await model.predict(values, timeout=read_timeout(headers))
+                predicted = time.monotonic_ns()
+                answer = await write_answer(request, prediction)
+                count_step("write", model.statistics.write, predicted)
+                reservation.add(len(answer.body))
+            except BaseException as error:
+                model.statistics.count_failure(started, error)
+                raise
+            finally:
+                model.users -= 1
+            model.statistics.count_success(started)
+            return answer
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A request. samples: texts, or lists of the ids of tokens."""
+
+    model: str
+    samples: list[Any]
+    in_base64: bool
+    dimensions: int | None
+
+
+def read_request(content: Any) -> EmbeddingRequest:
+    """The request in a body. Raises InputError."""
+    if not isinstance(content, dict):
+        raise InputError(f"the request must be an object, not {type(content).__name__}")
+    if unknown := sorted(set(content) - set(PARAMETERS)):
+        raise InvalidParameter(
+            unknown[0], f"unknown parameter {unknown[0][:40]!r}; this server knows {', '.join(PARAMETERS)}"
+        )
+    model = content.get("model")
+    if not isinstance(model, str):
+        raise InvalidParameter("model", f"'model' must be a model's name, not {str(model)[:40]!r}")
+    encoding = content.get("encoding_format") or "float"
+    if encoding not in ("float", "base64"):
+        raise InvalidParameter("encoding_format", f"'encoding_format' is {str(encoding)[:40]!r}, not float or base64")
+    dimensions = content.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise InvalidParameter("dimensions", f"'dimensions' is {str(dimensions)[:40]!r}, not a whole number from 1 on")
+    samples = read_samples(content.get("input"))
+    return EmbeddingRequest(model, samples, in_base64=encoding == "base64", dimensions=dimensions)
+
+
+def read_samples(given: Any) -> list[Any]:
+    """The samples in `input`: a text, a list of texts, the ids of tokens, or a list of such. Raises InputError."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if is_tokens(given):
+            return [given]
+        if all(isinstance(each, str) for each in given) or all(is_tokens(each) for each in given):
+            return given
+    raise InvalidParameter(
+        "input", "'input' must be a text, a list of texts, a list of the ids of tokens, or a list of such lists"
+    )
+
+
+def is_tokens(given: Any) -> bool:
+    """Whether this is a list of whole numbers."""
+    return isinstance(given, list) and bool(given) and set(map(type, given)) == {int}
+
+
+def choose_values(request: EmbeddingRequest, model: Model) -> list[Any]:
+    """The samples as the model's task takes them. Raises InputError for what the model does not do."""
+    if not model.task.embeds:
+        raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and no embeddings")
+    width = model.outputs[0].shape[-1]
+    if request.dimensions not in (None, width):
+        raise InvalidParameter(
+            "dimensions",
+            f"model {model.name!r} gives {width} dimensions, and was not trained to give {request.dimensions}",
+        )
+    try:
+        return [each if isinstance(each, str) else model.task.from_tokens(each) for each in request.samples]
+    except InputError as error:
+        raise InvalidParameter("input", str(error)) from None
+
+
+async def write_answer(request: EmbeddingRequest, prediction: Prediction) -> Answer:
+    """The HTTP answer. Many vectors are printed off the event loop, a few at a time."""
+    vectors = [answer["embedding"] for answer in prediction.answers]
+    pieces = []
+    for start in range(0, len(vectors), PRINTED):
+        piece = vectors[start : start + PRINTED]
+        if len(vectors) <= PRINTED:
+            pieces.append(print_vectors(piece, start, request.in_base64))
+        else:
+            pieces.append(await offload(print_vectors, piece, start, request.in_base64, long=True))
+    tail = to_json(
+        {"model": request.model, "usage": {"prompt_tokens": prediction.tokens, "total_tokens": prediction.tokens}}
+    )
+    return Answer(b"".join([b'{"object":"list","data":[', b",".join(pieces), b"],", tail[1:]]))
+
+
+def print_vectors(vectors: list[Array], start: int, in_base64: bool) -> bytes:
+    """Entries of the list of vectors, without its brackets. start: the index of the first."""
+    return to_json(
+        [
+            {"object": "embedding", "index": index, "embedding": encode(vector) if in_base64 else vector}
+            for index, vector in enumerate(vectors, start)
+        ]
+    )[1:-1]
+
+
+def encode(vector: Array) -> str:
+    """The vector as little-endian float32 in base64."""
+    return base64.b64encode(vector.astype(np.dtype("<f4"), copy=False).tobytes()).decode()

@@ -1,0 +1,101 @@
+"""The routes of extensions of the V2 protocol that are off: trace and log settings, shared memory."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from serve.http import extensions
+from serve.http.control_body import read_control_body
+from serve.model_repository.repository import Repository
+
+SHARED_MEMORY = ("systemsharedmemory", "cudasharedmemory")
+SETTINGS_BODY = {
+    "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
+}
+
+
+def add_extensions(app: FastAPI, repository: Repository) -> None:
+    """Add the routes."""
+    add_settings(app, repository)
+    for kind in SHARED_MEMORY:
+        add_shared_memory(app, kind)
+
+
+def add_settings(app: FastAPI, repository: Repository) -> None:
+    """Add the trace settings of the server and of each model, and the log settings."""
+
+    @app.get("/v2/logging", tags=["extensions"])
+    async def log_settings() -> dict[str, Any]:
+        """The settings of the log."""
+        return extensions.LOG_SETTINGS
+
+    @app.post("/v2/logging", tags=["extensions"], openapi_extra=SETTINGS_BODY)
+    async def set_log(request: Request) -> dict[str, Any]:
+        """Refuses changes of the log's settings."""
+        return extensions.keep_settings(extensions.LOG_SETTINGS, await read_control_body(request), "logging")
+
+    @app.get("/v2/trace/setting", tags=["extensions"])
+    async def trace_settings() -> dict[str, Any]:
+        """The settings of tracing, which is off."""
+        return extensions.TRACE_SETTINGS
+
+    @app.post("/v2/trace/setting", tags=["extensions"], openapi_extra=SETTINGS_BODY)
+    async def set_trace(request: Request) -> dict[str, Any]:
+        """Refuses changes of the settings of tracing."""
+        return extensions.keep_settings(extensions.TRACE_SETTINGS, await read_control_body(request), "tracing")
+
+    @app.get("/v2/models/{name}/trace/setting", tags=["extensions"])
+    async def trace_settings_of_model(name: str) -> dict[str, Any]:
+        """The settings of tracing for one model."""
+        repository.get(name)
+        return extensions.TRACE_SETTINGS
+
+    @app.post("/v2/models/{name}/trace/setting", tags=["extensions"], openapi_extra=SETTINGS_BODY)
+    async def set_trace_of_model(name: str, request: Request) -> dict[str, Any]:
+        """Refuses changes of the settings of tracing for one model."""
+        repository.get(name)
+        return await set_trace(request)
+
+
+def add_shared_memory(app: FastAPI, kind: str) -> None:
+    """Add the routes of one kind of shared memory. Only its path differs from that of the other."""
+
+    async def status() -> list[Any]:
+        """The regions that are registered: none."""
+        return []
+
+    async def region_status(region: str) -> list[Any]:
+        """One region, which is not registered."""
+        extensions.find_region(region)
+        return []
+
+    async def register(region: str) -> Response:
+        """Refuses a region: this server reads no shared memory."""
+        extensions.refuse_region(region)
+        return Response()
+
+    async def unregister() -> Response:
+        """Leaves no region, as before."""
+        return Response()
+
+    async def unregister_region(region: str) -> Response:
+        """Leaves no region of that name, as before."""
+        return Response()
+
+    for path, answer, method in (
+        ("status", status, "GET"),
+        ("region/{region}/status", region_status, "GET"),
+        ("region/{region}/register", register, "POST"),
+        ("unregister", unregister, "POST"),
+        ("region/{region}/unregister", unregister_region, "POST"),
+    ):
+        app.add_api_route(
+            f"/v2/{kind}/{path}",
+            answer,
+            methods=[method],
+            tags=["extensions"],
+            name=f"{kind}_{answer.__name__}",
+            response_class=JSONResponse if method == "GET" else Response,
+            response_model=None,
+        )

@@ -1,0 +1,125 @@
+"""What every request has to pass before any work is done for it: host, origin, key and rate."""
+
+import logging
+import re
+from collections import Counter
+
+from laconic.errors import LaconicError, UsageError
+from serve.asgi.wire import CLOSE, CONNECTION, Answer, Headers, Message, Scope, Send, to_answer
+from serve.http.openai_shape import to_openai_answer
+from serve.security.keys import CALLER, Unauthorized, load_keys
+from serve.security.origin import Hosts, Origins, answer_preflight, describe_access
+from serve.settings.server_settings import Settings
+
+HEALTH = re.compile(r"/v2/health/\w+|/v2/models/[^/]+(?:/versions/[^/]+)?/ready")
+"""Routes that orchestrators ask by address and without a key."""
+ADMIN = re.compile(
+    r"/metrics|/v2/models/stats|/v2/models/[^/]+(?:/versions/[^/]+)?/(?:config|stats|trace/setting)"
+    r"|/v2/(?:repository|trace|logging|systemsharedmemory|cudasharedmemory)(?:/.*)?"
+)
+"""Routes of operators."""
+OPENAI = re.compile(r"/v1/(?:embeddings|models(?:/[^/]+)?)")
+"""Routes of which the errors have OpenAI's shape."""
+CHALLENGE = b'Bearer realm="laconic"'
+PAGE_CHALLENGE = b'Basic realm="laconic: any user name, and a key as the password", charset="UTF-8"'
+"""What makes a browser ask its user for a key."""
+
+log = logging.getLogger("laconic.serve")
+
+
+class WrongSide(LaconicError):
+    """A route of operators was asked for where clients ask, or the other way round."""
+
+    status = 404
+
+
+class Guard:
+    """Admits requests or refuses them. Raises UsageError for settings that do not fit.
+
+    refused: how many, by status.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.keys = load_keys(settings)
+        self.refused: Counter[int] = Counter()
+        self._hosts = Hosts(settings.allowed_hosts) if settings.allowed_hosts else None
+        self._origins = Origins(settings.cors_origins)
+
+    def reload(self) -> None:
+        """Read the file of keys again. Keys and rates stay as they are where it does not read."""
+        try:
+            self.keys = load_keys(self.settings, self.keys)
+        except UsageError as error:
+            log.error("the keys stay as they were: %s", error)
+
+    def identify(self, headers: Headers) -> None:
+        """Remember whose key it is for what the current task does. Raises Unauthorized and RateLimited."""
+        if self.keys is not None:
+            caller = self.keys.identify(headers)
+            CALLER.set(caller)
+            caller.count_request()
+
+    def _passes(self, headers: Headers) -> bool:
+        """Whether nothing can be wrong: no key is needed, no browser sent the request, and its host was seen before."""
+        return (
+            self.keys is None
+            and self.settings.admin is None
+            and b"origin" not in headers
+            and b"sec-fetch-site" not in headers
+            and (self._hosts is None or headers.get(b"host") == self._hosts.seen)
+        )
+
+    def admit(self, scope: Scope, headers: Headers, send: Send) -> tuple[Send, Answer | None]:
+        """Where the answer is to be sent, and the refusal, if it is one."""
+        if self._passes(headers):
+            return send, None
+        origin = headers.get(b"origin")
+        if origin is not None and self._origins.allows(origin):
+            send = AddHeaders(send, describe_access(origin))
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                return send, answer_preflight(headers)
+        try:
+            connection = scope.get(CONNECTION)
+            if self.settings.admin is not None:
+                check_side(scope["path"], admin=connection is not None and connection.admin)
+            if connection is not None and connection.local:
+                return send, None
+            if self._hosts is not None:
+                self._hosts.check(headers.get(b"host", b""))
+            self._origins.check(scope["method"], headers)
+            self.identify(headers)
+        except LaconicError as error:
+            if HEALTH.fullmatch(scope["path"]):
+                return send, None
+            self.refused[error.status] += 1
+            refusal = to_openai_answer(error) if OPENAI.fullmatch(scope["path"]) else to_answer(error)
+            if isinstance(error, Unauthorized):
+                refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))
+            if b"expect" in headers:
+                refusal.headers.append(CLOSE)
+            return send, refusal
+        return send, None
+
+
+def check_side(path: str, *, admin: bool) -> None:
+    """Raise WrongSide for a route of operators where others ask, and the other way round."""
+    if (ADMIN.fullmatch(path) is not None) == admin:
+        return
+    where = "at the address of the setting admin" if not admin else "at the address that clients use"
+    raise WrongSide(f"{path} is answered {where}, and not here")
+
+
+class AddHeaders:
+    """Sends an answer with further headers."""
+
+    __slots__ = ("_headers", "_send")
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = headers
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *self._headers]}
+        await self._send(message)

@@ -1,0 +1,100 @@
+"""What the server and its models say about themselves, over HTTP and gRPC alike: the V2 protocol and its extensions."""
+
+from contextlib import suppress
+from typing import Any
+
+from laconic import __version__
+from laconic.artifacts.manifest import MANIFEST
+from laconic.errors import NotReady
+from serve.http import kserve
+from serve.model_repository.model import Model
+from serve.model_repository.repository import Repository
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
+
+
+def check_server(repository: Repository) -> None:
+    """Raise NotReady once the server is told to stop, and while a model has no engine."""
+    if not repository.ready:
+        raise NotReady("the server is stopping")
+    for model in repository:
+        model.check_ready()
+
+
+def check_model(repository: Repository, model: Model) -> None:
+    """Raise NotReady once the server is told to stop, and while the model has no engine."""
+    if not repository.ready:
+        raise NotReady(f"the server of model {model.name!r} is stopping")
+    model.check_ready()
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's name, version and protocol extensions."""
+    return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
+
+
+def repository_index(repository: Repository) -> list[dict[str, str]]:
+    """The versions that are served, and those that are not, with the reason."""
+    states: dict[tuple[str, str], tuple[str, str]] = {}
+    for model in repository:
+        reason = model.backend.reason
+        states[model.name, model.version] = ("UNAVAILABLE" if reason else "READY", reason)
+    for key, absence in repository.absent.copy().items():
+        if key not in states:
+            states[key] = (absence.state, absence.reason)
+        elif absence.reason:  # the artifact was replaced by one that cannot be served
+            states[key] = ("READY", f"served as before the last change: {absence.reason}")
+    return [
+        {"name": name, "version": version, "state": state, "reason": reason}
+        for (name, version), (state, reason) in sorted(states.items())
+    ]
+
+
+def model_metadata(model: Model) -> dict[str, Any]:
+    """The model's signature."""
+    return {
+        "name": model.name,
+        "versions": [model.version],
+        "platform": f"onnx_{model.runtime}",
+        "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
+        "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
+    }
+
+
+def model_configuration(model: Model) -> dict[str, Any]:
+    """How the model is run, as Triton's clients know it."""
+    batcher = model.batcher
+    return kserve.describe_configuration(
+        model.name,
+        model.runtime,
+        model.inputs,
+        model.outputs,
+        cap=batcher.cap.rows,
+        batched=batcher.layout.batched,
+        executors=len(batcher.executors) or 1,
+        parameters={
+            # The cap is the knee, or one row where outputs depend on the other rows of a batch.
+            "knee": str(model.artifact.measured.knee),
+            # Of shorter inputs a batch holds more rows: rows times the product of the free axes.
+            "max_batch_cells": str(batcher.cap.cells),
+            "inline": str(batcher.inline is not None).lower(),
+        },
+    )
+
+
+def model_statistics(model: Model) -> dict[str, Any]:
+    """The model's counters."""
+    return {"model_stats": [model.statistics.describe(model.name, model.version)]}
+
+
+def all_statistics(repository: Repository) -> dict[str, Any]:
+    """The counters of every model."""
+    return {"model_stats": [model.statistics.describe(model.name, model.version) for model in repository]}
+
+
+def openai_model(model: Model) -> dict[str, Any]:
+    """A model in the list of models. Its artifact's manifest says when it was created, in seconds since 1970."""
+    created = 0
+    with suppress(OSError):
+        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}

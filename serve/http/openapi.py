@@ -1,0 +1,110 @@
+"""The OpenAPI description of the server, with the routes of each model that it serves now."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from serve.http.operation_schema import describe_embeddings, describe_infer, describe_predict
+from serve.model_repository.model import Model
+from serve.model_repository.repository import Repository
+
+ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+OPENAI_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+TEXTS = {
+    400: "The request does not fit; the text says how.",
+    401: "The request has no key, or an unknown one.",
+    403: "A web page of another origin sent the request.",
+    404: "There is no such model or route.",
+    405: "The route takes another method.",
+    408: "The request did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is in an unknown content coding.",
+    421: "The request is for another host.",
+    429: "The queue is full, or the rate of the key used up. Try again after `Retry-After` seconds.",
+    431: "The headers are too large.",
+    500: "The engine failed on this request.",
+    503: "The server is stopping.",
+    504: "The request's timeout passed while it waited.",
+}
+
+
+SCHEMAS = {"V2": ERROR, "OpenAI": OPENAI_ERROR}
+"""The bodies of errors, by the API."""
+
+
+def refer_to_errors(api: str) -> dict[str, Any]:
+    """The responses that are errors, by status."""
+    return {str(status): {"$ref": f"#/components/responses/{api}{status}"} for status in TEXTS}
+
+
+def describe_errors() -> dict[str, Any]:
+    """What the responses that are errors refer to."""
+    return {
+        f"{api}{status}": {"description": text, "content": {"application/json": {"schema": schema}}}
+        for api, schema in SCHEMAS.items()
+        for status, text in TEXTS.items()
+    }
+
+
+INVALID = "422"
+"""The status of FastAPI's own checks: no route of ours has any that can fail."""
+
+
+def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
+    """The description: FastAPI's routes, and those of the models."""
+    schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    models = list(repository)
+    paths = schema["paths"]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            operation["responses"].pop(INVALID, None)
+            for parameter in operation.get("parameters", ()):
+                if path.startswith(("/v1/models/", "/v2/models/")):
+                    parameter["schema"] |= describe_parameter(parameter["name"], models)
+            operation["responses"] |= refer_to_errors("OpenAI" if path.startswith("/v1/") else "V2")
+    schema["components"] = {"responses": describe_errors()}
+    paths |= {path: {"post": operation} for path, operation in describe_models(models)}
+    return schema
+
+
+def describe_parameter(name: str, models: list[Model]) -> dict[str, Any]:
+    """What is known of a parameter in the path of a model: the names, and the versions."""
+    known = {"name": {model.name for model in models}, "version": {model.version for model in models}}
+    return {"enum": sorted(known[name])}
+
+
+def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The operations of models, by path. models: all versions, the newest of each last."""
+    for model in models:
+        name, versioned = quote(model.name), f"_{model.version}"
+        yield f"/v2/models/{name}/versions/{model.version}/infer", with_errors(describe_infer(model, versioned))
+    newest = {model.name: model for model in models}
+    for model in newest.values():
+        name = quote(model.name)
+        yield f"/v2/models/{name}/infer", with_errors(describe_infer(model))
+        yield f"/v1/models/{name}/predict", with_errors(describe_predict(model))
+    if embedding := [model for model in newest.values() if model.task.embeds]:
+        yield "/v1/embeddings", with_errors(describe_embeddings(embedding), "OpenAI")
+
+
+def with_errors(operation: dict[str, Any], api: str = "V2") -> dict[str, Any]:
+    """The operation, with its errors."""
+    return operation | {"responses": operation["responses"] | refer_to_errors(api)}

@@ -1,0 +1,80 @@
+"""The routes of the page. It loads nothing from other hosts, and needs no network."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse
+
+from laconic import __version__
+from laconic.artifacts.manifest import REPORT
+from serve.asgi.wire import to_json
+from serve.http.model_card import describe_activity, describe_model
+from serve.model_repository.repository import Repository
+
+HOME = Path(__file__).parent / "static"
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+"""No other page shows this one in a frame, or gets hold of it."""
+REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
+"""A report comes with the artifact, and whatever is written in it, no script of it runs."""
+
+
+def add_page(app: FastAPI, repository: Repository) -> None:
+    """Add the page and what it asks the server for."""
+
+    @app.get("/", include_in_schema=False)
+    async def home() -> Response:
+        """The page for people."""
+        return send_file("index.html", "text/html")
+
+    @app.get("/page/page.css", include_in_schema=False)
+    async def style() -> Response:
+        """The page's style."""
+        return send_file("page.css", "text/css")
+
+    @app.get("/page/page.js", include_in_schema=False)
+    async def script() -> Response:
+        """The page's script."""
+        return send_file("page.js", "text/javascript")
+
+    @app.get("/page/models", include_in_schema=False)
+    async def cards() -> Response:
+        """The card of each model."""
+        return send_json({"version": __version__, "models": [describe_model(model) for model in repository]})
+
+    @app.get("/page/activity", include_in_schema=False)
+    async def activity() -> Response:
+        """What each model has done so far, and what waits."""
+        return send_json({model.name: describe_activity(model) for model in repository})
+
+    @app.get("/page/reports/{name}", include_in_schema=False)
+    async def report(name: str) -> Response:
+        """The report of a model's artifact."""
+        path = repository.get(name).artifact.path / REPORT
+        if not path.is_file():
+            raise HTTPException(404, f"the artifact of model {name!r} has no report; `laconic compress` writes one")
+        return FileResponse(path, media_type="text/html", headers=HEADERS | {"content-security-policy": REPORT_POLICY})
+
+
+def send_file(name: str, content_type: str) -> Response:
+    """One of the page's own files."""
+    return FileResponse(HOME / name, media_type=content_type, headers=HEADERS)
+
+
+def send_json(content: Mapping[str, Any]) -> Response:
+    """Figures, which are never kept."""
+    return Response(to_json(content), media_type="application/json", headers={"cache-control": "no-store"})

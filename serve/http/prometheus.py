@@ -1,0 +1,145 @@
+"""The counters of all models for Prometheus, under Triton's names where it has one, so that its dashboards work.
+
+They are read when somebody asks: the hot path only adds integers.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+from serve.batching.buckets import Buckets
+from serve.batching.statistics import Statistics
+from serve.http.guard import Guard
+from serve.model_repository.model import Model
+from serve.model_repository.repository import Repository
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+NANOSECOND = 1e-9
+
+
+class Counter(NamedTuple):
+    """A number that only grows."""
+
+    help: str
+    read: Callable[[Statistics], int]
+
+
+class Distribution(NamedTuple):
+    """A histogram. unit: what its values are multiplied by."""
+
+    help: str
+    read: Callable[[Statistics], Buckets]
+    unit: float = NANOSECOND
+
+
+COUNTERS = {
+    "nv_inference_request_success": Counter("Requests answered", lambda each: each.succeeded),
+    "nv_inference_count": Counter("Rows that the engine ran", lambda each: each.rows),
+    "nv_inference_exec_count": Counter("Batches that the engine ran", lambda each: each.batches),
+    "nv_inference_request_duration_us": Counter(
+        "Time from a whole request to its answer, summed, in microseconds",
+        lambda each: (each.succeeded_ns + each.failed_ns) // 1000,
+    ),
+    "nv_inference_queue_duration_us": Counter(
+        "Time in the queue, summed over parts of requests, in microseconds", lambda each: each.queue.sum // 1000
+    ),
+    "nv_inference_compute_input_duration_us": Counter(
+        "Time to read and encode samples and tensors, summed over requests, in microseconds",
+        lambda each: each.encode.sum // 1000,
+    ),
+    "nv_inference_compute_infer_duration_us": Counter(
+        "Time in the engine, summed over batches, in microseconds", lambda each: each.engine.sum // 1000
+    ),
+    "nv_inference_compute_output_duration_us": Counter(
+        "Time to make answers from outputs, summed over requests, in microseconds", lambda each: each.write.sum // 1000
+    ),
+}
+DISTRIBUTIONS = {
+    "laconic_request_duration_seconds": Distribution(
+        "Time from a whole request to its answer, of requests that succeeded", lambda each: each.request
+    ),
+    "laconic_encode_duration_seconds": Distribution(
+        "Time to read and encode the samples or tensors of a request", lambda each: each.encode
+    ),
+    "laconic_queue_duration_seconds": Distribution(
+        "Time in the queue, of a part of a request", lambda each: each.queue
+    ),
+    "laconic_engine_duration_seconds": Distribution("Time in the engine, of a batch", lambda each: each.engine),
+    "laconic_batch_rows": Distribution("Rows of a batch", lambda each: each.batch, unit=1),
+    "laconic_write_duration_seconds": Distribution("Time to make an answer from the outputs", lambda each: each.write),
+}
+
+
+class Metrics:
+    """One server's metrics. connections: those over HTTP that are open."""
+
+    def __init__(self, repository: Repository, guard: Guard) -> None:
+        self.repository = repository
+        self.guard = guard
+        self.connections: Collection[object] = ()
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format.
+
+        Written by hand: the library appends "_total" to the names of counters, and Triton's have none.
+        """
+        return "".join(f"{line}\n" for line in self._lines()).encode() + bytes(generate_latest(self._process))
+
+    def _access_lines(self) -> Iterator[str]:
+        """Of the server as a whole."""
+        yield from format_head("laconic_connections", "gauge", "Connections over HTTP")
+        yield f"laconic_connections {len(self.connections)}"
+        name = "laconic_refused_requests_total"
+        yield from format_head(name, "counter", "Requests refused before any work, for their key, rate, host or origin")
+        yield from (f'{name}{{status="{status}"}} {count}' for status, count in self.guard.refused.items())
+        callers = list(self.guard.keys or ())
+        yield from format_head("laconic_key_requests_total", "counter", "Requests with a key")
+        yield from (f'laconic_key_requests_total{{key="{caller.name}"}} {caller.requests}' for caller in callers)
+        yield from format_head("laconic_key_rows_total", "counter", "Rows of requests with a key")
+        yield from (f'laconic_key_rows_total{{key="{caller.name}"}} {caller.rows}' for caller in callers)
+
+    def _lines(self) -> Iterator[str]:
+        models = [(format_labels(model), model.statistics) for model in self.repository]
+        for name, counter in COUNTERS.items():
+            yield from format_head(name, "counter", counter.help)
+            yield from (f"{name}{{{labels}}} {counter.read(statistics)}" for labels, statistics in models)
+        name = "nv_inference_request_failure"
+        yield from format_head(name, "counter", "Requests answered with an error")
+        for labels, statistics in models:
+            yield from (
+                f'{name}{{{labels},reason="{reason}"}} {count}' for reason, count in statistics.failures.items()
+            )
+        name = "nv_inference_pending_request_count"
+        yield from format_head(name, "gauge", "Parts of requests that wait for an executor")
+        yield from (f"{name}{{{format_labels(model)}}} {model.batcher.pending}" for model in self.repository)
+        for name, distribution in DISTRIBUTIONS.items():
+            yield from format_head(name, "histogram", distribution.help)
+            for labels, statistics in models:
+                yield from format_histogram(name, labels, distribution.read(statistics), distribution.unit)
+        yield from self._access_lines()
+
+
+def format_labels(model: Model) -> str:
+    """The labels of a model's samples."""
+    name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'model="{name}",version="{model.version}"'
+
+
+def format_head(name: str, kind: str, help_text: str) -> tuple[str, str]:
+    """The lines in front of a metric's samples."""
+    return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
+
+
+def format_histogram(name: str, labels: str, buckets: Buckets, unit: float) -> Iterator[str]:
+    """The samples of a histogram: the values up to each bound, their sum and their number."""
+    total, counts = 0, list(buckets.counts)
+    for bound, count in zip(buckets.bounds, counts, strict=False):
+        total += count
+        yield f'{name}_bucket{{{labels},le="{bound * unit:.9g}"}} {total}'
+    total += counts[-1]
+    yield f'{name}_bucket{{{labels},le="+Inf"}} {total}'
+    yield f"{name}_sum{{{labels}}} {buckets.sum * unit:.9g}"
+    yield f"{name}_count{{{labels}}} {total}"

@@ -1,0 +1,1 @@
+"""The served models: how they are opened, replaced and found."""

@@ -1,0 +1,175 @@
+"""A folder of artifacts that is watched: the models that are served follow what lies in it.
+
+A new version is loaded, checked and run before it takes the place of the old one, which ends when its last request is
+answered. One that cannot be loaded changes nothing but the index, where the reason stands.
+"""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from laconic.errors import ArtifactError, LaconicError, UnknownModel, UsageError
+from laconic.registry import did_you_mean
+from serve.model_repository.loader import open_version
+from serve.model_repository.model import Model
+from serve.model_repository.repository import Absence, Repository
+from serve.model_repository.versions import Stamp, find_models, stamp
+from serve.settings.server_settings import Settings
+
+LINGER = 1.0
+"""Seconds that a model that was replaced stays open at least: for who has looked it up, and not begun to use it."""
+Key = tuple[str, str]
+"""A name and a version."""
+
+log = logging.getLogger("laconic.serve")
+
+
+class WatchedFolder:
+    """Keeps a repository the same as a folder, in a thread of its own.
+
+    A model that the repository holds from the start keeps its name to itself.
+    """
+
+    def __init__(self, path: Path, repository: Repository, settings: Settings) -> None:
+        self.path = path
+        self.repository = repository
+        self.settings = settings
+        self._reserved = {model.name for model in repository}
+        self._served: dict[Key, Stamp] = {}
+        self._refused: dict[Key, Stamp] = {}
+        self._seen: dict[Key, Stamp] = {}
+        self._unloaded: set[str] = set()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="model-folder", daemon=True)
+
+    def start(self) -> None:
+        """Load what is there, and watch the folder from now on.
+
+        Raises UsageError if there is no such folder, or nothing of what is in it can be served.
+        """
+        if not self.path.is_dir():
+            raise UsageError(f"there is no folder {self.path}. Make it, or give another one to --models")
+        with self._lock:
+            self._synchronize(set(find_models(self.path)))
+        reasons = [each.reason for each in self.repository.absent.values()]
+        if reasons and not list(self.repository):
+            raise ArtifactError(f"nothing in {self.path} can be served: {'; '.join(reasons)}")
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._stopped.set()
+
+    def load(self, name: str) -> None:
+        """Load the newest version of a model, if it is not served, and keep it loaded.
+
+        Raises UnknownModel, and ArtifactError with the reason where it cannot be served.
+        """
+        with self._lock:
+            versions = self._find(name)
+            self._unloaded.discard(name)
+            newest = (name, versions[0])
+            for version in versions:
+                self._refused.pop((name, version), None)
+            served = self.repository.get(name) if newest in self._served else None
+            if served is not None and served.backend.reason:
+                self._served[newest] = ()  # whatever keeps its engine from running: open it anew
+            self._synchronize({name})
+            if newest in self._refused or newest not in self._served:
+                absence = self.repository.absent.get(newest)
+                raise ArtifactError(f"model {name!r} is not loaded: {absence.reason if absence else 'it has gone'}")
+
+    def unload(self, name: str) -> None:
+        """Serve a model no longer, until it is loaded again. Raises UnknownModel."""
+        with self._lock:
+            versions = self._find(name)
+            self._unloaded.add(name)
+            for key in [each for each in self._served if each[0] == name]:
+                self._withdraw(key)
+            for version in versions[: self.settings.keep_versions]:
+                self.repository.absent[name, version] = Absence("UNAVAILABLE", "unloaded")
+
+    def _find(self, name: str) -> list[str]:
+        """The versions of a model in the folder, the newest first."""
+        found = {each: versions for each, versions in find_models(self.path).items() if each not in self._reserved}
+        if name not in found:
+            raise UnknownModel(f"the folder of models holds no {name!r}. {did_you_mean(name, found)}")
+        return list(found[name])
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(self.settings.poll):
+            try:
+                with self._lock:
+                    self._synchronize()
+            except OSError as error:  # a file system that is away for a while
+                log.error("%s cannot be read: %s", self.path, error)
+
+    def _synchronize(self, settled: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        """Serve what is in the folder. An artifact is taken when it has not changed between two looks.
+
+        settled: names of models that are taken as they are.
+        """
+        found = find_models(self.path)
+        stamps = {(name, each): stamp(path) for name, paths in found.items() for each, path in paths.items()}
+        gone = [key for key in (*self._served, *self._refused) if key not in stamps and key not in self._seen]
+        before, self._seen = self._seen, stamps
+        for name, versions in found.items():
+            if name in self._unloaded:
+                continue
+            kept = 0
+            for version, path in versions.items():
+                key = (name, version)
+                if kept == self.settings.keep_versions:
+                    self._withdraw(key)
+                elif name in settled or before.get(key) == stamps[key]:
+                    kept += self._provide(key, path, stamps[key])
+                else:
+                    kept += key in self._served
+        for key in gone:
+            self._withdraw(key)
+        self._unloaded &= set(found)
+
+    def _provide(self, key: Key, path: Path, found: Stamp) -> bool:
+        """Serve a version as it lies in the folder. Returns whether it is served, be it as it was before."""
+        if found in (self._served.get(key), self._refused.get(key)):
+            return key in self._served
+        name, version = key
+        self.repository.absent[key] = Absence("LOADING", "")
+        try:
+            if name in self._reserved:
+                raise UsageError(f"{path} has the name of a model that was given when the server was started")
+            model = open_version(path, self.settings, name=name, version=version)
+        except Exception as error:  # noqa: BLE001 - whatever it is, what is served stays
+            reason = str(error) if isinstance(error, LaconicError) else f"{type(error).__name__}: {error}"
+            log.error("model %s, version %s, is not loaded: %s", name, version, reason)
+            self._refused[key] = found
+            self.repository.absent[key] = Absence("UNAVAILABLE", reason)
+            return key in self._served
+        self._refused.pop(key, None)
+        self._served[key] = found
+        retire(self.repository.publish(model))
+        self.repository.absent.pop(key, None)
+        log.info("model %s, version %s, is served", name, version)
+        return True
+
+    def _withdraw(self, key: Key) -> None:
+        self._refused.pop(key, None)
+        self.repository.absent.pop(key, None)
+        if self._served.pop(key, None) is not None:
+            retire(self.repository.withdraw(*key))
+            log.info("model %s, version %s, is no longer served", *key)
+
+
+def retire(model: Model | None) -> None:
+    """Close a model that is no longer served, after its last request."""
+
+    def close(model: Model) -> None:
+        time.sleep(LINGER)
+        while model.users:
+            time.sleep(0.1)
+        model.close()
+
+    if model is not None:
+        threading.Thread(target=close, args=(model,), name="model-retirement", daemon=True).start()

@@ -1,0 +1,1 @@
+"""The server's settings: from options, the environment and a file."""
