@@ -71,8 +71,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="the .jsonl file to write")
     parser.add_argument("--rows", type=int, default=None, help="every so many-th row, so that about this many are left")
+    parser.add_argument("--labels", type=int, default=None, help="only the packages with the most texts, so many")
     arguments = parser.parse_args()
     rows = collect(Path(sysconfig.get_path("stdlib")))
+    largest = {label for label, _ in Counter(row["label"] for row in rows).most_common(arguments.labels)}
+    rows = [row for row in rows if row["label"] in largest]
     if arguments.rows:
         rows = rows[:: max(1, len(rows) // arguments.rows)][: arguments.rows]
     arguments.output.parent.mkdir(parents=True, exist_ok=True)

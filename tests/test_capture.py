@@ -154,6 +154,7 @@ def test_every_linear_layer_and_convolution_is_listed(captured):
         checkpoint, graph = captured(name)
         kinds = (torch.nn.Linear, Conv1D, torch.nn.Conv2d, torch.nn.Embedding)
         expected = {path for path, module in checkpoint.module.named_modules() if isinstance(module, kinds)}
+        expected.discard("encoder.shared")  # T5's: its encoder reads the same weights under another name
         assert {layer.module for layer in graph.layers} == expected, name
 
 

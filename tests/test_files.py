@@ -104,7 +104,7 @@ def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 def read_rows(path):
-    return list(rows(path, SimpleNamespace(field="text")))
+    return list(rows(path, SimpleNamespace(field="text", columns=())))
 
 readers = {
     ".json": read_json, ".yaml": read_yaml, ".npz": load_arrays, ".png": read_image, ".parquet": read_rows

@@ -279,7 +279,7 @@ def test_a_stage_of_training_needs_labels(home, tmp_path):
 
 
 MISTAKES = [
-    (["bert", "unlabelled.jsonl"], "task: text-classification", "has no labels for a classifier to learn from"),
+    (["bert", "unlabelled.jsonl"], "task: text-classification", "has no labels to learn from"),
     (["bert", "empty.jsonl"], "", "empty.jsonl"),
     (["bert", "one.jsonl"], "", "nothing to tell apart"),
     (["gpt2", "one.txt"], "", "at least 2 are needed"),
