@@ -110,7 +110,7 @@ def main() -> None:
     fast = parser.parse_args().fast
     prepare(600 if fast else None)
     recipe = ["--recipe", HERE / "fast.yaml"] if fast else []
-    epochs = ["--epochs", 1] if fast else []
+    less = ["--epochs", 1, "--set", "data.limit=600"] if fast else []
     run(LACONIC, "compress", SOURCE, "--data", TEXTS, *recipe, "-o", ARTIFACT)
     run(LACONIC, "verify", ARTIFACT)
     server, address = start()
@@ -119,7 +119,7 @@ def main() -> None:
     finally:
         stop(server)
     run(LACONIC, "plan", SOURCE, "--batch", 16, "--seq", 48, "--memory", "1GiB")
-    run(LACONIC, "finetune", SOURCE, "--data", CLASSES, "--recipe", HERE / "finetune.yaml", *epochs, "-o", TUNED)
+    run(LACONIC, "finetune", SOURCE, "--data", CLASSES, "--recipe", HERE / "finetune.yaml", *less, "-o", TUNED)
     run(LACONIC, "compress", TUNED, "--data", CLASSES, *recipe, "-o", CLASSIFIER)
     print(f"\nDone. The report is in {ARTIFACT / 'report.html'}")
 

@@ -14,7 +14,7 @@ from laconic.errors import CorruptArtifact, MissingPackage, RecipeError, Unprove
 from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from serve.model_repository.model import describe_race
+from serve.workers.engine_sessions import describe_race
 from serve.server import format_welcome
 
 ENGINES = {"openvino", "onnxruntime"}
