@@ -14,8 +14,9 @@ from laconic.errors import CorruptArtifact, MissingPackage, RecipeError, Unprove
 from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from serve.workers.engine_sessions import describe_race
+from laconic.units import format_fidelity
 from serve.server import format_welcome
+from serve.workers.engine_sessions import describe_race
 
 ENGINES = {"openvino", "onnxruntime"}
 
@@ -143,7 +144,7 @@ def test_the_server_says_which_engine_it_took(raced):
         assert client.get(f"/v2/models/{portable.name}").json()["platform"] == f"onnx_{second}"
         other = next(each for each in portable.manifest.placements if each.runtime == second)
         assert server.app.repository.get(portable.name).verdict == other.verdict
-        assert f"{other.verdict.drift[0].figures['fidelity']:.4f}" in client.get("/").text
+        assert format_fidelity(other.verdict.drift[0].figures["fidelity"]) in client.get("/page/models").text
         welcome = format_welcome(server.app, "127.0.0.1", server.port)
     assert f"{portable.name} runs in {second}, {compute}: 2.00 x the speed of" in welcome
 
