@@ -108,16 +108,16 @@ def test_the_two_figures_are_the_mean_fidelity_and_the_metric_or_else_the_worst_
     labelled = PASSED.drift[0].model_copy(update={"figures": found, "required": {}})
     plain = labelled.model_copy(update={"figures": {"fidelity": 0.998, "fidelity_worst": 0.9}})
     for drift, second in ((labelled, "0.9100 → 0.9050"), (plain, "0.90000")):
-        figures = describe_verdict(PASSED.model_copy(update={"drift": (drift,)}))["figures"]
+        figures = describe_verdict(PASSED.model_copy(update={"drift": (drift,)}), "accuracy")["figures"]
         assert [each["value"] for each in figures] == ["0.99800", second]
 
 
 def test_a_kind_of_sample_out_of_the_domain_is_among_the_notes() -> None:
     whole = PASSED.drift[0].model_copy(update={"figures": {"fidelity": 0.99}, "required": {"fidelity": 0.95}})
     kind = whole.model_copy(update={"subject": "artifact on 'code'", "figures": {"fidelity": 0.5}, "required": {}})
-    notes = describe_verdict(PASSED.model_copy(update={"drift": (whole, kind)}))["notes"]
+    notes = describe_verdict(PASSED.model_copy(update={"drift": (whole, kind)}), "accuracy")["notes"]
     assert notes == ["out-of-domain: artifact on 'code': fidelity is 0.5, required on all is 0.95"]
-    assert describe_verdict(None)["state"] == "none"
+    assert describe_verdict(None, "accuracy")["state"] == "none"
 
 
 def test_no_script_of_a_report_runs_and_a_missing_one_is_named(tmp_path: Path) -> None:

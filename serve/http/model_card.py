@@ -23,7 +23,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "engine": model.runtime,
         "cap": model.batcher.cap.rows,
         "size": format_bytes(model.artifact.size),
-        "verdict": describe_verdict(model.verdict),
+        "verdict": describe_verdict(model.verdict, str(model.task.metric)),
         "form": describe_form(model),
         "report": (model.artifact.path / REPORT).is_file(),
     }
@@ -42,28 +42,30 @@ def describe_form(model: Model) -> dict[str, Any]:
     }
 
 
-def describe_verdict(verdict: Verdict | None) -> dict[str, Any]:
+def describe_verdict(verdict: Verdict | None, metric: str) -> dict[str, Any]:
     """Describe the verdict: its state, `passed`, `failed` or `none`, at most two figures with labels, what they were
-    measured on, and sentences on what is not as it should be."""
+    measured on, and sentences on what is not as it should be. metric: the name of the task's metric."""
     if verdict is None:
         return {"state": "none", "figures": [], "basis": "", "notes": ["its answers were never compared"]}
     whole = verdict.drift[0] if verdict.drift else None
     return {
         "state": "passed" if verdict.passed else "failed",
-        "figures": list_figures(whole) if whole else [],
+        "figures": list_figures(whole, metric) if whole else [],
         "basis": f"{whole.subject} against {whole.against}, {whole.samples} samples" if whole else "",
         "notes": [*verdict.failures, *verdict.out_of_domain],
     }
 
 
-def list_figures(comparison: Comparison) -> list[dict[str, str]]:
+def list_figures(comparison: Comparison, metric: str) -> list[dict[str, str]]:
     """The two figures that say most: the mean fidelity, and the metric before and after or else the worst sample."""
     found = comparison.figures
     figures = []
     if "fidelity" in found:
         figures.append((format_fidelity(found["fidelity"]), "mean fidelity to the original; 1 is identical"))
     if "metric" in found and "metric_original" in found:
-        figures.append((f"{found['metric_original']:.4f} → {found['metric']:.4f}", "the metric against labels"))
+        figures.append(
+            (f"{found['metric_original']:.4f} → {found['metric']:.4f}", f"{metric} against labels, before and after")
+        )
     elif "fidelity_worst" in found:
         figures.append((format_fidelity(found["fidelity_worst"]), "fidelity of the worst sample"))
     figures = figures or [(f"{value:.4f}", name) for name, value in found.items()][:2]

@@ -17,8 +17,8 @@ from serve.workers.worker_pool import Patience, WorkerPool
 
 TINY = 1e-3
 """Seconds for one sample, below which a model runs in the server's own process: a worker takes 0.1 to 0.3 ms of
-processor time a batch. With one client a model of 0.1 ms gave 0.46 of the requests per CPU-second in a worker, one of
-0.7 ms 0.76 and one of 3 ms all; with 16 clients 0.97, 0.95 and all."""
+processor time a batch. With one client a model of 7 us gave 0.79 of the requests per CPU-second in a worker, one of
+0.3 ms 0.84 and one of 2.1 ms 0.81; with 16 clients 0.76, 0.91 and 0.96 (AMD EPYC, benchmarks/processes.py)."""
 
 
 def open_models(paths: Iterable[Path], settings: Settings) -> list[Model]:
