@@ -184,8 +184,6 @@ def test_a_wrong_weight_scale_is_named_by_its_layer(reader, laconic, tmp_path, l
     assert found["error"] > 1 > found["allowed"]
     assert f"{layer} (" in found["says"]
     assert rows["engine"]["comparisons"][0]["passed"], "the engine computes what the wrong graph says"
-    # The server refuses the artifact where golden outputs differ by enough; one layer changes them less than another.
-    assert "golden outputs" in rows["HTTP"]["refused"] or not rows["HTTP"]["passed"]
 
 
 @pytest.mark.parametrize("factor", [0.05, 300])
