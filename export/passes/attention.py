@@ -5,14 +5,16 @@ and keys apart; OpenVINO then does not merge it into one kernel. Captured in thi
 2.23 times torch.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+
+from export.passes.implementation import select_implementation
 
 NAME = "laconic"
 MASKED = -1e4
@@ -63,17 +65,8 @@ def additive_mask(
     return added
 
 
-@contextmanager
-def plain_attention(module: nn.Module) -> Iterator[None]:
-    """Within the context, transformers models inside the module compute attention in this form."""
+def plain_attention(module: nn.Module) -> AbstractContextManager[None]:
+    """A context in which transformers models inside the module compute attention in this form."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, additive_mask)
-    models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
-    before = [each.config._attn_implementation for each in models]
-    for each in models:
-        each.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        for each, name in zip(models, before, strict=True):
-            each.config._attn_implementation = name
+    return select_implementation(module, "_attn_implementation", NAME)

@@ -5,14 +5,14 @@ each expert's weights are those of plain layers, which are quantized one by one.
 compute, instead of the two of eight that Mixtral picks.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from export.passes.implementation import select_implementation
 
 NAME = "laconic"
 
@@ -39,16 +39,7 @@ def apply_layer(module: Any, name: str, hidden: Tensor, expert: int) -> Tensor:
     return product + getattr(module, f"{name}_bias")[expert] if module.has_bias else product
 
 
-@contextmanager
-def plain_experts(module: nn.Module) -> Iterator[None]:
-    """Within the context, mixtures of experts of transformers inside the module compute all experts."""
+def plain_experts(module: nn.Module) -> AbstractContextManager[None]:
+    """A context in which mixtures of experts of transformers inside the module compute all experts."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, compute_all_experts)
-    models = [each for each in module.modules() if isinstance(each, PreTrainedModel)]
-    before = [each.config._experts_implementation for each in models]
-    for each in models:
-        each.config._experts_implementation = NAME
-    try:
-        yield
-    finally:
-        for each, name in zip(models, before, strict=True):
-            each.config._experts_implementation = name
+    return select_implementation(module, "_experts_implementation", NAME)
