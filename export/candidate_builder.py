@@ -64,7 +64,7 @@ class CandidateBuilder:
 
         name: of the candidate's folder within the job's.
         """
-        evaluator, choose = self.evaluator, self.job.samples.choose
+        evaluator, choose, bar = self.evaluator, self.job.samples.choose, tighten(self.engine_tolerance)
 
         def trial(plan: Plan) -> Array:
             step.advance()
@@ -73,7 +73,6 @@ class CandidateBuilder:
         def is_sound(plan: Plan) -> bool:
             return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, self.few))
 
-        bar = tighten(self.engine_tolerance)
         plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
         folder = self.job.folder / name
         folder.mkdir()

@@ -10,16 +10,14 @@ import onnx_ir as ir
 from onnxscript.optimizer import fold_constants
 
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import INTEGER, Plan
-from laconic.runtimes.product import Product, ProductKind
+from laconic.quantization.plan import Plan
+from laconic.runtimes.product import ARITHMETIC, Product, ProductKind
 from laconic.runtimes.runtime import Compute
 
 Shape = tuple[int, ...]
 
 FUSED = frozenset({"Clip", "Gelu", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
 """Activations that engines fuse with the product before them, and may name the kernel after."""
-QUANTIZED: frozenset[str] = INTEGER | {"float8"}
-"""Precisions whose arithmetic is not that of the other layers."""
 
 
 def fold_shapes(model: ir.Model) -> None:
@@ -178,11 +176,11 @@ def plan_products(
     for each in products:
         precision = plan.precision.get(each.node)
         wanted: str = asked.precision.get(each.node, compute)
-        wanted, planned = wanted if wanted in QUANTIZED else compute, str(compute)
+        wanted, planned = wanted if wanted in ARITHMETIC else compute, str(compute)
         if each.kind == "attention":
             wanted, planned = static, "int8" if each.node in integer else compute
-        elif precision in QUANTIZED:
-            planned = "int8" if precision in INTEGER else "float8"
+        elif precision in ARITHMETIC:
+            planned = ARITHMETIC[precision]
         elif precision == "float32" and explicit:
             planned = "float32"
         found.append(each.model_copy(update={"asked": wanted, "planned": planned}))

@@ -10,7 +10,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.metrics import bootstrap_interval
 from laconic.recipes.goal import Goal
-from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED, NOT_TOLD, Product
+from laconic.runtimes.product import NOT_TOLD, Product
 from laconic.tasks.task import Task, Tolerance
 from laconic.timing.measurements import Measurements
 from laconic.units import format_bytes, format_percent, format_seconds
@@ -163,8 +163,8 @@ def find_int8_missed(measured: Measurements, required: float) -> Iterator[str]:
     not, by what they run in and why, those with the most multiply-adds first."""
     shares = measured.multiply_adds
     if not shares:
-        why = NOT_REPORTED if measured.timings else NOT_AUDITED
-        yield f"the share of the multiply-adds in INT8 is not known, the goal is {format_percent(required)}: {why}"
+        goal, why = format_percent(required), measured.why_not_audited
+        yield f"the share of the multiply-adds in INT8 is not known, the goal is {goal}: {why}"
         return
     found = shares.get("int8", 0.0)
     if found >= required:

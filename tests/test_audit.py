@@ -1,6 +1,7 @@
 """The kernel audit: multiply-adds counted from shapes, the arithmetic that they run in, and why it is another."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,15 @@ from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.fallbacks import FALLBACKS, NOT_CHOSEN, SENSITIVE, UNASKED, UNKNOWN, find_reason
 from laconic.runtimes.kernel_audit import audit_products
-from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED, Product, group_fallbacks, share_multiply_adds
+from laconic.runtimes.product import (
+    ARITHMETIC,
+    NOT_AUDITED,
+    NOT_COUNTED,
+    NOT_REPORTED,
+    Product,
+    group_fallbacks,
+    share_multiply_adds,
+)
 from laconic.runtimes.runtime import Kernel, find_kernel
 from laconic.timing.measurements import Measurements
 
@@ -247,7 +256,9 @@ def test_every_precision_that_an_engine_replaces_has_its_reason(engine):
 def test_the_table_names_engines_that_exist_and_each_reason_can_be_reached():
     for each in FALLBACKS:
         assert each.engines <= set(registry.PLACEMENTS)
-        assert each.reason
+        for engine, kind, asked in product(each.engines, each.kinds, each.asked):
+            planned = ARITHMETIC.get(asked, asked) if each.placed else each.planned or "float32"
+            assert find_reason(engine, kind, asked, planned, "float32", quantized=True) == each.reason, engine
 
 
 @pytest.fixture
@@ -270,7 +281,7 @@ def test_a_share_that_is_not_known_does_not_meet_the_goal(measurements):
     (sentence,) = find_int8_missed(measurements(PRODUCTS), 0.5)
     assert NOT_AUDITED in sentence
     (sentence,) = find_int8_missed(measurements(()), 0.5)
-    assert "not known" in sentence
+    assert NOT_COUNTED in sentence
 
 
 def test_the_goal_of_a_recipe_is_a_share_and_is_for_artifacts():

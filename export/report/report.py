@@ -24,7 +24,7 @@ from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, PrecisionLadder
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.product import KINDS, NOT_AUDITED, NOT_REPORTED, share_multiply_adds
+from laconic.runtimes.product import KINDS, share_multiply_adds
 from laconic.timing.measurements import Measurements, TrialRecord
 from laconic.units import format_bytes, format_count, format_duration, format_fidelity, format_percent, format_seconds
 
@@ -130,7 +130,7 @@ def render_report(
             audit=report_audit(
                 measured.products,
                 measured.machine.processor,
-                NOT_REPORTED if measured.timings else NOT_AUDITED,
+                measured.why_not_audited,
             ),
             arithmetic=make_arithmetic_picture(measured, candidates) if measured.products else "",
             kinds=KINDS,

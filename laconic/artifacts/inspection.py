@@ -17,7 +17,7 @@ from laconic.errors import ArtifactError, LaconicError
 from laconic.files import read_json
 from laconic.hardware import this_machine
 from laconic.hashing import check_digest, digest_file
-from laconic.runtimes.product import NOT_AUDITED, NOT_REPORTED
+from laconic.runtimes.product import NOT_REPORTED
 from laconic.runtimes.runtime import Runtime, find_kernel, make_runtime
 
 
@@ -93,8 +93,7 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
             session.run(artifact.golden(placement)[0][0])
             running = session.kernels()
     except LaconicError as error:
-        missing = NOT_REPORTED if measured.timings else NOT_AUDITED
-        audit = report_audit(measured.products, measured.machine.processor, missing)
+        audit = report_audit(measured.products, measured.machine.processor, measured.why_not_audited)
         return {"engine": None, "layers": {}, "error": str(error), "audit": audit}
     counts: dict[str, Counter[str]] = {}
     for node, planned in placement.precision.items():

@@ -6,11 +6,8 @@ from typing import Any
 from laconic.artifacts.manifest import MODEL, Manifest
 from laconic.artifacts.placement import Placement
 from laconic.runtimes.kernel_audit import audit_products
-from laconic.runtimes.product import Product, group_fallbacks, share_multiply_adds
+from laconic.runtimes.product import ARITHMETIC, Product, group_fallbacks, share_multiply_adds
 from laconic.runtimes.runtime import Kernel
-
-ARITHMETIC = {"int8": "int8", "int8-dynamic": "int8", "float8": "float8"}
-"""The arithmetic of a planned precision; that of the layers that are not quantized for any other."""
 
 
 def audit_placement(

@@ -278,9 +278,8 @@ def _measure_step(optimizer: Any, device: torch.device) -> float:
     stepper = optimizer.build([{"params": [weight]}])
     stepper.step()  # allocates the state
     array = torch.ones(PASS_BYTES // 4, device=device)
-    one = partial(
-        torch.mul, array, 1.5, out=torch.empty_like(array)
-    )  # pages that are mapped anew take five times as long
+    # Into memory that is mapped already: pages that are mapped anew take five times as long.
+    one = partial(torch.mul, array, 1.5, out=torch.empty_like(array))
     with limit_threads(1):
         step, same = time_in_turns(stepper.step, one, clock=make_clock(device))
     return step / same

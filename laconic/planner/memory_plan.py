@@ -125,8 +125,8 @@ def plan_memory(
 
     memory: bytes of each device. device: whose speed counts. apart: whether the device's memory is separate from the
     host's; by default, whether the device is a GPU. devices: how many share a batch, as the settings' mesh says.
-    rates: of the device; measured by default. workers: most processes that predict, as of
-    `map_parallel`.
+    rates: of the device; measured by default. workers: most processes that predict, as of `map_parallel`.
+
     Raises RecipeError where `length` is more than the model takes.
     """
     steps = steps or Steps()

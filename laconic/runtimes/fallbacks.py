@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-ARITHMETIC = {"int8-dynamic": "int8"}
-"""The arithmetic of what a recipe asks for, where its name differs."""
+from laconic.runtimes.product import ARITHMETIC
 
 WITH_WEIGHTS = frozenset({"linear", "convolution"})
 UNKNOWN = "the engine does not say why"
@@ -141,13 +140,13 @@ def find_reason(engine: str, kind: str, asked: str, planned: str, runs: str, *, 
     wanted = ARITHMETIC.get(asked, asked)
     if not wanted or wanted == (runs or planned):
         return ""
-    if runs in ("int8", "float8"):
+    if runs in ARITHMETIC.values():
         return UNASKED
     placed = wanted == planned
     for each in FALLBACKS:
         matches = engine in each.engines and kind in each.kinds and asked in each.asked and placed == each.placed
         if matches and each.planned in ("", planned) and (quantized or not each.beside_int8):
             return each.reason
-    if placed or wanted not in ("int8", "float8"):
+    if placed or wanted not in ARITHMETIC.values():
         return UNKNOWN
     return SENSITIVE if quantized else NOT_CHOSEN

@@ -4,7 +4,7 @@ that was asked for."""
 from collections.abc import Sequence
 
 from laconic.runtimes.fallbacks import find_reason
-from laconic.runtimes.product import Product
+from laconic.runtimes.product import ARITHMETIC, Product
 from laconic.runtimes.runtime import Kernel, find_kernel
 
 
@@ -14,7 +14,7 @@ def audit_products(products: Sequence[Product], kernels: Sequence[Kernel], engin
     kernels: of a session that has run; none where the engine reports none, or is not on this machine. Then `runs` stays
     empty, and the reasons are those of the plan.
     """
-    quantized = any(each.planned in ("int8", "float8") for each in products)
+    quantized = any(each.planned in ARITHMETIC.values() for each in products)
     audited = []
     for each in products:
         # Beside attention's products stands the addition of a mask, which may run in another arithmetic.

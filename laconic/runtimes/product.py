@@ -10,6 +10,10 @@ NOT_TOLD = "not told"
 """Stands for the arithmetic of a product whose kernel the engine does not report."""
 NOT_AUDITED = "planned, not audited: the engine was not on the machine"
 NOT_REPORTED = "not audited: the engine does not report its kernels"
+NOT_COUNTED = "not counted: a shape in the graph depends on the values of the inputs"
+
+ARITHMETIC = {"int8": "int8", "int8-dynamic": "int8", "float8": "float8"}
+"""The arithmetic of each precision that quantizes activations; the others multiply in float."""
 
 ProductKind = Literal["linear", "convolution", "attention", "recurrent"]
 """A matrix product with weights; a convolution; a product of two activations, as in attention; a recurrent layer."""

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from laconic.hardware import Machine
-from laconic.runtimes.product import Product, share_multiply_adds
+from laconic.runtimes.product import NOT_AUDITED, NOT_COUNTED, NOT_REPORTED, Product, share_multiply_adds
 
 ORIGINAL = "original"
 """The name of the source among the timings."""
@@ -93,6 +93,13 @@ class Measurements(BaseModel):
         """The share of the multiply-adds of one sample in each arithmetic, as the engine reports it; empty where it
         does not, or was not on the machine."""
         return share_multiply_adds(self.products)
+
+    @property
+    def why_not_audited(self) -> str:
+        """Why the share is not known, where it is not. An engine that was on the machine was timed."""
+        if not self.products:
+            return NOT_COUNTED
+        return NOT_REPORTED if self.timings else NOT_AUDITED
 
     @property
     def lone_latency(self) -> float | None:
