@@ -23,6 +23,11 @@ class TestRun:
     skipped: dict[str, str] = field(default_factory=dict)
     problem: str = ""
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether the tests ran to their end, and none failed."""
+        return not self.failed and not self.problem
+
     def describe(self) -> str:
         """The outcome, in Markdown."""
         counts = f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped."

@@ -303,3 +303,13 @@ def test_the_report_of_the_tests_is_read(tmp_path):
     assert found.failed == {"a.two": "assert 1 == 2", "b": "No module"}
     assert found.describe().splitlines()[0] == "1 passed, 2 failed, 1 skipped."
     assert "- 1 skipped: no TensorRT" in found.describe()
+    assert not found.succeeded
+
+
+def test_tests_that_do_not_end_have_not_succeeded(tmp_path):
+    from gpu_tests import TestRun, run_gpu_tests
+
+    found = run_gpu_tests(tmp_path, 0.01)
+    assert "took longer" in found.problem
+    assert not found.succeeded
+    assert TestRun(passed=["a"], skipped={"b": "no TensorRT"}).succeeded
