@@ -71,6 +71,8 @@ NAMED = {
     "Mistral": lambda: transformers.MistralModel(transformers.MistralConfig(**TEXT, num_key_value_heads=2)),
     "XLM-R": lambda: transformers.XLMRobertaModel(transformers.XLMRobertaConfig(**TEXT)),
     "DeiT": lambda: transformers.DeiTModel(transformers.DeiTConfig(**IMAGE)),
+    "ELECTRA": lambda: transformers.ElectraModel(transformers.ElectraConfig(embedding_size=16, **TEXT)),
+    "SigLIP, text": lambda: transformers.SiglipTextModel(transformers.SiglipTextConfig(**TEXT)),
     "SigLIP, images": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGE)),
     "CLIP, text": lambda: transformers.CLIPTextModel(transformers.CLIPTextConfig(**TEXT, eos_token_id=3)),
     "CLIP, images": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**IMAGE)),
