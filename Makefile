@@ -16,9 +16,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --d
 # In a process of their own: in one process with those that serve, a thread that writes a snapshot of a training has been
 # seen to crash in native code, after OpenVINO was run by a server's threads. Why is not known.
 TRAINING := $(wildcard $(addsuffix .py,$(addprefix tests/test_,\
-	batch_normalisation chunked_cross_entropy finetune fleet head host_weights layerwise ledger loop \
-	lora monitor objectives optimizer_in_backward optimizers parallel plan prediction revolve schedule \
-	sequence_packing settings snapshot step techniques timeline trace work)))
+	adapter batch_normalisation callbacks chunked_cross_entropy evaluator finetune fleet head host_weights layerwise ledger loop \
+	lora monitor objectives optimizer_in_backward optimizers parallel parallel_map plan prediction revolve run_snapshot schedule \
+	sequence_packing settings sft snapshot step techniques timeline trace work)))
 
 .PHONY: help install demo test format bench gpu docs clean
 
