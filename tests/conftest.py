@@ -1,3 +1,4 @@
+import os
 import signal
 import sys
 
@@ -23,6 +24,31 @@ def has_gpu():
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder of all processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def captured(shared):
+    """Get the checkpoint and the graph of a model of the zoo by its name."""
+    from captured import open_captured  # imports torch
+
+    return lambda name: open_captured(shared, name)
+
+
+@pytest.fixture
+def zoo(shared):
+    """Get the checkpoint, the graph and the calibrated ranges of a model of the zoo by its name."""
+    from captured import calibrate, open_captured  # imports torch
+
+    return lambda name: (*open_captured(shared, name), calibrate(shared, name))
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,14 @@ import numpy as np
 import onnx
 import pytest
 from artifacts import write_artifact
+from captured import BUILT, SAVED
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from test_capture import BUILT, SAVED, built
-from test_place import zoo  # noqa: F401 - a fixture
 
 from export.audit import KernelAudit
 from export.build import EngineOption
 from export.candidates import EngineCandidate, choose_fastest, prefer_int8
-from export.capture.capture import capture
 from export.multiply_adds import count_products
 from export.validate import find_int8_missed
 from laconic import registry
@@ -27,7 +25,6 @@ from laconic.artifacts.manifest import MEASURED
 from laconic.commands.tables import format_audit
 from laconic.errors import RecipeError, UnsupportedPrecision
 from laconic.hashing import seal, unseal
-from laconic.models.checkpoint import load_source
 from laconic.models.footprint import count_multiply_adds
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
@@ -65,9 +62,8 @@ def write_graph(path, kind, inputs, weights, output="y", **attributes):
 
 
 @pytest.mark.parametrize("name", [name for name in (*SAVED, *BUILT) if name != "lstm"])
-def test_the_multiply_adds_of_a_graph_are_those_that_torch_counts(tmp_path, name):
-    checkpoint = load_source(SAVED[name](tmp_path / "source")) if name in SAVED else built(tmp_path, BUILT[name])
-    graph = capture(checkpoint, tmp_path / "graph")
+def test_the_multiply_adds_of_a_graph_are_those_that_torch_counts(captured, name):
+    checkpoint, graph = captured(name)
     shapes = {key: array.shape for key, array in checkpoint.task.typical(1, 128).items()}
     products = count_products(graph, shapes)
     assert sum(each.multiply_adds for each in products) == count_multiply_adds(checkpoint)
@@ -119,7 +115,7 @@ def test_shapes_that_depend_on_values_are_not_guessed(tmp_path):
     assert count_products(Graph(tmp_path / "m.onnx", (), (), (), ""), {"x": (4,)}) == ()
 
 
-def audited(zoo, name, engine, precision, folder, compute="float32"):  # noqa: F811
+def audited(zoo, name, engine, precision, folder, compute="float32"):
     """A candidate of a model of the zoo with its kernels."""
     checkpoint, graph, ranges = zoo(name)
     lowest = {layer.node: "int8-weight" if layer.kind == "Gather" else precision for layer in graph.layers}
@@ -132,20 +128,20 @@ def audited(zoo, name, engine, precision, folder, compute="float32"):  # noqa: F
     return audit.check(candidate, checkpoint.task.examples(1))
 
 
-def test_counting_prints_no_warning_of_a_node_that_cannot_be_folded(zoo, caplog):  # noqa: F811
+def test_counting_prints_no_warning_of_a_node_that_cannot_be_folded(zoo, caplog):
     checkpoint, graph, _ = zoo("embedder")
     assert count_products(graph, {key: each.shape for key, each in checkpoint.task.typical(1, 128).items()})
     assert [each.name for each in caplog.records if each.name.startswith("onnxscript")] == []
 
 
-def test_openvino_runs_all_of_a_transformer_in_int8_attention_included(zoo, tmp_path):  # noqa: F811
+def test_openvino_runs_all_of_a_transformer_in_int8_attention_included(zoo, tmp_path):
     found = audited(zoo, "bert", "openvino", "int8", tmp_path)
     assert share_multiply_adds(found.products) == {"int8": pytest.approx(1)}
     assert group_fallbacks(found.products) == []
     assert {each.kind for each in found.products} == {"linear", "attention"}
 
 
-def test_attention_in_float_on_onnxruntime_is_told_with_its_share_and_its_reason(zoo, tmp_path):  # noqa: F811
+def test_attention_in_float_on_onnxruntime_is_told_with_its_share_and_its_reason(zoo, tmp_path):
     found = audited(zoo, "bert", "onnxruntime", "int8", tmp_path)
     shares = share_multiply_adds(found.products)
     assert set(shares) == {"int8", "float32"}
@@ -156,7 +152,7 @@ def test_attention_in_float_on_onnxruntime_is_told_with_its_share_and_its_reason
     assert len(group.nodes) == 4
 
 
-def test_a_layer_that_the_engine_does_not_run_in_int8_is_refused_with_the_reason(zoo, tmp_path):  # noqa: F811
+def test_a_layer_that_the_engine_does_not_run_in_int8_is_refused_with_the_reason(zoo, tmp_path):
     with pytest.raises(UnsupportedPrecision, match="OpenVINO multiplies dynamically quantized integers"):
         audited(zoo, "tied", "openvino", "int8-dynamic", tmp_path)
 
@@ -164,14 +160,14 @@ def test_a_layer_that_the_engine_does_not_run_in_int8_is_refused_with_the_reason
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("name", ["residual", "mobilenet", "vit", "bert"])
 @pytest.mark.parametrize("precision", ["int8", "float32"])
-def test_every_product_is_found_among_the_kernels(zoo, tmp_path, engine, name, precision):  # noqa: F811
+def test_every_product_is_found_among_the_kernels(zoo, tmp_path, engine, name, precision):
     found = audited(zoo, name, engine, precision, tmp_path)
     assert [each.node for each in found.products if not each.runs] == []
     assert all(each.kernel for each in found.products)
 
 
 @pytest.mark.parametrize("engine", ["tensorrt", "onnxruntime-cuda"])
-def test_by_reference_execution_nothing_is_audited_and_the_plan_has_its_reasons(zoo, tmp_path, engine):  # noqa: F811
+def test_by_reference_execution_nothing_is_audited_and_the_plan_has_its_reasons(zoo, tmp_path, engine):
     if not EngineOption.here(engine, "float16").reference:
         pytest.skip("the engine is on this machine")
     found = audited(zoo, "bert", engine, "int8", tmp_path, "float16").products

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from captured import BUILT, SAVED, built
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
 from export.build import EngineOption
@@ -28,47 +28,10 @@ from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.tensors import Tensors
 
-SAVED = {
-    "bert": models.save_bert,
-    "distilbert": models.save_distilbert,
-    "roberta": models.save_roberta,
-    "embedder": models.save_embedder,
-    "vit": models.save_vit,
-    "gpt2": models.save_gpt2,
-    "llama": models.save_llama,
-    "t5-encoder": models.save_t5_encoder,
-    "bart": models.save_bart,
-}
-BUILT = {"residual": models.ResidualNet, "mobilenet": models.MobileNet, "lstm": models.BiLstm, "tied": models.Tied}
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
-
-
-def built(folder, module, **arguments):
-    """The checkpoint of a module of the zoo, with random weights."""
-    made = models.randomize(module(**arguments))
-    state = {name: value for name, value in made.state_dict().items() if (module, name) != (models.Tied, "head.weight")}
-    path = folder / f"{module.__name__}.safetensors"
-    save_file(state, path)
-    return load_source(path, builder=f"models:{module.__name__}", arguments=arguments)
-
-
-@pytest.fixture(scope="module")
-def captured(tmp_path_factory):
-    """Checkpoint and graph of a model of the zoo, captured once."""
-    made = {}
-
-    def get(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            checkpoint = load_source(SAVED[name](folder / "source")) if name in SAVED else built(folder, BUILT[name])
-            made[name] = checkpoint, capture(checkpoint, folder / "graph")
-        return made[name]
-
-    return get
 
 
 @pytest.mark.parametrize("name", [*SAVED, *BUILT])

@@ -8,7 +8,8 @@ import digits
 import numpy as np
 import pytest
 import torch
-from test_place import inputs, plan_of, zoo  # noqa: F401 - zoo is a fixture
+from captured import inputs
+from test_place import plan_of
 from transformers import GPT2Config
 
 import export.build
@@ -61,7 +62,7 @@ def require(engine):
         ("tensorrt", "float16", "float8"),
     ],
 )
-def test_a_placed_graph_answers_as_by_reference_execution(zoo, tmp_path, name, engine, compute, precision):  # noqa: F811
+def test_a_placed_graph_answers_as_by_reference_execution(zoo, tmp_path, name, engine, compute, precision):
     require(engine)
     if precision == "float8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("FP8 needs compute capability 8.9")
@@ -77,7 +78,7 @@ def test_a_placed_graph_answers_as_by_reference_execution(zoo, tmp_path, name, e
 
 
 @pytest.mark.parametrize("name", ["residual", "bert", "vit"])
-def test_what_was_asked_to_run_in_int8_does_in_tensorrt(zoo, tmp_path, name):  # noqa: F811
+def test_what_was_asked_to_run_in_int8_does_in_tensorrt(zoo, tmp_path, name):
     require("tensorrt")
     checkpoint, graph, ranges = zoo(name)
     option = EngineOption("tensorrt", "float16")
@@ -89,7 +90,7 @@ def test_what_was_asked_to_run_in_int8_does_in_tensorrt(zoo, tmp_path, name):  #
     assert shares.get("int8", 0) > 0.9, shares
 
 
-def test_an_engine_is_built_once_and_again_when_its_file_is_damaged(zoo, tmp_path, caplog):  # noqa: F811
+def test_an_engine_is_built_once_and_again_when_its_file_is_damaged(zoo, tmp_path, caplog):
     engine = type(require("tensorrt"))(cache=Cache(tmp_path / "cache"))
     checkpoint, graph, ranges = zoo("residual")
     path = tmp_path / "model.onnx"

@@ -7,8 +7,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from captured import inputs
 from onnx import TensorProto, helper, numpy_helper, shape_inference
-from test_place import MODELS, inputs, plan_of, zoo  # noqa: F401 - zoo is a fixture
+from test_place import MODELS, plan_of
 from torch import nn
 
 from export.build import EngineOption
@@ -33,7 +34,7 @@ PRECISIONS = ("float32", "int8", "float8", "int4-weight")
 @pytest.mark.parametrize(
     ("name", "engine", "compute"), list(product(MODELS, ENGINES, ("float16", "bfloat16"))), ids="-".join
 )
-def test_a_graph_for_a_gpu_answers_nearly_as_the_float_graph(zoo, tmp_path, name, engine, compute):  # noqa: F811
+def test_a_graph_for_a_gpu_answers_nearly_as_the_float_graph(zoo, tmp_path, name, engine, compute):
     checkpoint, graph, ranges = zoo(name)
     batch = inputs(checkpoint, 3, 9, seed=99)
     with OnnxRuntime().open(graph.path) as session:
@@ -51,7 +52,7 @@ def test_a_graph_for_a_gpu_answers_nearly_as_the_float_graph(zoo, tmp_path, name
 
 
 @pytest.mark.parametrize("name", ["residual", "bert", "vit"])
-def test_a_strongly_typed_graph_has_one_float_type_at_every_node(zoo, tmp_path, name):  # noqa: F811
+def test_a_strongly_typed_graph_has_one_float_type_at_every_node(zoo, tmp_path, name):
     _, graph, ranges = zoo(name)
     path = tmp_path / "model.onnx"
     EngineOption("tensorrt", "float16", reference=True).build(graph, plan_of(graph, ranges, "int8"), path)
@@ -66,7 +67,7 @@ def test_a_strongly_typed_graph_has_one_float_type_at_every_node(zoo, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["residual", "mobilenet", "bert", "vit"])
-def test_tensorrt_quantizes_both_sides_of_every_layer_symmetrically(zoo, tmp_path, name):  # noqa: F811
+def test_tensorrt_quantizes_both_sides_of_every_layer_symmetrically(zoo, tmp_path, name):
     _, graph, ranges = zoo(name)
     path = tmp_path / "model.onnx"
     EngineOption("tensorrt", "float16", reference=True).build(graph, plan_of(graph, ranges, "int8"), path)
@@ -91,7 +92,7 @@ def test_tensorrt_quantizes_both_sides_of_every_layer_symmetrically(zoo, tmp_pat
     assert name != "residual" or {"Conv", "DequantizeLinear"} in sides, "the shortcut alone is quantized"
 
 
-def test_the_bounds_of_dynamic_axes_reach_the_engine(zoo, tmp_path):  # noqa: F811
+def test_the_bounds_of_dynamic_axes_reach_the_engine(zoo, tmp_path):
     checkpoint, graph, _ = zoo("bert")
     bounds = {axis: limits for spec in checkpoint.inputs for axis, limits in spec.bounds.items()}
     assert bounds
@@ -109,7 +110,7 @@ def test_bounds_that_are_no_sizes_in_order_are_left_out(value):
     assert read_axis_bounds({f"{AXIS_PROPERTY}seq": value}, [GraphInput("ids", ("batch", "seq"))]) == {}
 
 
-def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):  # noqa: F811
+def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):
     _, graph, ranges = zoo("bert")
     option = EngineOption("onnxruntime-cuda", "float16", reference=True)
     plan = option.adapt(graph, plan_of(graph, ranges, "int8"))
@@ -119,7 +120,7 @@ def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):  #
     assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in onnx.load(path).graph.node}
 
 
-def test_fp8_is_refused_for_an_engine_without_it(zoo, tmp_path):  # noqa: F811
+def test_fp8_is_refused_for_an_engine_without_it(zoo, tmp_path):
     _, graph, ranges = zoo("bert")
     with pytest.raises(UnsupportedPrecision, match="--target tensorrt"):
         EngineOption("openvino", "float32").build(graph, plan_of(graph, ranges, "float8"), tmp_path / "model.onnx")
@@ -175,7 +176,7 @@ def test_activations_beyond_fp16_stay_finite_and_are_named(loud, tmp_path):
         assert cosine(wanted, answer).min() > 0.9999
 
 
-def test_nothing_of_a_quiet_network_overflows(zoo, tmp_path):  # noqa: F811
+def test_nothing_of_a_quiet_network_overflows(zoo, tmp_path):
     checkpoint, graph, _ = zoo("bert")
     assert find_overflow(graph, [inputs(checkpoint, 1, 7)], tmp_path) == frozenset()
 

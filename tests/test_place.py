@@ -6,53 +6,21 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
+from captured import inputs
 from onnx import numpy_helper
-from test_capture import BUILT, SAVED, built
 
-from compress.quantize.calibration import observe_activations
-from compress.quantize.ranges import minmax
 from export.audit import audit
-from export.capture.capture import capture
 from export.place import place
 from laconic import registry
 from laconic.errors import CaptureError, UnsupportedPrecision
 from laconic.metrics import cosine
-from laconic.models.checkpoint import load_source
 from laconic.quantization.plan import Plan, Smoothing
 from laconic.quantization.qparams import quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Kernel, make_runtime
-from laconic.tensor import BATCH
 
 ENGINES = ("onnxruntime", "openvino")
 MODELS = ("residual", "mobilenet", "bert", "distilbert", "embedder", "vit", "lstm", "tied")
-
-
-@pytest.fixture(scope="module")
-def zoo(tmp_path_factory):
-    """Checkpoint, graph and calibrated ranges of a model, made once."""
-    made = {}
-
-    def get(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            checkpoint = load_source(SAVED[name](folder / "source")) if name in SAVED else built(folder, BUILT[name])
-            graph = capture(checkpoint, folder)
-            batches = [inputs(checkpoint, 2, 4 + number, number) for number in range(8)]
-            seen = observe_activations(graph, batches, OnnxRuntime(), folder)
-            ranges = {name: minmax(histogram) for name, histogram in seen.histograms.items()}
-            made[name] = (checkpoint, graph, ranges)
-        return made[name]
-
-    return get
-
-
-def inputs(checkpoint, batch, length, seed=0):
-    sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)}
-    bounds = {axis: limits for spec in checkpoint.inputs for axis, limits in spec.bounds.items()}
-    sizes = {axis: int(np.clip(size, *bounds.get(axis, (1, 10**6)))) for axis, size in sizes.items()} | {BATCH: batch}
-    arrays = checkpoint.task.sample_inputs(sizes, seed)
-    return {name: np.abs(array) % 20 if array.dtype == np.int64 else array for name, array in arrays.items()}
 
 
 def plan_of(graph, ranges, precision):

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from captured import inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import save_embedder
 from onnx import helper, numpy_helper
-from test_place import inputs
 
 from compress.quantize.graph_moments import MEMORY_LIMIT, LayerInput, collect_moments, split_by_memory
 from compress.quantize.im2col import Im2Col

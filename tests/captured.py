@@ -1,0 +1,92 @@
+"""Models of the zoo, saved, captured and calibrated once in a run by whichever of its processes asks first."""
+
+import pickle
+from functools import cache
+
+import models
+import numpy as np
+from filelock import FileLock
+from safetensors.torch import save_file
+
+from compress.quantize.calibration import observe_activations
+from compress.quantize.ranges import minmax
+from export.capture.capture import capture
+from laconic.models.checkpoint import load_source
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.tensor import BATCH
+
+SAVED = {
+    "bert": models.save_bert,
+    "distilbert": models.save_distilbert,
+    "roberta": models.save_roberta,
+    "embedder": models.save_embedder,
+    "vit": models.save_vit,
+    "gpt2": models.save_gpt2,
+    "llama": models.save_llama,
+    "t5-encoder": models.save_t5_encoder,
+    "bart": models.save_bart,
+}
+BUILT = {"residual": models.ResidualNet, "mobilenet": models.MobileNet, "lstm": models.BiLstm, "tied": models.Tied}
+
+
+def built(folder, module, **arguments):
+    """The checkpoint of a module of the zoo, with random weights."""
+    made = models.randomize(module(**arguments))
+    state = {name: value for name, value in made.state_dict().items() if (module, name) != (models.Tied, "head.weight")}
+    path = folder / f"{module.__name__}.safetensors"
+    save_file(state, path)
+    return load_source(path, builder=f"models:{module.__name__}", arguments=arguments)
+
+
+def inputs(checkpoint, batch, length, seed=0):
+    """Arrays for a run of the model, small in the length that is free."""
+    sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)}
+    bounds = {axis: limits for spec in checkpoint.inputs for axis, limits in spec.bounds.items()}
+    sizes = {axis: int(np.clip(size, *bounds.get(axis, (1, 10**6)))) for axis, size in sizes.items()} | {BATCH: batch}
+    arrays = checkpoint.task.sample_inputs(sizes, seed)
+    return {name: np.abs(array) % 20 if array.dtype == np.int64 else array for name, array in arrays.items()}
+
+
+def load(folder, name):
+    """Save the model where no process has yet, and open it."""
+    if name in SAVED:
+        return load_source(folder / "source" if (folder / "source").exists() else SAVED[name](folder / "source"))
+    return built(folder, BUILT[name])
+
+
+def once(folder, make):
+    """What make returns, made by one process of the run and read by the others."""
+    path = folder / f"{make.__name__}.pickle"
+    if not path.exists():
+        made = make()
+        path.write_bytes(pickle.dumps(made))
+        return made
+    return pickle.loads(path.read_bytes())
+
+
+@cache
+def open_captured(root, name):
+    """Checkpoint, graph and a function that calibrates."""
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    with FileLock(root / f"{name}.lock"):
+        checkpoint = load(folder, name)
+
+        def graph():
+            return capture(checkpoint, folder / "graph")
+
+        return checkpoint, once(folder, graph)
+
+
+@cache
+def calibrate(root, name):
+    """The range of each activation over eight batches."""
+    checkpoint, graph = open_captured(root, name)
+
+    def ranges():
+        batches = [inputs(checkpoint, 2, 4 + number, number) for number in range(8)]
+        seen = observe_activations(graph, batches, OnnxRuntime(), root / name)
+        return {name: minmax(histogram) for name, histogram in seen.histograms.items()}
+
+    with FileLock(root / f"{name}.lock"):
+        return once(root / name, ranges)
