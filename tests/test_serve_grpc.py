@@ -138,6 +138,9 @@ def test_tritonclient_reads_health_metadata_configuration_and_statistics(
     client.infer("twice", [tensor()])
     (statistics,) = client.get_inference_statistics("twice").model_stats
     assert statistics.inference_stats.success.count >= 1
+    by_size = {each.batch_size: each.compute_infer.count for each in statistics.batch_stats}
+    assert sum(by_size.values()) == statistics.execution_count
+    assert sum(size * count for size, count in by_size.items()) == statistics.inference_count
     assert len(client.get_inference_statistics().model_stats) == 3
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from laconic.commands.http_session import HEADER_LENGTH, write_request
 from laconic.errors import DataError, UsageError
-from laconic.loadtest.http_client import HttpClient
+from laconic.loadtest.http_client import ConnectionFailed, HttpClient
 from laconic.loadtest.load_point import LoadPoint
 from laconic.loadtest.traffic import Load
 from laconic.tensor import TensorSpec
@@ -123,7 +123,11 @@ async def load_server(
     place = urlsplit(url if "://" in url else f"http://{url}")
     if place.scheme not in ("http", "https") or not place.hostname:
         raise UsageError(f"{url!r} is not the address of a server. Give one as http://localhost:8000")
-    with closing(await HttpClient.connect(place)) as client:
+    try:
+        connection = await HttpClient.connect(place)
+    except ConnectionFailed as error:
+        raise UsageError(f"{error}. Is the server running? `laconic serve` says its address when it is ready") from None
+    with closing(connection) as client:
         served = await find_model(client, place, model, key)
         if data is None:
             requests = list(served.make_tensor_requests(await served.read_inputs(client), length))

@@ -19,7 +19,8 @@ class Statistics:
     """Counters of one model; they only grow. Times in nanoseconds.
 
     succeeded_ns, failed_ns: the time from the requests' last bytes to their answers' first, summed. failures: requests
-    by reason. rows: what the engine ran. request: the time of each request that succeeded. encode: of reading its
+    by reason. rows: what the engine ran. sizes: of each number of rows, the batches that had it and their time in the
+    engine. request: the time of each request that succeeded. encode: of reading its
     samples or tensors and encoding them. queue: of each part of a request in the queue. engine: of each batch, and
     batch: its rows. write: of making each answer from the outputs.
     """
@@ -36,6 +37,7 @@ class Statistics:
     engine: Buckets = field(default_factory=Buckets)
     batch: Buckets = field(default_factory=lambda: Buckets(ROWS))
     write: Buckets = field(default_factory=Buckets)
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def failed(self) -> int:
@@ -71,9 +73,15 @@ class Statistics:
         self.rows += rows
         self.engine.observe(ran_ns)
         self.batch.observe(rows)
+        count, ns = self.sizes.get(rows, (0, 0))
+        self.sizes[rows] = count + 1, ns + ran_ns
 
     def describe(self, name: str, version: str) -> dict[str, Any]:
-        """The counters as the statistics extension of the V2 protocol defines them."""
+        """The counters as the statistics extension of the V2 protocol defines them.
+
+        Inputs are encoded and outputs are written for each request and not for each batch, so that of the batches of
+        one size only the engine's time is known.
+        """
         return {
             "name": name,
             "version": version,
@@ -88,7 +96,15 @@ class Statistics:
                 "compute_infer": describe_duration(self.engine),
                 "compute_output": describe_duration(self.write),
             },
-            "batch_stats": [],
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": {"count": 0, "ns": 0},
+                    "compute_infer": {"count": count, "ns": ns},
+                    "compute_output": {"count": 0, "ns": 0},
+                }
+                for rows, (count, ns) in sorted(self.sizes.copy().items())
+            ],
         }
 
 
