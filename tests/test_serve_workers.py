@@ -15,11 +15,12 @@ from artifacts import FAILED, write_artifact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from served import Running, eventually, request_of, running
+from served import Running, change_artifact, eventually, request_of, running
 from test_serve_process import process
 
 from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import CorruptArtifact, RuntimeFailure, UnprovenArtifact
+from serve.workers.devices import assign_gpus, list_gpus
 from serve.workers.frames import receive_frame, send_frame
 
 ROW = [[1, 2, 3]]
@@ -99,6 +100,44 @@ def test_a_worker_answers_and_a_failure_of_the_engine_stays_with_its_request(tmp
         assert ask(client, [[7, 0, 0]]).status_code == 500
         assert ask(client).status_code == 200
         assert len(server.app.repository.get("twice").batcher.executors) == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "files", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2, GPU-8932f937"}, ["nvidia0"], ["2", "GPU-8932f937"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], []),
+        ({}, ["nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"], ["2", "10"]),
+        ({}, [], []),
+    ],
+)
+def test_gpus_are_those_that_the_server_may_use(
+    tmp_path: Path, environment: dict[str, str], files: list[str], expected: list[str]
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert list_gpus(environment, tmp_path) == expected
+
+
+def test_workers_are_divided_among_gpus_and_one_is_started_for_each_by_default() -> None:
+    shown = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert assign_gpus(None, ["0", "1"]) == shown
+    assert assign_gpus(3, ["0", "1"]) == [*shown, shown[0]]
+    assert assign_gpus(None, []) == [{}]
+    assert assign_gpus(0, ["0"]) == []
+
+
+def test_a_model_for_a_gpu_has_a_worker_that_sees_one_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    path = change_artifact(write_artifact(tmp_path / "twice.laconic"), target="cuda")
+    with running(path, runtime="fake") as server, server.client() as client:
+        assert ask(client).status_code == 200
+        pids = server.app.repository.get("twice").backend.processes
+        shown = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in pids]
+        assert sorted(next(each for each in one if each.startswith(b"CUDA_VISIBLE")) for one in shown) == [
+            b"CUDA_VISIBLE_DEVICES=0",
+            b"CUDA_VISIBLE_DEVICES=1",
+        ]
 
 
 def test_a_killed_worker_fails_what_it_ran_at_once_and_is_back_soon(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from serve.model_repository.backend import Backend
 from serve.model_repository.model import Model
 from serve.model_repository.versions import VERSION, find_versions
 from serve.settings.server_settings import Settings
+from serve.workers.devices import assign_gpus, list_gpus
 from serve.workers.engine_job import EngineJob
 from serve.workers.engine_sessions import EngineSessions
 from serve.workers.worker_pool import Patience, WorkerPool
@@ -64,23 +65,31 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
     digest: of the manifest. Raises UnprovenArtifact, unless the settings allow it, and the engine's errors.
     """
     executors, threads = settings.parallelism(name)
-    workers = choose_workers(artifact) if settings.workers is None else settings.workers
-    if not workers:
+    environments = plan_workers(artifact, settings.workers)
+    if not environments:
         return EngineSessions.open(
             artifact, executors, threads=threads, runtime=settings.runtime, unproven=settings.unproven
         )
     job = EngineJob(
         path=str(artifact.path.resolve()),
         digest=digest,
-        sessions=max(1, executors // workers),
+        sessions=max(1, executors // len(environments)),
         threads=threads,
         runtime=settings.runtime,
         unproven=settings.unproven,
     )
-    return WorkerPool.open(job, [{}] * workers, Patience(settings.watchdog, settings.max_crashes))
+    return WorkerPool.open(job, environments, Patience(settings.watchdog, settings.max_crashes))
 
 
-def choose_workers(artifact: Artifact) -> int:
-    """The workers of a model where the settings leave it open: none for one that is tiny, or was never timed."""
+def plan_workers(artifact: Artifact, workers: int | None) -> list[dict[str, str]]:
+    """What the environment of each worker of a model has besides the server's; without workers it runs in the server.
+
+    workers: how many; where None, one for each GPU. For a processor it is one then, and none if the model is tiny or
+    was never timed.
+    """
+    if artifact.manifest.target != "cpu":
+        return assign_gpus(workers, list_gpus())
+    if workers is not None:
+        return [{}] * workers
     latency = artifact.measured.lone_latency
-    return 0 if latency is None or latency < TINY else 1
+    return [] if latency is None or latency < TINY else [{}]
