@@ -1,132 +1,186 @@
 """Families of models through the command line: what runs with the default recipe, and how close the answers are.
 
-    python benchmarks/families.py FOLDER [FAMILY ...] [--timeout 600]
+    python benchmarks/families.py FOLDER [FAMILY or GROUP ...] [--timeout 600]
 
-For each family a tiny checkpoint with the real structure and random weights is written to FOLDER, opened, and compared
-with transformers on the same texts or images; compressed with the default recipe; pruned to half of its units, and
-loaded again; and the artifact is served, its answer over HTTP compared with that of the loaded artifact. Prints a row
-of a Markdown table for each family; the output of each command is kept beside the checkpoint. A minute or two for each
-family on two cores.
+Groups: transformers, timm (which must be installed), modules (of one's own, with a builder). For each family a tiny
+model with the real structure and random weights is written to FOLDER, opened, and compared with the library that wrote
+it; compressed with the default recipe; pruned to half of its units, and loaded again; and the artifact is served, its
+answer over HTTP compared with that of the loaded artifact. A row is kept beside the model and not made again: an
+interrupted run goes on, and `--again` makes the rows of these families anew. Prints the rows of all families that were
+asked for as a Markdown table, and counts. The output of each command is kept too. About half a minute for each family
+on one core.
 """
 
 import argparse
-import io
-import subprocess
+import json
+import multiprocessing
+import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from family_models import FAMILIES, Family, write_images, write_texts
-from PIL import Image
+from family_images import IMAGE_FAMILIES
+from family_modules import MODULES
+from family_subject import make_subject
+from family_texts import TEXT_FAMILIES
+from family_timm import TIMM
 
+from laconic import cli
 from laconic.artifacts.artifact import Artifact
 from laconic.commands.http_session import open_served
 from laconic.errors import LaconicError
 from laconic.models.checkpoint import load_source
-from laconic.models.signature import call
 from laconic.runtimes.runtime import make_runtime
 
-COMPARED = 8
-"""Samples that are compared with transformers."""
-PRUNE = {"channels": "prune.channels: {keep: 0.5}", "units": "prune.ffn: {keep: 0.5}\n  - prune.heads: {keep: 0.5}"}
-"""Stages by which a family is pruned: of networks of convolutions, and of transformers."""
-DONE, MISSED, REFUSED = 0, 3, 2
+GROUPS: dict[str, list[str]] = {
+    "transformers": [*TEXT_FAMILIES, *IMAGE_FAMILIES],
+    "timm": list(TIMM),
+    "modules": list(MODULES),
+}
+PRUNE = {
+    "channels": "prune.channels: {keep: 0.5}",
+    "heads and FFN": "prune.ffn: {keep: 0.5}\n  - prune.heads: {keep: 0.5}",
+    "FFN": "prune.ffn: {keep: 0.5}",
+    "heads": "prune.heads: {keep: 0.5}",
+}
+"""Stages by which a family is pruned."""
+ENDINGS = {1: "refused", 2: "refused", 3: "missed"}
+"""How a command ended, by its exit code where it is not 0. A traceback and every other code are faults."""
+COLUMNS = ("family", "task", "agreement", "compress", "endpoint", "prune", "reload")
+EXACT = 1e-4
+"""The largest difference from the library, relative to the largest output, that is no wrong answer."""
 
 
 def main() -> None:
     """Run, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("families", nargs="*", help="default: all", metavar="FAMILY")
+    parser.add_argument("families", nargs="*", help="families or groups; default: all", metavar="FAMILY")
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one command")
+    parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    print("| family | task | agreement | compress | endpoint | prune | reload |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name in arguments.families or FAMILIES:
+    rows = []
+    for group, name in choose(arguments.families or list(GROUPS)):
         folder = arguments.folder / name.replace(" ", "-")
-        print(run_family(name, FAMILIES[name], folder, arguments.timeout), flush=True)
+        kept = folder / "row.json"
+        if arguments.again or not kept.exists():
+            row = {"group": group, "family": name} | make_row(group, name, folder, arguments.timeout)
+            kept.write_text(json.dumps(row, indent=1), encoding="utf-8")
+            print(format_row(row), file=sys.stderr, flush=True)
+        rows.append(json.loads(kept.read_text(encoding="utf-8")))
+    print_table(rows)
 
 
-def run_family(name: str, family: Family, folder: Path, timeout: int) -> str:
-    """The row of one family."""
-    folder.mkdir(exist_ok=True)
-    source = folder / "source"
-    if not source.exists():
-        family.write(source)
-    data = write_images(folder / "images") if family.processor else write_texts(folder / "texts.csv")
+def choose(names: list[str]) -> list[tuple[str, str]]:
+    """The groups and names of families that are asked for."""
+    given = {name: group for group, families in GROUPS.items() for name in families}
+    return [(given[each], each) for name in names for each in GROUPS.get(name, [name])]
+
+
+def make_row(group: str, name: str, folder: Path, timeout: int) -> dict[str, str]:
+    """What came of one family."""
+    for left in ("artifact", *PRUNE):
+        shutil.rmtree(folder / left, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def run(function: Callable[..., str], *arguments: Any, log: str = "log") -> str:
+        return run_apart(function, arguments, folder / f"{log}.txt", timeout)
+
+    found = run(describe, group, name, folder)
+    task, _, agreement = found.partition("|")
+    if not agreement:
+        return {"agreement": found}
+    compressed = run(compress, group, name, folder, folder / "artifact", log="compress")
+    served = run(compare_endpoint, folder / "artifact", log="endpoint") if (folder / "artifact").exists() else "-"
+    pruned, reloaded, done, tried = [], [], False, set[str]()
+    for kind in make_subject(group, name, folder).prunes:
+        if kind in tried or (done and kind != "channels"):
+            continue  # no blocks were found, or this is a part of what was pruned already
+        said = run(compress, group, name, folder, folder / kind, log=kind.replace(" ", "-"))
+        pruned.append(kind if said == "done" else f"{kind}: {said}")
+        if "has no transformer blocks" in said:
+            tried = {"heads and FFN", "FFN", "heads"}
+        if said == "done":
+            done = True
+            reloaded.append(run(reopen, group, name, folder, folder / kind, log="reload"))
+    if done:
+        pruned = [each for each in pruned if ": refused" not in each]
+    row = {"task": task, "agreement": agreement, "compress": compressed, "endpoint": served}
+    return row | {"prune": "; ".join(pruned), "reload": "; ".join(reloaded)}
+
+
+def run_apart(function: Callable[..., str], arguments: tuple[Any, ...], log: Path, timeout: int) -> str:
+    """Run a function in a process of its own, as a command runs, without importing everything again."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["family_subject", "compress.pipeline", "families"])
+    answer = log.with_suffix(".answer")
+    answer.unlink(missing_ok=True)
+    process = context.Process(target=enter, args=(function, arguments, log, answer))
+    process.start()
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        return "failed: did not end in time"
+    if answer.exists():
+        said = answer.read_text(encoding="utf-8")
+        answer.unlink()
+        return said
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = " ".join(" ".join(lines[-3:]).rpartition("laconic: ")[2].split())
+    fault = "Traceback" in "".join(lines) or process.exitcode not in ENDINGS
+    return f"{'failed' if fault else ENDINGS[process.exitcode or 0]}: {said[:300]}"
+
+
+def enter(function: Callable[..., str], arguments: tuple[Any, ...], log: Path, answer: Path) -> None:
+    """The process: writes what the function returns to a file, and everything that is printed to another one."""
+    torch.set_num_threads(1)
+    with log.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        answer.write_text(function(*arguments), encoding="utf-8")
+
+
+def describe(group: str, name: str, folder: Path) -> str:
+    """The task, and the largest difference of an output from the library's, relative to the largest; or why the model
+    is refused when it is opened."""
+    subject = make_subject(group, name, folder)
     try:
-        checkpoint = load_source(source)
-        agreement = f"{compare(family, source, data):.0e}"
+        checkpoint = subject.open()
     except LaconicError as error:
-        return f"| {name} | - | refused: {error} | - | - | - | - |"
-    compressed = run(["compress", source, "--data", data, "-o", folder / "artifact"], folder / "compress.log", timeout)
-    endpoint = compare_endpoint(folder / "artifact") if (folder / "artifact").exists() else "-"
-    pruned, reload = prune(source, data, folder, timeout)
-    return f"| {name} | {checkpoint.task.name} | {agreement} | {compressed} | {endpoint} | {pruned} | {reload} |"
-
-
-def compare(family: Family, source: Path, data: Path) -> float:
-    """The largest difference of an output from transformers' own model and preprocessing, relative to the largest."""
-    checkpoint = load_source(source)
-    model = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
+        return f"refused: {error}"
     worst = 0.0
-    for value in read_samples(family, data):
-        inputs = checkpoint.task.encode([checkpoint.task.parse(value)])
-        with torch.inference_mode():
-            found = next(
-                iter(call(checkpoint.module, {key: torch.from_numpy(each) for key, each in inputs.items()}).values())
-            )
-            expected = answer(family, model, source, value)
+    for found, expected in subject.pairs(checkpoint):
         found, expected = found.float().squeeze(), expected.float().squeeze()
+        if found.shape != expected.shape:
+            return f"{checkpoint.task.name}|wrong: {tuple(found.shape)} in place of {tuple(expected.shape)}"
         worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
-    return worst
+    return f"{checkpoint.task.name}|{'' if worst <= EXACT else 'wrong: '}{worst:.0e}"
 
 
-def read_samples(family: Family, data: Path) -> list[Any]:
-    """A few samples of the data."""
-    if family.processor:
-        return [path.read_bytes() for path in sorted(data.glob("*/*.png"))[:COMPARED]]
-    return [line.rpartition(",")[0] for line in data.read_text(encoding="utf-8").splitlines()[1 : 1 + COMPARED]]
-
-
-def answer(family: Family, model: Any, source: Path, value: Any) -> torch.Tensor:
-    """What transformers answers: logits, those of the next token, or the mean of the hidden states."""
-    if family.processor:
-        processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
-        logits: torch.Tensor = model(**processor(images=Image.open(io.BytesIO(value)), return_tensors="pt")).logits
-        return logits
-    tokens = transformers.AutoTokenizer.from_pretrained(source)(value, return_tensors="pt", truncation=True)
-    taken = {key: each for key, each in tokens.items() if key != "token_type_ids" or takes_types(model)}
-    outputs = model(**taken)
-    if "logits" not in outputs:
-        mean: torch.Tensor = outputs.last_hidden_state.mean(dim=1)
-        return mean
-    logits = outputs.logits
-    return logits[:, -1] if logits.ndim == 3 else logits
-
-
-def takes_types(model: Any) -> bool:
-    """Whether a model tells the two texts of a pair apart."""
-    return getattr(model.config, "type_vocab_size", 0) > 1
-
-
-def run(arguments: list[Any], log: Path, timeout: int) -> str:
-    """Run a command; says how it ended, with its last sentence where it did not do what was asked."""
-    command = [sys.executable, "-m", "laconic", *map(str, arguments)]
+def compress(group: str, name: str, folder: Path, output: Path) -> str:
+    """The command `laconic compress`: with the default recipe, or to a pruned checkpoint. Leaves with its exit code."""
+    subject = make_subject(group, name, folder)
+    given = ["compress", subject.source, "--data", subject.data, "-o", output, *subject.options]
+    content: dict[str, Any] = {"arguments": dict(subject.arguments)} if subject.arguments else {}
+    recipe = folder / f"{output.name.replace(' ', '-')}.yaml"
+    lines = json.dumps(content)[1:-1] + "\n" if content else ""
+    if output.name in PRUNE:
+        lines += f"stages:\n  - {PRUNE[output.name]}\nheal: false\n"
+        given += ["--to", "checkpoint", "--fidelity", "0"]
+    if lines:
+        recipe.write_text(lines, encoding="utf-8")
+        given += ["--recipe", recipe]
+    sys.argv = ["laconic", *map(str, given)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return "did not end in time"
-    log.write_text(ended.stdout + ended.stderr, encoding="utf-8")
-    if ended.returncode == DONE:
-        return "done"
-    said = " ".join(ended.stderr.strip().rpartition("laconic: ")[2].split())
-    return f"{ {MISSED: 'missed', REFUSED: 'refused'}.get(ended.returncode, 'failed') }: {said[:160]}"
+        cli.main()
+    except SystemExit as ended:
+        if ended.code:
+            os._exit(int(ended.code))
+    return "done"
 
 
 def compare_endpoint(path: Path) -> str:
@@ -134,30 +188,44 @@ def compare_endpoint(path: Path) -> str:
     artifact = Artifact.load(path)
     task = artifact.task()
     inputs = task.encode(task.examples(1))
-    model = artifact.path / "model.onnx"
     try:
         with open_served(artifact, artifact.manifest.placement) as served:
             found = served.run(inputs)
         engine = make_runtime(artifact.manifest.placement)
-        with engine.open(model, threads=1, compute=artifact.manifest.compute) as session:
+        with engine.open(artifact.path / "model.onnx", threads=1, compute=artifact.manifest.compute) as session:
             expected = session.run(inputs)
     except LaconicError as error:
         return f"failed: {error}"
-    return "equal" if all(np.allclose(found[key], expected[key], atol=1e-4) for key in expected) else "differs"
+    return "equal" if all(np.allclose(found[key], expected[key], atol=1e-4) for key in expected) else "wrong: differs"
 
 
-def prune(source: Path, data: Path, folder: Path, timeout: int) -> tuple[str, str]:
-    """Prune to half, and open the checkpoint that this writes."""
-    said = ""
-    for kind, stages in PRUNE.items():
-        recipe, output = folder / f"{kind}.yaml", folder / kind
-        recipe.write_text(f"stages:\n  - {stages}\n", encoding="utf-8")
-        given = ["--recipe", recipe, "--to", "checkpoint", "--data", data, "--fidelity", "0", "-o", output]
-        said = run(["compress", source, *given], folder / f"{kind}.log", timeout)
-        if output.exists():
-            load_source(output)
-            return kind, "done"
-    return said, "-"
+def reopen(group: str, name: str, folder: Path, path: Path) -> str:
+    """Open a pruned checkpoint, which is refused unless its weights are bit for bit those that were saved, and say what
+    share of the parameters is left."""
+    whole, left = (
+        sum(each.numel() for each in checkpoint.module.parameters())
+        for checkpoint in (make_subject(group, name, folder).open(), load_source(path, trust=True))
+    )
+    return f"equal, {left / whole:.0%}" if left < whole else "wrong: nothing was removed"
+
+
+def format_row(row: dict[str, str]) -> str:
+    """A row of the table."""
+    return f"| {' | '.join(row.get(column) or '-' for column in COLUMNS)} |"
+
+
+def print_table(rows: list[dict[str, str]]) -> None:
+    """The table, and how many rows of each group did what."""
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|{' --- |' * len(COLUMNS)}")
+    for row in rows:
+        print(format_row(row))
+    for group in GROUPS:
+        own = [row for row in rows if row["group"] == group]
+        done = sum(row.get("compress") == "done" and row.get("endpoint") == "equal" for row in own)
+        pruned = sum((row.get("reload") or "").startswith("equal") for row in own)
+        faults = sum("failed:" in str(row) or "wrong:" in str(row) for row in own)
+        print(f"\n{group}: {len(own)} families, {done} compressed and served, {pruned} pruned, {faults} faults")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import torch
 import transformers
 from torch import nn
 
-from compress.prune.channel_groups import refuse_attention
+from compress.prune.channel_groups import find_channel_groups
 from compress.transformer.anatomy import anatomy, iterate_configs
 from compress.transformer.blockwise import BlockwisePass
 from compress.transformer.proof import mask_units, relative_difference
 from compress.transformer.shapes import read_sizes
-from compress.transformer.surgery import keep_units, update_config
+from compress.transformer.surgery import keep_blocks, keep_units, update_config
 from laconic.errors import SourceError, UsageError
 from laconic.models.checkpoint import load_source
 
@@ -75,6 +75,19 @@ NAMED = {
     "SigLIP, text": lambda: transformers.SiglipTextModel(transformers.SiglipTextConfig(**TEXT)),
     "SigLIP, images": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGE)),
     "CLIP, text": lambda: transformers.CLIPTextModel(transformers.CLIPTextConfig(**TEXT, eos_token_id=3)),
+    "T5": lambda: transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    ),
+    "Swin, with two stages": lambda: transformers.SwinModel(
+        transformers.SwinConfig(
+            image_size=16, patch_size=2, embed_dim=16, depths=[2, 1], num_heads=[2, 4], window_size=2
+        )
+    ),
+    "SegFormer, with convolutions in its FFN": lambda: transformers.SegformerModel(
+        transformers.SegformerConfig(
+            hidden_sizes=[8, 16, 16, 16], depths=[1] * 4, num_attention_heads=[2] * 4, sr_ratios=[1] * 4
+        )
+    ),
     "CLIP, images": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**IMAGE)),
 }
 """Models whose blocks are found by shape alone."""
@@ -115,7 +128,30 @@ def test_a_pass_block_by_block_finds_the_residual_stream(name):
         for site in found.sites[0].values():
             (view,) = passage.observe(site)
             scaled = name in ("DINOv2", "Gemma 3")  # the output of each half is scaled or normalized
-            assert (not view.residual.any()) == scaled
+            windowed = name.startswith("Swin") and site.kind == "heads"  # its tokens are in another order
+            assert (not view.residual.any()) == (scaled or windowed)
+
+
+def test_a_pass_begins_anew_where_a_block_does_not_take_what_the_one_before_it_gave():
+    model, inputs = build("Swin, with two stages")
+    found = anatomy(model)
+    with torch.no_grad():
+        passage = BlockwisePass(model, found, [inputs], changes=False)
+        for index, sites in enumerate(found.sites):
+            (view,) = passage.observe(sites["ffn"])
+            assert view.x.shape == ((128, 64), (128, 64), (32, 128))[index], "two images of 64, then of 16 patches"
+            passage.advance(index)
+    with pytest.raises(SourceError, match=r"2 lists .* prune\.ffn or prune\.heads"):
+        keep_blocks(model, [0, 1])
+
+
+def test_blocks_without_heads_that_can_be_cut_have_their_units_cut():
+    block = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(block, 2, enable_nested_tensor=False).eval()
+    found = anatomy(model)
+    assert [site.units for site in found.of("ffn")] == [64, 64]
+    with pytest.raises(SourceError, match=r"no attention heads .* Leave prune\.heads out, or use prune\.ffn"):
+        found.of("heads")
 
 
 def test_where_one_key_value_head_serves_all_a_unit_is_a_query_head():
@@ -184,33 +220,36 @@ def test_a_fused_layer_has_queries_keys_and_values_one_after_another(tmp_path):
 
 
 def test_a_model_without_blocks_is_refused_with_what_prunes_it():
-    with pytest.raises(SourceError, match=r"no stacks .* \(prune\.channels\)"):
+    with pytest.raises(SourceError, match=r"no transformer blocks.* \(prune\.channels\)"):
         anatomy(models.ResidualNet())
-    with pytest.raises(SourceError, match=r"no stacks .* factorize\.low-rank"):
+    with pytest.raises(SourceError, match=r"no transformer blocks.* factorize\.low-rank"):
         anatomy(models.BiLstm())
 
 
 def test_the_stages_for_channels_and_for_blocks_do_not_recommend_one_another():
-    config = transformers.SwinConfig(
-        image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=2
-    )
-    model = transformers.SwinModel(config)
-    pixels = {"pixel_values": torch.randn(1, 3, 16, 16)}
-    with pytest.raises(SourceError, match=r"2 stacks .* factorize\.low-rank"):
+    for name in ("DeiT", "XLM-R"):
+        model, inputs = build(name)
+        with pytest.raises(UsageError, match=r"Use prune\.heads and prune\.ffn"):
+            find_channel_groups(model, {key: value[:, :] for key, value in inputs.items()})
         anatomy(model)
-    roots = [value.grad_fn for value in model(**pixels).values() if value is not None]
-    with pytest.raises(UsageError, match=r"Use factorize\.low-rank"):
-        refuse_attention(model, roots)
-    whole = transformers.BertModel(transformers.BertConfig(**models.TEXT))
-    roots = [whole(**TOKENS).last_hidden_state.grad_fn]
-    with pytest.raises(UsageError, match=r"Use prune\.heads and prune\.ffn"):
-        refuse_attention(whole, roots)
 
 
-def test_two_stacks_are_refused():
+def test_of_a_mixed_network_the_convolutions_are_pruned_by_channels_and_the_blocks_by_their_units():
+    config = transformers.MobileViTConfig(
+        image_size=32, hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 8, 16, 16, 24, 32, 64], num_attention_heads=2
+    )
+    model = models.randomize(transformers.MobileViTModel(config)).eval()
+    groups = find_channel_groups(model, {"pixel_values": torch.randn(2, 3, 32, 32)})
+    blocks = anatomy(model).blocks
+    assert groups
+    assert not [member for group in groups for member in group.members if member.path.startswith(blocks)]
+
+
+def test_the_blocks_of_two_models_are_those_of_both():
     config = transformers.BertConfig(**models.TEXT)
-    with pytest.raises(SourceError, match="2 stacks"):
-        anatomy(nn.ModuleList([transformers.BertModel(config), transformers.BertModel(config)]))
+    found = anatomy(nn.ModuleList([transformers.BertModel(config), transformers.BertModel(config)]))
+    assert len(found.sites) == 4
+    assert found.stacks == ("0.encoder.layer", "1.encoder.layer")
 
 
 def test_each_config_is_found_once(tmp_path):

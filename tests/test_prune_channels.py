@@ -354,7 +354,7 @@ def test_a_layer_fitted_to_its_own_inputs_is_what_it_was(tmp_path):
     ("make", "said"),
     [
         (lambda: models.BiLstm(), "lstm is a LSTM"),
-        (lambda: Attention(), "attention, whose heads it would mix up silently"),
+        (lambda: Attention(), "attention and no convolution"),
         (lambda: models.ResidualNet(width=6), "nothing to prune"),
         (lambda: models.Difference(), "nothing to prune"),
     ],

@@ -56,6 +56,20 @@ def test_axes_of_an_image_are_free_one_by_one_and_its_channels_are_not():
     assert image.bounds == {"image_2": (8, 32), "image_3": (8, 32)}
 
 
+class Edges(nn.Module):
+    """Along the edges from sources to targets, of which torch lets there be fewer."""
+
+    def forward(self, nodes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+        return torch.zeros_like(nodes).scatter_add(1, targets, nodes.gather(1, sources))
+
+
+def test_an_axis_that_only_gets_shorter_alone_belongs_with_the_one_that_it_gets_longer_with():
+    edges = RNG.integers(0, 6, (4, 20))
+    samples = {"nodes": RNG.standard_normal((4, 6)).astype(np.float32), "sources": edges, "targets": edges}
+    found = {spec.name: spec.shape for spec in infer_inputs(Edges().eval(), samples)}
+    assert found["sources"] == found["targets"] == ("batch", "sources_1")
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

@@ -342,3 +342,9 @@ def test_texts_that_are_cut_are_counted():
     task = embedding_task()
     with task.truncated(6):
         assert task.count_cut(["the model", "the model answers every question about its weights", ""]) == 1
+
+
+def test_the_fidelity_of_single_numbers_is_their_distance_and_not_their_sign():
+    task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
+    wanted, found = np.array([[3.0], [4.0]], np.float32), np.array([[3.0], [3.0]], np.float32)
+    assert task.fidelity({"y": wanted}, {"y": found}) == pytest.approx([1, 1 - 1 / 12.5**0.5])

@@ -38,7 +38,7 @@ def pair_layers(student: nn.Module, teacher: nn.Module, history: Sequence[Record
 def find_stacks(module: nn.Module) -> list[str]:
     """The names of a model's lists of repeated layers."""
     try:
-        return [anatomy(module).stack]
+        return list(anatomy(module).stacks)
     except SourceError:
         names = {id(each): name for name, each in module.named_modules()}
         return [names[id(stack)] for stack in find_layer_lists(module)]

@@ -38,11 +38,14 @@ class AttentionRelationLoss(DistillationLoss):
 
     def select_layers(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[LayerPair]) -> None:
         try:
-            own, theirs = anatomy(student).shape, anatomy(teacher).shape
+            found = anatomy(student), anatomy(teacher)
+            for each in found:
+                each.of("heads")
+            own, theirs = found[0].shape, found[1].shape
         except SourceError as error:
+            reason = str(error).partition(". ")[0].partition("; ")[0]
             raise UsageError(
-                f"there is no attention to distil relations from: {str(error).partition('; ')[0]}. Use "
-                f"distill.features or distill.logits"
+                f"there is no attention to distil relations from: {reason}. Use distill.features or distill.logits"
             ) from error
         if not -len(pairs) <= self.layer < len(pairs):
             raise UsageError(f"layer {self.layer} is none of the student's {len(pairs)}. Give one that it has")

@@ -65,14 +65,15 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
     """The channel groups of a module, in the order of its layers.
 
     inputs: a batch. Channels that reach an output without a layer in between are in no group, nor are channels that are
-    normalised across each other. Raises UsageError for attention and for recurrent layers.
+    normalised across each other; of a network with attention, nor are those of its transformer blocks. Raises
+    UsageError for recurrent layers, and for a transformer.
     """
     refuse_recurrent(module)
     asked = {parameter: parameter.requires_grad for parameter in module.parameters()}
     module.requires_grad_(True)  # the graph is read from autograd
     try:
         with torch.enable_grad():
-            refuse_attention(module, [answer.grad_fn for answer in call(module, inputs).values()])
+            attends = has_attention([answer.grad_fn for answer in call(module, inputs).values()])
             graph = torch_pruning.DependencyGraph()
             graph.build_dependency(
                 module, dict(inputs), forward_fn=lambda m, x: list(call(m, x).values()), verbose=False
@@ -88,6 +89,13 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
         if group is not None:  # of two groups with the same first layer, one is named after another member
             name = group.members[0].path if group.name in taken else group.name
             taken[name] = replace(group, name=name)
+    if attends:
+        taken = {name: group for name, group in taken.items() if is_convolutional(module, group)}
+        if not taken:
+            raise UsageError(
+                f"prune.channels prunes convolutions, and this model has attention and no convolution whose channels "
+                f"could go alone. Use {suggest_instead(module)}"
+            )
     return sorted(taken.values(), key=lambda group: order.index(group.name))
 
 
@@ -139,8 +147,8 @@ def refuse_recurrent(module: nn.Module) -> None:
             )
 
 
-def refuse_attention(module: nn.Module, roots: Sequence[Any]) -> None:
-    """Raise UsageError if autograd's graph, from these nodes on, multiplies activations with activations."""
+def has_attention(roots: Sequence[Any]) -> bool:
+    """Whether autograd's graph, from these nodes on, multiplies activations with activations."""
     seen, todo = set(), [node for node in roots if node is not None]
     while todo:
         node = todo.pop()
@@ -148,11 +156,23 @@ def refuse_attention(module: nn.Module, roots: Sequence[Any]) -> None:
             continue
         seen.add(node)
         if any(product in node.name() for product in PRODUCTS):
-            raise UsageError(
-                f"prune.channels prunes convolutional networks, and this model has attention, whose heads it would mix "
-                f"up silently. Use {suggest_instead(module)}"
-            )
+            return True
         todo += [each for each, _ in node.next_functions if each is not None]
+    return False
+
+
+def get_layer(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
+    """The layer or the parameter at a path."""
+    owner, _, name = path.rpartition(".")
+    found = getattr(module.get_submodule(owner), name) if name else module
+    assert isinstance(found, (nn.Module, nn.Parameter))
+    return found
+
+
+def is_convolutional(module: nn.Module, group: ChannelGroup) -> bool:
+    """Whether a group's channels are computed by convolutions, and read by convolutions."""
+    layers = [get_layer(module, member.path) for member in group.members]
+    return all(isinstance(layer, (*PER_CHANNEL, *CONVOLUTIONS, *TRANSPOSED)) for layer in layers)
 
 
 def suggest_instead(module: nn.Module) -> str:

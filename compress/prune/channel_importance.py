@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
-from compress.prune.channel_groups import NORMS, ChannelGroup
-from compress.prune.channel_surgery import get_layer
+from compress.prune.channel_groups import NORMS, TRANSPOSED, ChannelGroup, get_layer
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
@@ -33,6 +32,10 @@ def measure_importance(
         own, layer = criterion.score(statistics).double(), layers[path]
         scores[path, False], scores[path, True] = own.sum(dim=1), sum_input_scores(own, layer)
     for path, layer in layers.items():
+        if isinstance(layer, TRANSPOSED) and not criterion.needs:  # [in, out / groups, ...]
+            own = criterion.score(LayerStatistics(layer.weight.detach().flatten(1))).double()
+            own = own.reshape(layer.groups, layer.in_channels // layer.groups, layer.out_channels // layer.groups, -1)
+            scores[path, False], scores[path, True] = own.sum(dim=(1, 3)).flatten(), own.sum(dim=(2, 3)).flatten()
         if isinstance(layer, NORMS) and layer.affine and not criterion.needs:
             scores[path, False] = criterion.score(LayerStatistics(layer.weight.detach()[:, None]))[:, 0].double()
     return [group_importance(group, scores) for group in groups]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from compress.prune.channel_groups import CONVOLUTIONS, PER_CHANNEL, TRANSPOSED, ChannelGroup, is_depthwise
+from compress.prune.channel_groups import CONVOLUTIONS, PER_CHANNEL, TRANSPOSED, ChannelGroup, get_layer, is_depthwise
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,6 @@ def remaining_indices(count: int, removed: Iterable[int]) -> Tensor:
     stays = torch.ones(count, dtype=torch.bool)
     stays[sorted(removed)] = False
     return stays.nonzero().flatten()
-
-
-def get_layer(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
-    """The layer or the parameter at a path."""
-    owner, _, name = path.rpartition(".")
-    found = getattr(module.get_submodule(owner), name) if name else module
-    assert isinstance(found, (nn.Module, nn.Parameter))
-    return found
 
 
 def channel_axis(parameter: Tensor) -> int:

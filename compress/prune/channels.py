@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from compress.criteria.criterion import NamedCriterion
 from compress.prune.channel_allocation import RankedGroup, allocate_channels
-from compress.prune.channel_groups import NORMS, ChannelGroup, find_channel_groups
+from compress.prune.channel_groups import NORMS, ChannelGroup, find_channel_groups, get_layer
 from compress.prune.channel_importance import measure_importance
 from compress.prune.channel_surgery import (
     Removal,
     collect_removed,
-    get_layer,
     mask_channels,
     remaining_indices,
     remove_channels,
@@ -128,6 +127,11 @@ class ChannelPruner:
         free = [group for group in free if self.is_provable(group, orders[group.name][goals[group.name] :])]
         if not free and (self.pruned or share > self.stage.keep + 1e-9):
             return  # another step, before or after, prunes more
+        if not groups:
+            raise UsageError(
+                "prune.channels found nothing to prune: no layer's channels are read by layers alone, so that they "
+                "could be removed with their weights. Use prune.unstructured"
+            )
         if not free:
             raise UsageError(
                 f"prune.channels found nothing to prune: of {len(groups)} groups of channels, of the widths "

@@ -27,7 +27,7 @@ def read_layer_specs(checkpoint: Checkpoint) -> tuple[LayerSpec, ...]:
     module = checkpoint.module
     blocks = find_anatomy(module)
     known = dict(find_roles(blocks)) if blocks else {}
-    widths = {site.consumer: site.head for site in blocks.of("heads")} if blocks else {}
+    widths = {site.consumer: site.head for sites in blocks.sites for site in sites.values()} if blocks else {}
     found: list[LayerSpec] = []
 
     def record(path: str, layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from compress.transformer.block_shape import BlockShape, find_shape, find_tables
 from laconic.errors import SourceError
 
 UnitKind = Literal["heads", "ffn"]
+UNITS: dict[UnitKind, str] = {"heads": "attention heads", "ffn": "FFN units"}
 
 HEADS = ("num_attention_heads", "num_heads", "n_heads")
 """Attributes that hold the number of attention heads, in one architecture or another."""
@@ -22,7 +23,7 @@ KEYS = ("num_key_value_heads", "num_kv_heads")
 """Attributes that hold the number of key-value heads (grouped-query attention)."""
 GROUPS = ("num_key_value_groups",)
 """Attributes that hold the number of query heads that share a key-value head."""
-WIDTHS = ("all_head_size", "split_size")
+WIDTHS = ("all_head_size", "split_size", "attn_dim", "inner_dim")
 """Attributes that hold the width of all heads together."""
 
 
@@ -60,23 +61,40 @@ class Site:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The blocks of a transformer. shape: of the first block. stack: path of the list of blocks. sites: for each block,
-    its units by kind."""
+    """The blocks of a transformer. shape: of the first block. blocks: their paths, in order. sites: for each block, its
+    units by kind."""
 
     shape: BlockShape
-    stack: str
+    blocks: tuple[str, ...]
     sites: tuple[Mapping[UnitKind, Site], ...]
 
     def block(self, index: int) -> str:
         """The path of the block with this index."""
-        return f"{self.stack}.{index}"
+        return self.blocks[index]
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The paths of the lists that the blocks are in."""
+        return tuple(dict.fromkeys(path.rpartition(".")[0] for path in self.blocks))
+
+    @property
+    def stack(self) -> str:
+        """The path of the one list of blocks. Raises SourceError where there are several, as in Swin: blocks of one
+        cannot take the place of another's, nor can a list be left empty."""
+        if len(self.stacks) > 1:
+            raise SourceError(
+                f"the blocks are in {len(self.stacks)} lists ({', '.join(self.stacks[:3])}...), and whole blocks can "
+                f"be removed from one list alone. Use prune.ffn or prune.heads"
+            )
+        return self.stacks[0]
 
     def of(self, kind: UnitKind) -> tuple[Site, ...]:
         """The sites of one kind, one a block, in order. Raises SourceError where blocks have none."""
         if not all(kind in sites for sites in self.sites):
+            other = next((f"prune.{each}" for each in self.sites[0] if each != kind), "factorize.low-rank")
             raise SourceError(
-                f"the blocks in {self.stack} have no {kind} that can be cut: expected one attention, and one or two "
-                f"linear layers before the units and one behind them. Leave prune.{kind} out, or use factorize.low-rank"
+                f"the blocks in {self.stacks[0]} have no {UNITS[kind]} that can be cut. Leave prune.{kind} out, or use "
+                f"{other}"
             )
         return tuple(sites[kind] for sites in self.sites)
 
@@ -84,25 +102,32 @@ class Anatomy:
 def anatomy(module: nn.Module) -> Anatomy:
     """Find the blocks, heads and FFN units of a module, as its weights are shaped now.
 
-    Raises SourceError for a module without exactly one stack of transformer blocks.
+    Blocks are members of lists that have one attention and a feed-forward network, or where there are no such ones,
+    only one of both. Raises SourceError for a module without any.
     """
-    found: dict[str, list[BlockShape]] = {}
-    for path, each in module.named_modules():
-        if isinstance(each, nn.ModuleList) and len(each):
-            shapes = [shape for block in each if (shape := find_shape(block))]
-            if len(shapes) == len(each):
-                found[path] = shapes
-    # A list of blocks may lie in a list of groups of blocks.
-    found = {path: shapes for path, shapes in found.items() if not any(each.startswith(f"{path}.") for each in found)}
-    if len(found) != 1:
+    found = {
+        f"{path}.{name}".lstrip("."): shape
+        for path, each in module.named_modules()
+        if isinstance(each, (nn.ModuleList, nn.Sequential))
+        for name, block in each.named_children()
+        if (shape := find_shape(block))
+    }
+    best = max(map(count_kinds, found.values()), default=(False, False))
+    found = {path: shape for path, shape in found.items() if count_kinds(shape) == best}
+    # A list of blocks may lie in a list of groups of blocks, which looks like a block where it has one.
+    found = {path: shape for path, shape in found.items() if not any(each.startswith(f"{path}.") for each in found)}
+    if not found:
         raise SourceError(
-            f"{type(module).__name__} has {len(found) or 'no'} stacks of transformer blocks; expected one list of "
-            f"blocks, each with one attention. {suggest_stage(module)}"
+            f"{type(module).__name__} has no transformer blocks; expected a list of blocks, each with one attention or "
+            f"one feed-forward network. {suggest_stage(module)}"
         )
-    ((stack, shapes),) = found.items()
-    return Anatomy(
-        shapes[0], stack, tuple(find_sites(module, shape, stack, index) for index, shape in enumerate(shapes))
-    )
+    sites = tuple(find_sites(module, shape, path, index) for index, (path, shape) in enumerate(found.items()))
+    return Anatomy(next(iter(found.values())), tuple(found), sites)
+
+
+def count_kinds(shape: BlockShape) -> tuple[bool, bool]:
+    """Whether a block has heads, and whether it has units, that can be cut."""
+    return bool(shape.heads), shape.down is not None
 
 
 def suggest_stage(module: nn.Module) -> str:
@@ -113,17 +138,26 @@ def suggest_stage(module: nn.Module) -> str:
     return "Use factorize.low-rank, or prune.unstructured"
 
 
-def find_sites(module: nn.Module, shape: BlockShape, stack: str, index: int) -> dict[UnitKind, Site]:
-    """The heads and the FFN units of one block."""
-    root = f"{stack}.{index}"
+def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> dict[UnitKind, Site]:
+    """The heads and the FFN units of the block at the path `root`."""
     block = module.get_submodule(root)
-    sites: dict[UnitKind, Site] = {"heads": find_heads(block, shape, root, index)}
+    sites: dict[UnitKind, Site] = {"heads": find_heads(block, shape, root, index)} if shape.heads else {}
     if shape.down is not None:
         units = weight_matrix(block.get_submodule(shape.down)).shape[1]
         sources = [UnitRows(f"{root}.{path}", 1) for path in shape.up]
         if shape.gated_in_one:
             sources.append(UnitRows(f"{root}.{shape.up[0]}", 1, units))
-        sites["ffn"] = Site("ffn", index, f"{root}.{shape.down}", units, 1, tuple(sources))
+        own = [f"{root}.{path}" for path in shape.between]
+        sites["ffn"] = Site(
+            kind="ffn",
+            block=index,
+            consumer=f"{root}.{shape.down}",
+            units=units,
+            width=1,
+            sources=tuple(sources),
+            counts={f"{path}.{name}": 1 for path in own for name in ("groups", "in_channels", "out_channels")},
+            tables=tuple((name, 0) for name, _ in module.named_parameters() if name.rpartition(".")[0] in own),
+        )
     return sites
 
 

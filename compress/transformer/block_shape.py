@@ -1,7 +1,7 @@
 """The layers of a transformer block by their roles, which are found from the shapes of its weights."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from torch import nn
@@ -9,11 +9,14 @@ from transformers.pytorch_utils import Conv1D
 
 from compress.statistics.layer_inputs import weight_matrix
 
-HEAD_WIDTHS = ("attention_head_size", "head_dim", "head_size")
+HEAD_WIDTHS = ("attention_head_size", "head_dim", "head_size", "key_value_proj_dim")
 """Attributes of an attention module that hold the width of one head."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 INTERLEAVED = ("query_key_value",)
 """Names of fused layers whose rows are ordered by head, with query, key and value within each (GPT-NeoX, Bloom)."""
+
+Sizes = dict[str, tuple[int, ...]]
+"""By path, the outputs and inputs of each linear layer of a block, in order."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +25,24 @@ class BlockShape:
 
     attention: the submodule that holds the numbers of heads. head_width: features of one head. query, key, value: the
     layers of these, the same one three times where they are fused. projections: all layers whose outputs are split into
-    heads. out: the layer that takes the heads. keys: key-value heads. up, down: the layers of the feed-forward network,
-    whose units are the outputs of `up`; none where it has another form. gated_in_one: whether one layer computes units
-    and gates, one after the other.
+    heads. out: the layer that takes the heads. heads: how many; none of these where the attention has another form, or
+    there is none. keys: key-value heads. up, down: the layers of the feed-forward network, whose units are the outputs
+    of `up`; none where it has another form. between: depthwise convolutions over the units. gated_in_one: whether one
+    layer computes units and gates, one after the other.
     """
 
-    attention: str
-    head_width: int
-    query: str
-    key: str
-    value: str
-    projections: tuple[str, ...]
-    out: str
-    heads: int
-    keys: int
+    attention: str = ""
+    head_width: int = 1
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    projections: tuple[str, ...] = ()
+    out: str = ""
+    heads: int = 0
+    keys: int = 0
     up: tuple[str, ...] = ()
     down: str | None = None
+    between: tuple[str, ...] = ()
     gated_in_one: bool = False
 
     @property
@@ -52,34 +57,45 @@ class BlockShape:
 
 
 def find_shape(block: nn.Module) -> BlockShape | None:
-    """The roles of a block's layers; None for a module that is no transformer block with one attention.
+    """The roles of a block's layers; None for a module with neither one attention nor a feed-forward network."""
+    layers = {path: layer for path, layer in block.named_modules() if path and is_linear(layer)}
+    sizes: Sizes = {path: tuple(weight_matrix(layer).shape) for path, layer in layers.items()}
+    attention = find_attention(block, list(sizes))
+    known = find_heads(block, attention, sizes) if attention else None
+    found = known or BlockShape()
+    taken = (*found.projections, found.out) if known else [path for path in sizes if path.startswith(f"{attention}.")]
+    up, down, gated = find_feed_forward([path for path in sizes if path not in taken], sizes)
+    if not known and not down:
+        return None
+    between = tuple(find_depthwise(block, sizes[down][1])) if down else ()
+    return replace(found, up=up, down=down, gated_in_one=gated, between=between)
+
+
+def find_heads(block: nn.Module, attention: str, sizes: Sizes) -> BlockShape | None:
+    """The roles of the layers of an attention; None where its heads are of another form.
 
     The layer that takes the heads is defined as the last or the first one in the attention, or right behind it. What
     the shapes leave open the proof of a cut decides.
     """
-    layers = {path: layer for path, layer in block.named_modules() if is_linear(layer)}
-    order = list(layers)
-    attention = find_attention(block, order)
-    if attention is None:
-        return None
+    order = list(sizes)
     width = read_head_width(block.get_submodule(attention)) or 1
-    sizes = {path: tuple(weight_matrix(layer).shape) for path, layer in layers.items()}
     inside = [path for path in order if path.startswith(f"{attention}.")]
-    # Queries, keys and values, in one layer or in three: the layer that takes the heads is defined behind them.
-    behind = order[order.index(inside[-1]) + 1 :][:1] if len(inside) in (1, 3) else []
+    # Queries, keys and values, in one layer or in three, or BERT's attention.self: the layer that takes the heads is
+    # defined behind them.
+    around = f"{attention.rpartition('.')[0]}."
+    behind = [
+        path
+        for path in order[order.index(inside[-1]) + 1 :][:1]
+        if len(inside) in (1, 3) or (len(around) > 1 and path.startswith(around))
+    ]
     for out in behind or [inside[-1], inside[0]]:
         projections = [path for path in inside if path != out]
         hidden, features = sizes[out]
         keys = count_keys([sizes[path] for path in projections], hidden, features, width)
         if keys:
-            break
-    else:
-        return None
-    named = name_roles(projections, [sizes[path][0] for path in projections])
-    up, down, gated = find_feed_forward([path for path in order if path not in (*projections, out)], sizes, hidden)
-    return BlockShape(
-        attention, width, *named, tuple(projections), out, features // width, keys, up, down, gated_in_one=gated
-    )
+            named = name_roles(projections, [sizes[path][0] for path in projections])
+            return BlockShape(attention, width, *named, tuple(projections), out, features // width, keys)
+    return None
 
 
 def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
@@ -132,25 +148,30 @@ def name_roles(projections: Sequence[str], rows: Sequence[int]) -> tuple[str, st
     return projections[largest], others[0], others[1]
 
 
-def find_feed_forward(
-    paths: Sequence[str], sizes: dict[str, tuple[int, ...]], hidden: int
-) -> tuple[tuple[str, ...], str | None, bool]:
+def find_feed_forward(paths: Sequence[str], sizes: Sizes) -> tuple[tuple[str, ...], str | None, bool]:
     """The layers before and after the feed-forward units, and whether one layer computes units and gates.
 
-    paths: the block's other linear layers, in order. Nothing where there are more, as in a mixture of experts.
+    paths: the block's other linear layers, in order. The last pair is taken: of a mixture of experts a shared one.
+    Layers that are all square are none of it, as those of an attention that is not known.
     """
-    ends = [path for path in paths if sizes[path][0] == hidden]
-    if not ends:
-        return (), None, False
-    down = ends[-1]
-    units = sizes[down][1]
-    up = tuple(path for path in paths if path != down)
-    shapes = [sizes[path] for path in up]
-    if shapes == [(2 * units, hidden)]:
-        return up, down, True
-    if 1 <= len(up) <= 2 and all(shape == (units, hidden) for shape in shapes):
-        return up, down, False
+    for position in range(len(paths) - 1, 0, -1):
+        hidden, units = sizes[paths[position]]
+        if hidden == units and len(paths) > 3:
+            continue
+        before = paths[max(position - 2, 0) : position]
+        up = tuple(path for path in before if sizes[path] == (units, hidden))
+        if sizes[before[-1]] == (2 * units, hidden):
+            return (before[-1],), paths[position], True
+        if up and up[-1] == before[-1]:
+            return up, paths[position], False
     return (), None, False
+
+
+def find_depthwise(block: nn.Module, units: int) -> Iterator[str]:
+    """The depthwise convolutions of a block with a channel for each feed-forward unit."""
+    for path, layer in block.named_modules():
+        if isinstance(layer, CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels == units > 1:
+            yield path
 
 
 def find_tables(block: nn.Module, shape: BlockShape) -> Iterator[tuple[str, int]]:

@@ -97,11 +97,13 @@ def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Modul
     module, original = checkpoint.module, context.original.module
     mine, theirs = anatomy(module), anatomy(original)
     blocks = find_counterparts(checkpoint.history, len(theirs.sites))
-    if len(blocks) == len(mine.sites) and hidden_width(module, mine) == hidden_width(original, theirs):
+    alike = [hidden_widths(each, found) for each, found in ((module, mine), (original, theirs))]
+    if len(blocks) == len(mine.sites) and alike[0] == [alike[1][index] for index in blocks]:
         return original, blocks
     return module, list(range(len(mine.sites)))
 
 
-def hidden_width(module: nn.Module, found: Anatomy) -> int:
-    """The width of the hidden states."""
-    return len(weight_matrix(module.get_submodule(found.of("heads")[0].consumer)))
+def hidden_widths(module: nn.Module, found: Anatomy) -> list[int]:
+    """The width of the hidden states in each block."""
+    consumers = [next(iter(sites.values())).consumer for sites in found.sites]
+    return [len(weight_matrix(module.get_submodule(path))) for path in consumers]

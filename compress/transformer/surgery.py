@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from compress.statistics.layer_inputs import weight_matrix
 from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
+from laconic.errors import SourceError
 
 WIDTH_KEYS = ("intermediate_size", "ffn_dim", "hidden_dim", "n_inner")
 """Keys of a model's config for the width of the FFN."""
@@ -74,7 +75,13 @@ def keep_blocks(module: nn.Module, kept: Sequence[int]) -> None:
     path, _, name = found.stack.rpartition(".")
     owner: Any = module.get_submodule(path)
     blocks = getattr(owner, name)
-    setattr(owner, name, nn.ModuleList([blocks[index] for index in kept]))
+    if len(blocks) != len(found.blocks):
+        raise SourceError(
+            f"{found.stack} holds {len(blocks) - len(found.blocks)} modules that are no blocks, so that blocks cannot "
+            f"be removed from it. Use prune.ffn or prune.heads"
+        )
+    left = [blocks[index] for index in kept]
+    setattr(owner, name, nn.Sequential(*left) if isinstance(blocks, nn.Sequential) else nn.ModuleList(left))
     for number, block in enumerate(getattr(owner, name)):
         for each in block.modules():
             if hasattr(each, "layer_idx"):
@@ -93,7 +100,11 @@ def update_config(module: nn.Module) -> None:
     them."""
     found = anatomy(module)
     widths = {sites["ffn"].units for sites in found.sites if "ffn" in sites}
-    heads = {(site.units * site.width, site.keys or site.units) for site in found.of("heads")}
+    heads = {
+        (sites["heads"].units * sites["heads"].width, sites["heads"].keys or sites["heads"].units)
+        for sites in found.sites
+        if "heads" in sites
+    }
     for _, config in iterate_configs(module):
         for name in WIDTH_KEYS if len(widths) == 1 else ():
             if hasattr(config, name):

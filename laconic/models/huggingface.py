@@ -355,7 +355,11 @@ def build(source: Mapping[str, Any]) -> nn.Module:
 
 
 def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a model of transformers."""
+    """The module around a model of transformers, which keeps no keys and values for a next call: there is none, and a
+    block that is called again would find its own."""
+    for config in (model.config, model.config.get_text_config()):
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
     return WRAPPERS[read_auto_class(source)](model, source)
 
 

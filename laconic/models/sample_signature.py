@@ -52,9 +52,11 @@ def infer_inputs(module: nn.Module, samples: Arrays) -> tuple[TensorSpec, ...]:
     few = take_rows(arrays, ROWS[0])
     free: dict[Axis, tuple[str, tuple[int, int]]] = {}
     for axes in group_axes(few):
-        if any(axis in free for axis in axes):
+        # An axis that only gets shorter alone, as a list of targets beside one of sources, may belong with the other.
+        if any(axis in free and free[axis][1][1] > size_of(few, axis) for axis in axes):
             continue
-        if bounds := find_bounds(module, few, axes):
+        bounds = find_bounds(module, few, axes)
+        if bounds and (not any(axis in free for axis in axes) or bounds[1] > size_of(few, axes[0])):
             free |= dict.fromkeys(axes, (f"{axes[0][0]}_{axes[0][1]}", bounds))
     return tuple(describe(name, array, free) for name, array in arrays.items())
 
@@ -102,6 +104,12 @@ def find_bounds(module: nn.Module, arrays: Arrays, axes: tuple[Axis, ...]) -> tu
         return None
     half = size // 2
     return (half if runs(half) else size - 1), (2 * size if runs(2 * size) else size)
+
+
+def size_of(arrays: Arrays, axis: Axis) -> int:
+    """The size of an axis."""
+    name, number = axis
+    return int(arrays[name].shape[number])
 
 
 def resize(arrays: Arrays, axes: tuple[Axis, ...], size: int) -> Arrays:

@@ -33,6 +33,7 @@ def stack_padded(rows: list[Array]) -> Array:
     """Stack arrays of one rank, smaller ones padded with zeros at the end of each axis."""
     shape = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
     stacked = np.zeros((len(rows), *shape), rows[0].dtype)
-    for target, row in zip(stacked, rows, strict=True):
-        target[tuple(slice(size) for size in row.shape)] = row
+    for number, row in enumerate(rows):
+        places: tuple[int | slice, ...] = (number, *map(slice, row.shape))
+        stacked[places] = row
     return stacked

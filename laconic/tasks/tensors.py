@@ -16,8 +16,10 @@ from laconic.tensor import TensorSpec, check_inputs, describe_array, read_number
 class Tensors(Task):
     """A sample is a dict of arrays, one per input, without the batch axis.
 
-    Fidelity is the cosine with the original's answer, the smallest over the outputs. Integer labels are classes (the
-    metric is accuracy of the first output's argmax); anything else is a target (the metric is minus the squared error).
+    Fidelity is the cosine with the original's answer, the smallest over the outputs. Of an output that is one number,
+    whose cosine is the sign, it is 1 minus the difference, relative to the root mean square of the original's.
+    Integer labels are classes (the metric is accuracy of the first output's argmax); anything else is a target (the
+    metric is minus the squared error).
     """
 
     name = "tensors"
@@ -93,7 +95,7 @@ class Tensors(Task):
         return [{name: array[row] for name, array in batch.items()} for row in range(count)]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        return np.asarray(np.min([cosine(reference[name], candidate[name]) for name in reference], axis=0))
+        return np.asarray(np.min([likeness(reference[name], candidate[name]) for name in reference], axis=0))
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         answers, targets = first(outputs), np.asarray(labels)
@@ -103,3 +105,11 @@ class Tensors(Task):
         if answers.shape != targets.shape:
             raise InputError(f"a label holds {targets.shape[1]} numbers, an answer {answers.shape[1]}")
         return make_mean_scorer(-((answers - targets) ** 2).mean(axis=1))
+
+
+def likeness(reference: Array, candidate: Array) -> Array:
+    """The cosine of each sample's answers; of single numbers 1 minus their difference, relative to all of them."""
+    if reference[:1].size != 1 or reference.shape != candidate.shape:
+        return cosine(reference, candidate)
+    wanted, found = reference.reshape(-1).astype(np.float64), candidate.reshape(-1).astype(np.float64)
+    return np.asarray(1 - np.abs(found - wanted) / max(np.sqrt(np.square(wanted).mean()), 1e-12))

@@ -1,0 +1,133 @@
+"""A tiny checkpoint of a family of transformers: real structure, random weights, the files of save_pretrained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import nn
+
+WORDS = [f"{first}{second}{third}" for first in "bdfgklmn" for second in "aeiou" for third in "lnrst"]
+SPECIAL = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>"]
+SIZE = 64
+"""Height and width of an image."""
+CLASSES = ("cat", "dog", "fish")
+SAMPLES = 120
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: its config class and settings; the model class, by the ending of its name; what its samples are.
+
+    processor: the image processor that saves its settings beside the model, with the settings that differ from its own.
+    """
+
+    config: str
+    head: str
+    settings: Mapping[str, Any]
+    processor: str | None = None
+    pixels: Mapping[str, Any] | None = None
+
+    def write(self, folder: Path) -> Path:
+        """Write the checkpoint's folder, whose weights come from a fixed seed."""
+        torch.manual_seed(0)
+        labels = {"id2label": dict(enumerate(CLASSES)), "label2id": {name: i for i, name in enumerate(CLASSES)}}
+        name = {"Gemma3": "Gemma3Text"}.get(self.config, self.config)
+        config = getattr(transformers, f"{name}Config")(
+            **self.settings, **(labels if self.head.endswith("Classification") else {})
+        )
+        kind = getattr(transformers, f"{self.config}{self.head}")
+        model = sharpen(kind(config).eval())
+        model.save_pretrained(folder)
+        if self.processor:
+            getattr(transformers, self.processor)(**(self.pixels or {})).save_pretrained(folder)
+        else:
+            save_tokenizer(folder)
+        return folder
+
+
+def sharpen(model: Any) -> Any:
+    """Draw weights of the width that keeps values apart: as transformers draws them, all classes are near a tie."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                fan_in = parameter[0].numel()
+                nn.init.normal_(parameter, std=1 / fan_in**0.5)
+            elif "norm" not in name.lower() and name.endswith("bias"):
+                nn.init.normal_(parameter, std=0.05)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer of whole words, as BERT joins one text or two."""
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(
+        single="<cls> $A <sep>", pair="<cls> $A <sep> $B:1 <sep>:1", special_tokens=[("<cls>", 2), ("<sep>", 3)]
+    )
+    names = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, **{f"{key}_token": value for key, value in names.items()}, model_max_length=64
+    ).save_pretrained(folder)
+
+
+def write_texts(path: Path) -> Path:
+    """Texts of random words, with a class each."""
+    rng = np.random.default_rng(0)
+    rows = ["text,label"]
+    for _ in range(SAMPLES):
+        rows.append(f"{' '.join(rng.choice(WORDS, rng.integers(3, 30)))},{rng.choice(CLASSES)}")
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def write_images(folder: Path) -> Path:
+    """Images with edges and colours, in a folder for each class."""
+    rng = np.random.default_rng(0)
+    for number in range(SAMPLES):
+        tiles = rng.integers(0, 256, (rng.integers(2, 9), rng.integers(2, 9), 3), np.uint8)
+        path = folder / CLASSES[number % 3] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(tiles).resize((90, 80), Image.Resampling.BICUBIC).save(path)
+    return folder
+
+
+VOCABULARY = len(SPECIAL) + len(WORDS)
+IDS: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+BERT: dict[str, Any] = IDS | {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 66,
+}
+DECODER: dict[str, Any] = BERT | {"num_key_value_heads": 2}
+VIT: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "image_size": SIZE,
+    "patch_size": 16,
+}
+SQUARE = {"size": {"height": SIZE, "width": SIZE}}
+CLASSIFIER, IMAGES, CAUSAL, BARE = "ForSequenceClassification", "ForImageClassification", "ForCausalLM", "Model"
+
+
+def text(config: str, head: str = CLASSIFIER, /, **settings: Any) -> Family:
+    """A family that reads texts."""
+    return Family(config, head, settings)
+
+
+def image(
+    config: str, processor: str, pixels: Mapping[str, Any] = SQUARE, /, head: str = IMAGES, **settings: Any
+) -> Family:
+    """A family that reads images."""
+    return Family(config, head, settings, processor, pixels)
