@@ -11,6 +11,7 @@ from laconic.artifacts.record import Record
 from laconic.hashing import code_version, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
+from laconic.training.callbacks.run_estimate import format_estimate
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
@@ -29,13 +30,17 @@ class Finetune(Training, TorchStage):
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         # What is trained is changed in place, and the original is still to be asked.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+
+        def tell_pace(seconds: float, left: int) -> None:
+            context.steps.report("estimated time", format_estimate(seconds, left))
+
         taught = train(
             own,
             context.train,
             self,
             context.work,
             ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-            observers=ObserverSettings(quiet=True),
+            observers=ObserverSettings(quiet=True, tell_pace=tell_pace),
             cache=context.cache,
         )
         config = self.model_dump(mode="json")

@@ -35,6 +35,17 @@ def shared(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """torch computes with one thread while a module of tests runs: its models are small."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def captured(shared):
     """Get the checkpoint and the graph of a model of the zoo by its name."""

@@ -11,9 +11,11 @@ from torch import nn
 
 from compress.distill import healing_monitor
 from compress.distill.heal import Heal
-from compress.distill.healing_monitor import BEST, LOG
+from compress.distill.healing_monitor import BEST, LOG, HealingMonitor
 from laconic.cache import Cache
 from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.progress import Steps
+from laconic.training.callbacks import run_estimate
 from laconic.training.optimizers.schedule import Cosine, Linear
 
 QUICK = {"batch_size": 8, "steps": 12, "loader": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
@@ -62,6 +64,18 @@ def test_the_weights_of_the_best_look_are_what_comes_back(student, context):
     looks = json.loads((given.work / LOG).read_text())["evaluations"]
     assert sorted(map(int, looks)) == [0, 3, 6, 9, 12]
     assert figures["fidelity after"] == max(looks.values()) == looks[str(int(figures["best step"]))]
+
+
+def test_the_time_of_a_healing_is_told_with_its_evaluations(student, context, monkeypatch):
+    reports = []
+    monkeypatch.setattr(run_estimate, "ENOUGH", 0.0)
+    monkeypatch.setattr(Steps, "report", lambda self, title, note: reports.append((title, note)))
+    monkeypatch.setattr(HealingMonitor, "estimate_seconds", lambda self, left: 2.0 * (left // 3))
+    Heal(**QUICK, eval_every=3).apply(student, context())
+    ((title, note),) = reports
+    assert title == "estimated time"
+    assert "8 steps of" in note
+    assert "4 s of evaluations" in note
 
 
 def test_the_same_recipe_heals_to_the_same_bytes(student, context):

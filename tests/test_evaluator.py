@@ -17,17 +17,12 @@ from laconic.models.processors import plain_task
 from laconic.progress import Steps
 from laconic.tasks.text import WORDS
 from laconic.tensor import TensorSpec
+from laconic.training.callbacks import run_estimate
 from laconic.training.callbacks.journal import read_lines
 from laconic.training.objectives.array_targets import Targets
 from laconic.training.settings import TrainingRecipe
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +97,37 @@ def test_a_run_ends_when_the_figure_has_not_improved_for_a_while(home, tmp_path)
     losses = [line["loss"] for step, line in evaluations(tmp_path / "tuned").items() if step]
     assert len(found.training.losses) == 2 * len(losses) < 16
     assert losses[-1] > min(losses) == pytest.approx(found.after["loss"])
+
+
+class Reports(Steps):
+    """What a run reports, by title."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.found = {}
+
+    def report(self, title, note):
+        self.found[title] = note
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_the_time_of_the_run_is_told_after_its_first_steps_also_when_it_is_resumed(home, tmp_path, monkeypatch, kill):
+    monkeypatch.setattr(run_estimate, "ENOUGH", 0.0)
+    plain = Evaluator._evaluate
+
+    def killed(self, state, dataset):
+        if self._figures.keys() >= {0, 2, 4, 6}:
+            raise Killed
+        return plain(self, state, dataset)
+
+    if kill:
+        with monkeypatch.context() as change:
+            change.setattr(Evaluator, "_evaluate", killed)
+            with pytest.raises(Killed):
+                tune(home, tmp_path / "tuned")
+    reports = Reports()
+    finetune(recipe(home), tmp_path / "tuned", trust=True, steps=reports)
+    assert f"{6 if kill else 12} steps of" in reports.found["estimated time"]
 
 
 class Killed(Exception):

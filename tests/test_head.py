@@ -191,6 +191,19 @@ def test_a_recipe_opens_its_source_with_the_labels_of_its_samples(tmp_path):
         open_for(recipe(tmp_path, bert, '{"text": "hello", "label": 0.5}\n'))
 
 
+def test_a_head_for_another_number_of_labels_than_the_config_has_is_told_in_one_sentence(tmp_path):
+    bert = models.save_bert(tmp_path / "bert")
+    config = json.loads((bert / "config.json").read_text())
+    config |= {"id2label": {str(index): f"c{index}" for index in range(5)}, "label2id": {}}
+    (bert / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SourceError, match=r"another number of labels. Give config.json an id2label with \d names") as told:
+        load_source(bert)
+    assert "classifier.bias is [" in str(told.value)
+    assert "[5] by its config.json" in str(told.value)
+    made = with_labels(bert, "text-classification", ["x", "y"])
+    assert made.task.labels == ("x", "y"), "a new head needs nothing of the old one"
+
+
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 def test_a_command_prints_nothing_of_what_torchao_has_to_say():
     code = "import laconic.cli; import torchao"

@@ -18,6 +18,7 @@ from laconic.training.callbacks.energy import DeviceSample, Energy, NvmlDevice, 
 from laconic.training.callbacks.flops import Flops, Peak, datasheet, device_peak
 from laconic.training.callbacks.journal import Journal, read_lines
 from laconic.training.callbacks.monitor import Gauge, MovingAverage, Progress, StepReport, peak_memory
+from laconic.training.callbacks.run_estimate import RunEstimate, format_estimate
 from laconic.training.callbacks.tensorboard import TensorBoard
 
 CPU = torch.device("cpu")
@@ -460,3 +461,39 @@ def test_watching_warns_of_nothing(tmp_path, gauge):
         for observer in observers:
             observer.step(report(1))
             observer.close()
+
+
+# How long the run will take
+
+
+def pace(seconds, total=100, start=0):
+    """What is told when steps take so many seconds."""
+    told = []
+    estimate = RunEstimate(total, lambda each, left: told.append((each, left)), start=start)
+    for step, each in enumerate(seconds, start + 1):
+        estimate.step(report(step, seconds=each))
+    estimate.close()
+    return told
+
+
+def test_the_pace_is_told_once_without_the_step_that_warms_up():
+    assert pace([30.0, *[0.5] * 9]) == [(0.5, 96)]
+    assert pace([30.0, *[0.5] * 9], start=40) == [(0.5, 56)], "a resumed run warms up again"
+    assert pace([30.0, 8.0, 8.0]) == [(8.0, 98)], "steps that take long are timed once"
+
+
+def test_the_pace_of_a_run_that_is_over_soon_is_not_told():
+    assert not pace([0.1] * 8)
+    assert not pace([0.5] * 4, total=4)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left", "evaluating", "text"),
+    [
+        (0.5, 60, 0.0, "about 30 s: 60 steps of 0.50 s"),
+        (1.0, 690, 30.0, "about 12 min: 690 steps of 1.00 s, and 30 s of evaluations"),
+        (36.0, 1000, 0.2, "about 10.0 h: 1000 steps of 36.00 s"),
+    ],
+)
+def test_an_estimate_is_a_duration_and_what_it_is_made_of(seconds, left, evaluating, text):
+    assert format_estimate(seconds, left, evaluating) == text

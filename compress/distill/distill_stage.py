@@ -2,7 +2,7 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Step
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
+from laconic.training.callbacks.run_estimate import format_estimate
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training
@@ -58,14 +59,23 @@ class DistillStage(Training, TorchStage):
         return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.losses[-1]}), trained.module)
 
     def train(
-        self, checkpoint: Checkpoint, context: TorchContext, callbacks: tuple[StepCallbackFactory, ...] = ()
+        self,
+        checkpoint: Checkpoint,
+        context: TorchContext,
+        callbacks: tuple[StepCallbackFactory, ...] = (),
+        estimate_callbacks: Callable[[int], float] = lambda left: 0.0,
     ) -> TrainResult:
-        """Train a copy of the checkpoint's module. callbacks: made with the training state, called after each step."""
+        """Train a copy of the checkpoint's module. callbacks: made with the training state, called after each step.
+        estimate_callbacks: the seconds that these take in so many steps."""
         # The module is trained in place, and the original is still needed.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         objective = self.objective(own, context, device)
         count = self.count_steps(len(context.train.keys))
+
+        def tell_pace(seconds: float, left: int) -> None:
+            context.steps.report("estimated time", format_estimate(seconds, left, estimate_callbacks(left)))
+
         with context.steps.step(self.name, count) as step:
             return train(
                 own,
@@ -74,7 +84,7 @@ class DistillStage(Training, TorchStage):
                 context.work,
                 ranks=Ranks(device=device),
                 objective=objective,
-                observers=ObserverSettings(quiet=True),
+                observers=ObserverSettings(quiet=True, tell_pace=tell_pace),
                 cache=context.cache,
                 callbacks=(*callbacks, make_progress_callback(step)),
             )

@@ -95,7 +95,7 @@ class Heal(DistillStage):
         )
         steps = 0
         if monitor.before < PERFECT:
-            steps = len(self.train(checkpoint, context, (monitor.event,)).losses)
+            steps = len(self.train(checkpoint, context, (monitor.event,), monitor.estimate_seconds).losses)
         figures = {
             "fidelity before": monitor.before,
             "fidelity after": monitor.evaluations[monitor.best],

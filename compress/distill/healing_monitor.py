@@ -44,14 +44,17 @@ class HealingMonitor:
         self._seconds = None if minutes is None else 60 * minutes
         self._plain = copy.deepcopy(module)  # without memory techniques, so that it can be evaluated at any time
         self.evaluations: dict[int, float] = {}
-        spent = 0.0
+        spent = self._evaluating = 0.0
         if (folder / LOG).is_file():
             kept = json.loads((folder / LOG).read_text(encoding="utf-8"))
             self.evaluations = {int(step): fidelity for step, fidelity in kept["evaluations"].items()}
-            spent = kept["seconds"]
+            spent, self._evaluating = kept["seconds"], kept.get("evaluating", 0.0)
         self._start = time.perf_counter() - spent
         if not self.evaluations:
-            self._keep(0, measure(module))
+            begin = time.perf_counter()
+            fidelity = measure(module)
+            self._evaluating = time.perf_counter() - begin
+            self._keep(0, fidelity)
 
     @property
     def before(self) -> float:
@@ -62,6 +65,10 @@ class HealingMonitor:
     def best(self) -> int:
         """The step with the highest fidelity; 0 if it was never higher than before."""
         return max(self.evaluations, key=lambda step: (self.evaluations[step], -step))
+
+    def estimate_seconds(self, left: int) -> float:
+        """The seconds of the evaluations in so many steps, as long as the first one took."""
+        return left // self._every * self._evaluating
 
     def result(self) -> nn.Module:
         """The best module of all evaluations; the module as it was if healing did not help."""
@@ -118,7 +125,11 @@ class HealingMonitor:
             write_weights(self._plain, self._folder / f"{BEST}.new")
             (self._folder / f"{BEST}.new").rename(self._folder / BEST)
         self.evaluations[done] = fidelity
-        kept = {"evaluations": self.evaluations, "seconds": time.perf_counter() - self._start}
+        kept = {
+            "evaluations": self.evaluations,
+            "seconds": time.perf_counter() - self._start,
+            "evaluating": self._evaluating,
+        }
         (self._folder / f"{LOG}.new").write_text(json.dumps(kept), encoding="utf-8")
         (self._folder / f"{LOG}.new").rename(self._folder / LOG)
 

@@ -124,6 +124,10 @@ class Evaluator:
             self._tell(done, self.after)
             self._generate(state, done)
 
+    def count_rows_to_come(self, left: int, every: int) -> int:
+        """Rows that are evaluated in the last `left` steps of a run, with an evaluation each `every` steps."""
+        return left // every * len(self._part.keys) + len(self._all.keys)
+
     def _tell(self, done: int, figures: Mapping[str, float]) -> None:
         for log in self._logs:
             log.evaluated(done, figures)

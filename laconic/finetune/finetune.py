@@ -5,7 +5,8 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from laconic.planner.meta_model import MetaModel
 from laconic.progress import Steps
 from laconic.registry import trust_addresses
 from laconic.training.callbacks.callback import Callback, RunDescription, RunLog
+from laconic.training.callbacks.run_estimate import format_estimate
 from laconic.training.loop import translate_memory_errors
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
@@ -38,6 +40,8 @@ from laconic.training.train import SNAPSHOTS, TrainResult, train
 
 VALIDATION_SHARE = 0.1
 """The share of the data that is held out as the validation set, where no file is given for it."""
+FORWARD_SHARE = 1 / 3
+"""Of the time of a step: a backward pass takes twice as long as the forward pass, which is all of an evaluation."""
 KEY = "run.json"
 LOGS = "training"
 
@@ -173,6 +177,12 @@ def run_training(
         ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
         with open_logs(recipe, folder, key, ranks) as logs:
             evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first, logs=logs)
+            every = recipe.eval_every or ceil(len(inputs.train.keys) / recipe.batch_size)
+
+            def tell_pace(seconds: float, left: int) -> None:
+                evaluating = evaluator.count_rows_to_come(left, every) * FORWARD_SHARE * seconds / recipe.batch_size
+                steps.report("estimated time", format_estimate(seconds, left, evaluating))
+
             result = train(
                 inputs.checkpoint,
                 inputs.train,
@@ -180,7 +190,7 @@ def run_training(
                 folder,
                 ranks=ranks,
                 objective=inputs.objective,
-                observers=observers,
+                observers=replace(observers or ObserverSettings(), tell_pace=tell_pace),
                 evaluate=evaluator,
                 eval_every=recipe.eval_every,
                 conclude=evaluator.conclude,

@@ -55,18 +55,20 @@ def from_pretrained(
                 weights_only=not trust,
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=bool(labels),
+                ignore_mismatched_sizes=True,  # they are told below
                 **model_options(config, auto_class, pooler=pooler),
             )
             if labels:
                 reset_head(model, len(labels))
     except Exception as error:
         raise SourceError(describe_failure(folder, auto_class, error)) from error
-    missing = sorted(
-        {*found["missing_keys"], *(key if isinstance(key, str) else key[0] for key in found["mismatched_keys"])}
-    )
+    missing = sorted(found["missing_keys"])
+    mismatched = sorted(found["mismatched_keys"])
     if labels:
         missing = [name for name in missing if not is_head_weight(model, name)]
+        mismatched = [each for each in mismatched if not is_head_weight(model, each[0])]
+    if mismatched:
+        raise SourceError(describe_mismatch(folder, model, *mismatched[0]))
     if missing:
         raise SourceError(
             f"{folder} has no weights for {len(missing)} tensors of {type(model).__name__} ({', '.join(missing[:3])}): "
@@ -88,6 +90,17 @@ def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
         f"{folder} does not load ({type(error).__name__}: {reason[:300]}). Expected the complete folder that "
         f"save_pretrained writes; copy it again"
     )
+
+
+def describe_mismatch(folder: Path, model: Any, name: str, found: Sequence[int], expected: Sequence[int]) -> str:
+    """That a tensor has another shape in the weights than by config.json, and what to do."""
+    shapes = f"{name} is {list(found)} in the weights of {folder}, and {list(expected)} by its config.json"
+    if is_head_weight(model, name):
+        return (
+            f"{shapes}: the head has another number of labels. Give config.json an id2label with {found[0]} names, or "
+            f"train a new head with laconic finetune, on samples whose labels are not those of config.json"
+        )
+    return f"{shapes}. Expected the two files of one model, as save_pretrained writes them; copy the folder again"
 
 
 def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from laconic.training.callbacks.energy import Energy
 from laconic.training.callbacks.flops import Flops, device_peak
 from laconic.training.callbacks.journal import Journal
 from laconic.training.callbacks.monitor import Gauge, Observer, Progress
+from laconic.training.callbacks.run_estimate import RunEstimate, TellPace
 from laconic.training.callbacks.tensorboard import TensorBoard
 from laconic.training.callbacks.trace import MemorySnapshot, Profile, chain_phases, nvtx_phase
 from laconic.training.parallel.ranks import Ranks
@@ -24,13 +25,15 @@ LOG, BOARD, TRACE = "train.jsonl", "tensorboard", "trace"
 @dataclass(frozen=True)
 class ObserverSettings:
     """Which observers a run has. trace: torch's profiler over a few steps. nvtx: phases of a step as NVTX ranges.
-    memory: every allocation on a CUDA device. tensorboard: event files. quiet: no progress display."""
+    memory: every allocation on a CUDA device. tensorboard: event files. quiet: no progress display. tell_pace: told the
+    time of a step when the first steps have been taken."""
 
     trace: bool = False
     nvtx: bool = False
     memory: bool = False
     tensorboard: bool = False
     quiet: bool = False
+    tell_pace: TellPace | None = None
 
 
 @contextmanager
@@ -62,6 +65,8 @@ def observe(
         lambda: Journal(folder / LOG, gauge, start=start),
         lambda: Energy.of(state.device),
     ]
+    if tell := settings.tell_pace:
+        makers.append(lambda: RunEstimate(state.scheduler.steps, tell, start=start))
     if settings.tensorboard:
         makers.append(lambda: TensorBoard(folder / BOARD, gauge, start=start))
     if settings.memory:
