@@ -196,7 +196,7 @@ def test_a_head_for_another_number_of_labels_than_the_config_has_is_told_in_one_
     config = json.loads((bert / "config.json").read_text())
     config |= {"id2label": {str(index): f"c{index}" for index in range(5)}, "label2id": {}}
     (bert / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SourceError, match=r"another number of labels. Give config.json an id2label with \d names") as told:
+    with pytest.raises(SourceError, match=r"another number of labels\. Give config\.json an id2label") as told:
         load_source(bert)
     assert "classifier.bias is [" in str(told.value)
     assert "[5] by its config.json" in str(told.value)
