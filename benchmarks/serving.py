@@ -4,8 +4,9 @@
 
 Every server gets the same load from the same client in turn, in rounds; only the processor time of the server's
 processes counts. "bare uvicorn" reads the body and sends it back: what HTTP alone costs. Laconic runs the model, an
-identity in ONNX Runtime; the others hand the numbers back, without a model. Peers (`litserve`, `bentoml`, `mlserver`)
-are installed beside, in environments of their own, of which PYTHON is the interpreter.
+identity in ONNX Runtime; the others hand the numbers back, without a model. Peers (`litserve`, `bentoml`,
+`mlserver`, `ray`, `triton` with nvidia-pytriton) are installed beside, in environments of their own, of which PYTHON is
+the interpreter.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import psutil
 from judge import print_machine
 from onnx import TensorProto, helper
 from run import table
-from serving_peers import BARE, PEERS, Peer
+from serving_peers import BARE, PEERS, V2, Peer
 
 from laconic.commands.http_session import write_request
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
@@ -113,10 +114,8 @@ def start_laconic(folder: Path, stack: ExitStack) -> Target:
     command = [sys.executable, "-m", "laconic"]
     subprocess.run([*command, "export", folder / "echo.onnx", "-o", artifact], check=True, stdout=subprocess.DEVNULL)
     port = 8850
-    header, body = write_request({"x": np.ones((1, SIZE), np.float32)})
-    given = f"inference-header-content-length: {header}\r\n"
     serve = [*command, "serve", str(artifact), "--runtime", "onnxruntime", "--port", str(port)]
-    return start(LACONIC, serve, port, make_request("/v2/models/echo/infer", body, given), stack)
+    return start(LACONIC, serve, port, make_binary_request(V2), stack)
 
 
 def start_peer(peer: Peer, python: str, folder: Path, stack: ExitStack) -> Target:
@@ -126,9 +125,16 @@ def start_peer(peer: Peer, python: str, folder: Path, stack: ExitStack) -> Targe
     for name, content in peer.files.items():
         (folder / name).write_text(content, encoding="utf-8")
     command = [python, *(word.format(folder=folder, path=path, port=peer.port) for word in peer.command)]
-    numbers = [1.0] * SIZE
-    body = np.ones(SIZE, np.float32).tobytes() if peer.body is None else json.dumps(peer.body(numbers)).encode()
-    return start(peer.name, command, peer.port, make_request(peer.path, body), stack)
+    return start(peer.name, command, peer.port, make_peer_request(peer), stack)
+
+
+def make_peer_request(peer: Peer) -> bytes:
+    """The request with SIZE numbers that a peer takes."""
+    if peer.binary:
+        return make_binary_request(peer.path)
+    if peer.body is None:
+        return make_request(peer.path, np.ones(SIZE, np.float32).tobytes())
+    return make_request(peer.path, json.dumps(peer.body([1.0] * SIZE)).encode())
 
 
 def start(name: str, command: list[str], port: int, request: bytes, stack: ExitStack) -> Target:
@@ -148,6 +154,12 @@ def stop(server: psutil.Process, process: "subprocess.Popen[bytes]") -> None:
     for child in children:
         if child.is_running():
             child.kill()
+
+
+def make_binary_request(path: str) -> bytes:
+    """A V2 request whose tensor of SIZE numbers is binary."""
+    header, body = write_request({"x": np.ones((1, SIZE), np.float32)})
+    return make_request(path, body, f"inference-header-content-length: {header}\r\n")
 
 
 def make_request(path: str, body: bytes, given: str = "content-type: application/json\r\n") -> bytes:

@@ -80,11 +80,47 @@ sys.argv = ["mlserver", "start", "."]
 from mlserver.cli import main
 main()
 """
+RAY = """
+import sys
+from ray import serve
+from starlette.requests import Request
+
+@serve.deployment(max_ongoing_requests=100)
+class Echo:
+    async def __call__(self, request: Request) -> dict:
+        return {"numbers": (await request.json())["numbers"]}
+
+serve.start(http_options={"port": int(sys.argv[1])})
+serve.run(Echo.bind(), route_prefix="/echo", blocking=True)
+"""
+TRITON = """
+import sys
+import numpy as np
+from pytriton.decorators import batch
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.triton import Triton, TritonConfig
+
+@batch
+def echo(x):
+    return {"y": x}
+
+tensor = {"dtype": np.float32, "shape": (-1,)}
+with Triton(config=TritonConfig(http_port=int(sys.argv[1]), allow_grpc=False, allow_metrics=False)) as triton:
+    triton.bind(
+        model_name="echo",
+        infer_func=echo,
+        inputs=[Tensor(name="x", **tensor)],
+        outputs=[Tensor(name="y", **tensor)],
+        config=ModelConfig(max_batch_size=64),
+    )
+    triton.serve()
+"""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A server. command: after the interpreter. body: from the numbers to the JSON of a request; None for raw bytes."""
+    """A server. command: after the interpreter. body: from the numbers to the JSON of a request; None for raw bytes.
+    binary: whether it takes a V2 request with binary tensors instead."""
 
     name: str
     module: str
@@ -94,6 +130,7 @@ class Peer:
     body: Callable[[list[float]], Any] | None = lambda numbers: {"numbers": numbers}
     command: tuple[str, ...] = ("{path}", "{port}")
     files: dict[str, str] = field(default_factory=dict)
+    binary: bool = False
 
 
 def make_v2_request(numbers: list[float]) -> dict[str, Any]:
@@ -101,6 +138,7 @@ def make_v2_request(numbers: list[float]) -> dict[str, Any]:
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, len(numbers)], "data": numbers}]}
 
 
+V2 = "/v2/models/echo/infer"
 PEERS = {
     BARE: Peer(BARE, "bare", UVICORN, 8851, "/", None),
     "FastAPI": Peer("FastAPI with pydantic, JSON", "naive", FASTAPI, 8852, "/echo"),
@@ -118,7 +156,7 @@ PEERS = {
         "mls",
         MLSERVER,
         8855,
-        "/v2/models/echo/infer",
+        V2,
         make_v2_request,
         ("-c", START_MLSERVER, "{folder}"),
         {
@@ -126,4 +164,6 @@ PEERS = {
             "settings.json": '{"http_port": 8855, "grpc_port": 8856, "metrics_port": 8857, "parallel_workers": 0}',
         },
     ),
+    "ray": Peer("Ray Serve, JSON", "rays", RAY, 8858, "/echo"),
+    "triton": Peer("Triton by pytriton, V2 binary", "trit", TRITON, 8859, V2, binary=True),
 }
