@@ -89,6 +89,8 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
             source = open_source(recipe, cache, trust=trust, samples=recipe.data.calibrate)
             samples = split_samples(recipe, source.task)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
+            for dataset in (samples.train, samples.calibrate, samples.choose, samples.judge):
+                source.task.check_samples(list(dataset.samples))
         if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
             steps.warn(few)
         if source.task.max_length and (cut := source.task.count_cut(list(samples.judge.samples))):

@@ -18,7 +18,7 @@ from laconic.tasks.image_embedding import ImageEmbedding
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.multi_label_classification import MultiLabelClassification
 from laconic.tasks.question_answering import QuestionAnswering
-from laconic.tasks.task import Tolerance
+from laconic.tasks.task import Tolerance, open_task
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
@@ -348,3 +348,18 @@ def test_the_fidelity_of_single_numbers_is_their_distance_and_not_their_sign():
     task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
     wanted, found = np.array([[3.0], [4.0]], np.float32), np.array([[3.0], [3.0]], np.float32)
     assert task.fidelity({"y": wanted}, {"y": found}) == pytest.approx([1, 1 - 1 / 12.5**0.5])
+
+
+def test_a_token_that_the_model_has_no_embedding_for_is_named_when_the_texts_are_read(tmp_path):
+    task = embedding_task()
+    texts = ["the model answers", "every request waits"]
+    task.check_samples(texts)
+    highest = max(task.encode(texts)["input_ids"].flat)
+    task.limit_ids(int(highest))
+    with pytest.raises(InputError, match=rf"the id {highest}, .* ids 0 to {highest - 1}.* another model"):
+        task.check_samples(texts)
+    for name, content in task.assets().items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="another model"):
+        open_task("text-embedding", tmp_path, task.inputs).encode(texts)
+    assert task.typical(4, 8)["input_ids"].max() < highest

@@ -14,7 +14,7 @@ import torch_pruning
 from torch import Tensor, nn
 
 from compress.transformer.anatomy import anatomy
-from laconic.errors import SourceError, UsageError
+from laconic.errors import LaconicError, SourceError, UsageError
 from laconic.models.signature import call
 
 Axis = Literal["out", "in", "both"]
@@ -80,6 +80,14 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
             )
         names: dict[Any, str] = {each: path for path, each in (*module.named_modules(), *module.named_parameters())}
         found = [convert_group(each.items, names) for each in graph.get_all_groups()]
+    except LaconicError:
+        raise
+    except Exception as error:  # Torch-Pruning does not know every operation, and says so in many ways
+        raise UsageError(
+            f"which channels of this model are coupled was not found, as its operations are not all known to "
+            f"Torch-Pruning ({type(error).__name__}: {' '.join(str(error).split())[:100]}). Use "
+            f"{suggest_instead(module)}"
+        ) from error
     finally:
         for parameter, before in asked.items():
             parameter.requires_grad_(before)
@@ -176,9 +184,9 @@ def is_convolutional(module: nn.Module, group: ChannelGroup) -> bool:
 
 
 def suggest_instead(module: nn.Module) -> str:
-    """The stages that prune a model with attention."""
+    """The stages that prune a model whose channels cannot go."""
     try:
-        anatomy(module)
+        found = anatomy(module)
     except SourceError:
         return "factorize.low-rank, or prune.unstructured"
-    return "prune.heads and prune.ffn"
+    return " and ".join(f"prune.{kind}" for kind in found.sites[0])

@@ -22,15 +22,20 @@ from laconic.models import builder as builders
 from laconic.models import huggingface
 from laconic.models.adapter import is_adapter, read_adapter
 from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
+from laconic.models.foreign_folder import GGUF, refuse_foreign
 from laconic.models.processors import plain_task
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.special_tokens import read_chat_template
-from laconic.models.weights import fill, fingerprint, is_program, read_safetensors, tie, write_weights
+from laconic.models.weights import check_finite, fill, fingerprint, is_program, read_safetensors, tie, write_weights
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 
 WEIGHTS = "model.safetensors"
+ONE_LENGTH = (
+    "A model that takes inputs of one length alone, as Nystromformer, can be given with a --builder, and samples of "
+    "that length in an .npz file"
+)
 BUILD = {"huggingface": huggingface.build, "builder": builders.build}
 """Functions that build a module without its weights, by the kind of its source: BUILDABLE."""
 
@@ -176,12 +181,6 @@ def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
         ) from error
 
 
-GGUF = (
-    "the format of llama.cpp, which are quantized already. Give the folder that they were made from: the one of "
-    "transformers, with config.json and .safetensors"
-)
-
-
 def is_onnx(source: Path) -> bool:
     """Whether a source is an ONNX file: a graph already, and no checkpoint."""
     return source.suffix == ".onnx"
@@ -232,15 +231,15 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
     if builder:
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-        if any(folder.glob("*.gguf")):
-            raise SourceError(f"{folder} holds weights in GGUF, {GGUF}")
+        refuse_foreign(folder)
         raise SourceError(
             f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers. "
             f"For a model of your own, give the file of weights and a --builder"
         )
     found = huggingface.load(folder, task=task, trust=trust)
     made = found.task
-    outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs)
+    check_finite(found.module, folder)
+    outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs, advice=ONE_LENGTH)
     return Checkpoint.of(
         found.module,
         found.task,
@@ -278,6 +277,7 @@ def _with_signature(
             f"arrays are named as the parameters of forward; or `inputs` in the recipe"
         )
     module = prepare(module)
+    check_finite(module, path)
     inputs = order_inputs(module, inputs)
     purpose = plain_task(task, inputs, path)
     return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)

@@ -25,6 +25,7 @@ from laconic.models.embedder import (
     fill_projections,
     read_modules,
 )
+from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
@@ -149,13 +150,13 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
     encoder = bool(labels) or task is None or resolve_task(task).auto_class == ENCODER
     sentence = read_modules(folder) if (folder / MODULES).is_file() and encoder else None
     path = sentence.encoder if sentence else folder
+    refuse_foreign(path)
     config = read_source_json(path / "config.json")
     if config.get("auto_map") and not trust:
         raise UntrustedSource(
             f"{path} brings its own code ({', '.join(sorted(map(str, config['auto_map'])))}), and loading it would "
             f"execute that code. Read it first, then say --trust"
         )
-    check_float(path, config)
     if task is None:
         task = match_architecture("SentenceTransformer") if sentence else infer_task(path, config)
     kind = resolve_task(str(task))
@@ -174,16 +175,6 @@ def open_folder(folder: Path, task: str | None, *, trust: bool, labels: Sequence
     if kind.auto_class == MASKED:
         source["mask_id"] = find_mask_id(path)
     return ModelFolder(path, kind, config, sentence, source)
-
-
-def check_float(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise SourceError for a model whose weights another library has quantized."""
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if method:
-        raise SourceError(
-            f"the weights in {folder} are quantized already, by {method}, and what they were cannot be had back. Give "
-            f"the folder with the float weights that it was made from"
-        )
 
 
 def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
@@ -209,6 +200,8 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     module = wrap(model, opened.source)
     size = round(size * count_parameters(module) / parameters)
     made = kind.from_preprocessing(read_preprocessing(opened, model, module))
+    if "texts" in kind.accepts and (count := count_embeddings(model)):
+        made.limit_ids(count)
     if isinstance(module, LanguageModel):
         check_causal(module, opened.path)
     if isinstance(module, MaskedLanguageModel):
@@ -242,7 +235,12 @@ def match_architecture(architecture: str, config: Mapping[str, Any] | None = Non
 
 def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
     """The task that the architecture in a config is for. Raises SourceError where it is for no registered task."""
-    name = str((config.get("architectures") or ["nothing"])[0])
+    if not config.get("architectures"):
+        raise SourceError(
+            f"{folder / 'config.json'} does not say which class the model is of (architectures). Name the --task that "
+            f"it was trained for ({', '.join(pretrained_tasks())})"
+        )
+    name = str(config["architectures"][0])
     task = match_architecture(name, config)
     if task is None and {"text_config", "vision_config"} <= set(config):
         embeddings = " or ".join(each for each in registry.TASKS if resolve_task(each).auto_class == ENCODER)
@@ -251,9 +249,8 @@ def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
         )
     if task is None:
         raise SourceError(
-            f"{folder} holds a model of architecture {name}; expected one for sequence or image classification, "
-            f"a causal language model, or a bare encoder. Name a --task it can serve "
-            f"({', '.join(pretrained_tasks())}), or give a --builder"
+            f"{folder} holds a {name}, and no task is for its head. Name a --task to use its weights with another "
+            f"head that they hold, or as an encoder alone ({', '.join(pretrained_tasks())}); or give a --builder"
         )
     return task
 
@@ -373,6 +370,15 @@ def max_positions(model: Any) -> int | None:
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     return count if isinstance(count, int) and count > 0 else None
+
+
+def count_embeddings(model: Any) -> int | None:
+    """How many ids a model has embeddings for; None where it does not say."""
+    try:
+        table = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return table.num_embeddings if isinstance(table, nn.Embedding) else None
 
 
 def start_token(config: Any, pad_id: int) -> int:

@@ -86,6 +86,13 @@ def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
     if "Unrecognized configuration class" in reason:
         kind = read_source_json(folder / "config.json").get("model_type")
         return f"transformers has no {auto_class} for models of type {kind}, as {folder} holds one. Name another --task"
+    if "does not recognize this architecture" in reason or "Unrecognized model in" in reason:
+        kind = read_source_json(folder / "config.json").get("model_type")
+        unknown = f"does not know models of type {kind}" if kind else "finds no model_type in its config.json"
+        return (
+            f"transformers {transformers.__version__} {unknown}, so that {folder} cannot be loaded. Install the "
+            f"version that the model was saved with, or give the weights with a --builder"
+        )
     return (
         f"{folder} does not load ({type(error).__name__}: {reason[:300]}). Expected the complete folder that "
         f"save_pretrained writes; copy it again"

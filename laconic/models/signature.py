@@ -101,10 +101,15 @@ def probe(
 
 
 def probe_module(
-    module: nn.Module, inputs: tuple[TensorSpec, ...], names: tuple[str, ...] = (), sample: Sample | None = None
+    module: nn.Module,
+    inputs: tuple[TensorSpec, ...],
+    names: tuple[str, ...] = (),
+    sample: Sample | None = None,
+    *,
+    advice: str = "Give the inputs that its forward takes",
 ) -> tuple[TensorSpec, ...]:
     """Find the output specs of a module. names: of the outputs, instead of the module's own. sample: makes inputs of
-    given sizes of the free axes, as the model takes them.
+    given sizes of the free axes, as the model takes them. advice: what to do where it does not run.
 
     Raises SourceError where the module does not run on inputs of these specs.
     """
@@ -116,8 +121,7 @@ def probe_module(
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             shapes = {name: list(array.shape) for name, array in arrays.items()}
             raise SourceError(
-                f"the module does not run on inputs of the shapes {shapes}: {str(error).splitlines()[0]}. "
-                f"Give the inputs that its forward takes"
+                f"the module does not run on inputs of the shapes {shapes}: {str(error).splitlines()[0]}. {advice}"
             ) from error
         called = [*names, *list(answers)[len(names) :]]
         return {name: answer.numpy() for name, answer in zip(called, answers.values(), strict=True)}

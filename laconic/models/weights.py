@@ -60,7 +60,7 @@ def _read_pickle(path: Path, trust: bool) -> Any:
                 f"{path} holds more than tensors, and loading it would execute code that it carries. Save the "
                 f"state dict alone (torch.save(model.state_dict(), ...)), or say --trust if you made this file"
             ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise SourceError(
             f"{path} does not read ({_first_line(error)}): it is cut short or damaged. Copy it again"
         ) from error
@@ -169,6 +169,16 @@ def tie(module: nn.Module, tied: Mapping[str, str]) -> None:
         source, _, kept = origin.rpartition(".")
         target, _, leaf = name.rpartition(".")
         setattr(module.get_submodule(target), leaf, getattr(module.get_submodule(source), kept))
+
+
+def check_finite(module: nn.Module, path: Path) -> None:
+    """Raise SourceError for weights that are no numbers, with which nothing can be compared."""
+    for name, parameter in module.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise SourceError(
+                f"the weight {name} in {path} has values that are no numbers (NaN or infinite): its training diverged, "
+                f"or the file is damaged. Give a checkpoint from before"
+            )
 
 
 def fingerprint(module: nn.Module) -> str:

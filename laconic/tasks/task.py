@@ -26,6 +26,8 @@ DEFAULT_TASK = "tensors"
 """The task of a module or a graph where none is named."""
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
+VOCABULARY = "vocabulary.json"
+"""How many ids the model takes, where its tokenizer gives more."""
 LABELS = "labels.json"
 LABEL = "label"
 """The column of a sample's label."""
@@ -265,6 +267,14 @@ class Task(ABC):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
+    def limit_ids(self, count: int) -> None:
+        """Take no tokens with ids from `count` on, as the model has no embeddings for them."""
+        return
+
+    def check_samples(self, samples: Sequence[Any]) -> None:
+        """Raise InputError for a sample that the model has no embeddings for."""
+        return
+
     def count_cut(self, samples: Sequence[Any]) -> int:
         """How many of these samples are longer than the model takes, so that their ends are cut off."""
         return 0
@@ -325,7 +335,10 @@ def open_task(name: str, folder: Path, inputs: tuple[TensorSpec, ...]) -> Task:
     """
     kind: type[Task] = registry.resolve("task", name)
     try:
-        return kind.from_assets(folder, inputs)
+        task = kind.from_assets(folder, inputs)
+        if (folder / VOCABULARY).is_file():
+            task.limit_ids(int(read_asset(folder, VOCABULARY)["ids"]))
+        return task
     except CorruptArtifact:
         raise
     except Exception as error:  # whatever a crafted file makes of a tokenizer or of the settings of images

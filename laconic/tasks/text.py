@@ -12,7 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError, UsageError
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, PAIR, PREPROCESS, TOKENIZER, Task, first, read_asset, to_json
+from laconic.tasks.task import LABEL, PAIR, PREPROCESS, TOKENIZER, VOCABULARY, Task, first, read_asset, to_json
 from laconic.tensor import BATCH, TensorSpec
 
 WORDS = (
@@ -44,6 +44,8 @@ FRAGMENT_WORDS = (1, 1, 2, 3, 5)
 """Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
 
 
+CHUNK = 256
+"""Texts that are tokenized at once."""
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 """By the bytes of a number."""
 
@@ -128,10 +130,11 @@ class TextTask(Task):
             raise CorruptArtifact(f"{folder / TOKENIZER} does not read: {error}") from error
 
     def assets(self) -> dict[str, bytes]:
+        limited = self.vocabulary < count_ids(self.tokenizer)
         return {
             PREPROCESS: to_json({"max_tokens": self.max_tokens, "pad_id": self.pad_id}),
             TOKENIZER: self.tokenizer.to_str().encode(),
-        }
+        } | ({VOCABULARY: to_json({"ids": self.vocabulary})} if limited else {})
 
     @staticmethod
     def signature(preprocessing: Preprocessing) -> tuple[TensorSpec, ...]:
@@ -216,6 +219,7 @@ class TextTask(Task):
         texts = [sample for sample in samples if not isinstance(sample, Tokens)]
         encoded = iter(self.encode_texts(texts))
         encodings = [sample if isinstance(sample, Tokens) else next(encoded) for sample in samples]
+        self.check_id(max((max(encoding.ids, default=0) for encoding in encodings), default=0))
         fixed = self.inputs[0].shape[1]
         width = fixed if isinstance(fixed, int) else max(len(encoding.ids) for encoding in encodings)
         parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -236,6 +240,23 @@ class TextTask(Task):
     def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
         """The tokens of each sample, special tokens included."""
         return self.tokenizer.encode_batch(list(samples))
+
+    def limit_ids(self, count: int) -> None:
+        self.vocabulary = min(self.vocabulary, count)
+
+    def check_samples(self, samples: Sequence[Any]) -> None:
+        if self.vocabulary < count_ids(self.tokenizer):
+            for start in range(0, len(samples), CHUNK):
+                self.encode(samples[start : start + CHUNK])
+
+    def check_id(self, highest: int) -> None:
+        """Raise InputError for a token that the model has no embedding for."""
+        if highest >= self.vocabulary:
+            raise InputError(
+                f"a text has the token {self.tokenizer.id_to_token(highest)!r} with the id {highest}, and the model "
+                f"has embeddings for the ids 0 to {self.vocabulary - 1}: the tokenizer is of another model. Give the "
+                f"one that the model was trained with, or leave such texts out"
+            )
 
     def check_values(self, inputs: Arrays) -> None:
         for name, array in inputs.items():
@@ -282,7 +303,7 @@ class TextTask(Task):
         rng = np.random.default_rng(seed)
         fixed = self.inputs[0].shape[1]
         length = fixed if isinstance(fixed, int) else min(length, self.max_tokens)
-        ids = rng.integers(0, self.tokenizer.get_vocab_size(), (batch, length))
+        ids = rng.integers(0, min(self.tokenizer.get_vocab_size(), self.vocabulary), (batch, length))
         if (end := self.closing_id) is not None:  # BART's classifier reads the one token that ends a text
             ids[ids == end] = end - 1 if end else end + 1
             ids[:, -1] = end

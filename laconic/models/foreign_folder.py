@@ -1,0 +1,75 @@
+"""Folders of models that other libraries wrote, and those whose weights are not there: named for what they are."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from laconic.errors import SourceError
+from laconic.models.source_json import read_source_json
+
+GGUF = (
+    "the format of llama.cpp, which are quantized already. Give the folder that they were made from: the one of "
+    "transformers, with config.json and .safetensors"
+)
+POINTER = b"version https://git-lfs.github.com/spec"
+"""The beginning of a file that stands for one of Git LFS."""
+OTHERS = {
+    "*.gguf": f"in GGUF, {GGUF}",
+    "flax_model*.msgpack": "of Flax, which transformers reads no more. Save them for PyTorch, with transformers 4",
+    "tf_model*.h5": "of TensorFlow, which transformers reads no more. Save them for PyTorch, with transformers 4",
+    "consolidated*": "in the layout of their authors. Convert them with the script of transformers for the family",
+    "openvino_model.xml": "for OpenVINO alone. Give the folder that they were made from, or an ONNX file",
+    "*.onnx": "as ONNX alone. Give the .onnx file itself as the source",
+    "*.nemo": "of NeMo. Export them to ONNX, or give the folder of transformers",
+}
+"""By a pattern of files, what weights they hold, and what to do."""
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise SourceError for a folder that is not of transformers, or lacks its weights, with what it is."""
+    if (folder / "model_index.json").is_file():
+        raise SourceError(
+            f"{folder} is a pipeline of diffusers, of several models in folders of their own. Give the weights of one "
+            f"with a --builder, as unet/diffusion_pytorch_model.safetensors"
+        )
+    config = read_source_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if not isinstance(config, dict):
+        raise SourceError(f"{folder / 'config.json'} holds no settings by name. Copy the model's folder again")
+    name = config.get("architecture")
+    if isinstance(name, str) and "pretrained_cfg" in config:
+        raise SourceError(
+            f"{folder} holds the model {name} of timm. Give its weights, model.safetensors, with --builder "
+            f"timm:create_model, samples in .npz, and in a recipe arguments: {{model_name: {name}, num_classes: "
+            f"{config.get('num_classes', 1000)}}}"
+        )
+    refuse_quantized(folder, config)
+    if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        refuse_pointers(folder)
+        return
+    for pattern, said in OTHERS.items():
+        if found := sorted(folder.glob(pattern)):
+            raise SourceError(f"{folder} holds weights {said} ({found[0].name})")
+
+
+def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise SourceError for a model whose weights another library has quantized."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if isinstance(config.get("quantization"), dict):
+        method = "MLX"
+    if (folder / "quantize_config.json").is_file():
+        method = "GPTQ"
+    if method:
+        raise SourceError(
+            f"the weights in {folder} are quantized already, by {method}, and what they were cannot be had back. Give "
+            f"the folder with the float weights that it was made from"
+        )
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raise SourceError for files that Git LFS has not fetched."""
+    for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
+        with path.open("rb") as file:
+            if file.read(len(POINTER)) == POINTER:
+                raise SourceError(
+                    f"{path} is a pointer of Git LFS and not the file itself. Fetch it with git lfs pull, in its folder"
+                )
