@@ -87,8 +87,10 @@ def list_combinations(
         changed = training.with_techniques(named, optimizer=optimizer, max_grad_norm=clip)
         strategy = changed.mesh.parallelism if devices > 1 else None
         optimizer_settings = optimizer.configure("optimizer")
+        whole = not any(each.trains_adapters for each in techniques.values())
+        if training.freeze and not whole:
+            continue
         if find_conflict(techniques, optimizer_settings, max_grad_norm=clip, parallelism=strategy) is None:
-            whole = not any(each.trains_adapters for each in techniques.values())
             redraws = has_dropout(model.module) and any(each.redraws_dropout for each in techniques.values())
             combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model), redraws)
             combinations.setdefault(combination.name, combination)
@@ -160,7 +162,7 @@ def find_supported(model: MetaModel, training: Training, proposals: Iterable[Pro
     for name, named in sorted(tried.items()):
         try:
             technique = named.configure("technique", Technique)
-            parts = training.with_techniques(()).components()
+            parts = training.with_techniques((), freeze=()).components()
             module = copy_shallow(model.module)
             with make_fake_mode():
                 state = make_step_parts(fakify(module), model.objective(), parts, torch.device("cpu"))

@@ -78,6 +78,7 @@ def predict(
     """
     parts = training.components()
     linear = all(technique.is_linear_in_depth for technique in parts.techniques.values())
+    linear = linear and not training.freeze  # layers by name, which a shallow copy need not have
     ranks = ranks or Ranks()
     # FSDP gathers the weights of a layer one layer ahead.
     ends = ENDS if ranks.axes is None else ENDS + 1

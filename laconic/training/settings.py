@@ -1,7 +1,7 @@
 """The settings of training, which fine-tuning, distillation and healing share, and the recipe of fine-tuning."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -19,6 +19,7 @@ from laconic.training.optimizers.optimizer import Optimizer
 from laconic.training.optimizers.schedule import Schedule
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.step.compatibility import check_compatibility
+from laconic.training.step.parameter_settings import ParameterSettings
 from laconic.training.step.technique import Technique
 from laconic.units import Bytes
 
@@ -30,6 +31,7 @@ class TrainingComponents:
     optimizer: Optimizer
     schedule: Schedule
     techniques: Mapping[str, Technique]
+    parameters: ParameterSettings = field(default_factory=ParameterSettings)
 
 
 class Training(Strict):
@@ -41,7 +43,8 @@ class Training(Strict):
     (`laconic.training.precision`), and "bf16" is the technique of that name.
     loader: how batches are loaded. group_by_length: whether rows of similar length share a batch, which saves padding
     and makes batches less alike. mesh: how the model is distributed over ranks. snapshot_every: steps between two
-    snapshots.
+    snapshots. freeze: patterns of the parameters that are not trained. layer_decay: factor of the learning rate from a
+    repeated layer to the one before it.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -59,6 +62,8 @@ class Training(Strict):
     optimizer: NamedSettings = NamedSettings(name="adamw", config={"lr": 5e-5, "weight_decay": 0.01})
     schedule: NamedSettings = NamedSettings(name="linear")
     max_grad_norm: float | None = Field(default=1.0, gt=0)
+    freeze: tuple[str, ...] = ()
+    layer_decay: float | None = Field(default=None, gt=0, le=1)
     techniques: tuple[NamedSettings, ...] = ()
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     loader: LoaderSettings = LoaderSettings()
@@ -98,7 +103,14 @@ class Training(Strict):
         techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
         optimizer = self.optimizer.configure("optimizer", Optimizer)
         check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm)
-        return TrainingComponents(optimizer, self.schedule.configure("schedule", Schedule), techniques)
+        adapters = [name for name, technique in techniques.items() if technique.trains_adapters]
+        if self.freeze and adapters:
+            raise RecipeError(
+                f"freeze and {adapters[0]} cannot be combined: {adapters[0]} freezes all weights of the model already. "
+                f"Choose where adapters go with its targets"
+            )
+        schedule = self.schedule.configure("schedule", Schedule)
+        return TrainingComponents(optimizer, schedule, techniques, ParameterSettings(self.freeze, self.layer_decay))
 
     def with_techniques(self, techniques: tuple[NamedSettings, ...], **changed: Any) -> Self:
         """The same settings with other techniques."""

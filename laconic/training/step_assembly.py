@@ -15,6 +15,7 @@ from laconic.training.parallel.ranks import Ranks
 from laconic.training.settings import Training, TrainingComponents
 from laconic.training.step.compatibility import SLOTS, check_compatibility
 from laconic.training.step.objective import Objective
+from laconic.training.step.parameter_settings import freeze_parameters, make_rate_scale, scale_rates
 from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Technique
 
@@ -34,6 +35,9 @@ def make_step_parts(
     """
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
+    chosen, optimizer = components.parameters, components.optimizer
+    frozen = freeze_parameters(module, chosen.freeze)
+    scale = make_rate_scale(module, chosen.layer_decay) if chosen.layer_decay is not None else None
     module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
     places = sharded or any(technique.places_weights for technique in components.techniques.values())
@@ -41,9 +45,15 @@ def make_step_parts(
         module.to(device)
 
     def group(module: nn.Module) -> Groups:
-        return parameter_groups(module, getattr(components.optimizer, "weight_decay", 0.0))
+        groups = parameter_groups(module, optimizer.weight_decay)
+        return scale_rates(module, groups, optimizer.lr, scale) if scale else groups
 
-    parts = StepParts(module, objective, components.optimizer.build, group, device, HostMemory(device))
+    def unfreeze() -> None:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+    parts = StepParts(module, objective, optimizer.build, group, device, HostMemory(device))
+    parts.on_restore(unfreeze)
     for technique in sort_by_slot(components.techniques):
         technique.apply(parts)
     return parts
