@@ -210,22 +210,33 @@ def reopen(group: str, name: str, folder: Path, path: Path) -> str:
 
 
 def format_row(row: dict[str, str]) -> str:
-    """A row of the table."""
-    return f"| {' | '.join(row.get(column) or '-' for column in COLUMNS)} |"
+    """A row of the table, without the sentences."""
+    return f"| {' | '.join(shorten(row.get(column) or '-') for column in COLUMNS)} |"
+
+
+def shorten(cell: str) -> str:
+    """What came of a step, without the sentence: of several that were tried, what was done, or else the first."""
+    ends = ("refused", "missed", "failed", "wrong")
+    return next((end for end in ends if cell.startswith(f"{end}:") or f": {end}:" in cell), cell)
 
 
 def print_table(rows: list[dict[str, str]]) -> None:
-    """The table, and how many rows of each group did what."""
+    """The table, how many rows of each group did what, and the sentences of those that did not."""
     print(f"| {' | '.join(COLUMNS)} |")
     print(f"|{' --- |' * len(COLUMNS)}")
     for row in rows:
         print(format_row(row))
+    print()
     for group in GROUPS:
         own = [row for row in rows if row["group"] == group]
         done = sum(row.get("compress") == "done" and row.get("endpoint") == "equal" for row in own)
         pruned = sum((row.get("reload") or "").startswith("equal") for row in own)
         faults = sum("failed:" in str(row) or "wrong:" in str(row) for row in own)
-        print(f"\n{group}: {len(own)} families, {done} compressed and served, {pruned} pruned, {faults} faults")
+        print(f"{group}: {len(own)} families, {done} compressed and served, {pruned} pruned, {faults} faults")
+    for row in rows:
+        for column in COLUMNS:
+            if (cell := row.get(column) or "") != shorten(cell):
+                print(f"{row['family']}, {column}: {cell}")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Family:
         if self.processor:
             getattr(transformers, self.processor)(**(self.pixels or {})).save_pretrained(folder)
         else:
-            save_tokenizer(folder)
+            (save_byte_tokenizer if self.config in BYTE_LEVEL else save_tokenizer)(folder)
         return folder
 
 
@@ -56,8 +56,7 @@ def sharpen(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
-                fan_in = parameter[0].numel()
-                nn.init.normal_(parameter, std=1 / fan_in**0.5)
+                nn.init.normal_(parameter, std=max(parameter[0].numel(), 1) ** -0.5)
             elif "norm" not in name.lower() and name.endswith("bias"):
                 nn.init.normal_(parameter, std=0.05)
     return model
@@ -75,6 +74,15 @@ def save_tokenizer(folder: Path) -> None:
     names = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, **{f"{key}_token": value for key, value in names.items()}, model_max_length=64
+    ).save_pretrained(folder)
+
+
+def save_byte_tokenizer(folder: Path) -> None:
+    """A tokenizer of bytes, of the class that transformers takes for models of these types."""
+    tokens = ["<pad>", "<unk>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names = {"pad_token": "<pad>", "eos_token": "<pad>", "unk_token": "<unk>"}
+    transformers.Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate(tokens)}, merges=[], model_max_length=64, **names
     ).save_pretrained(folder)
 
 
@@ -99,6 +107,8 @@ def write_images(folder: Path) -> Path:
     return folder
 
 
+BYTE_LEVEL = ("Qwen2", "Qwen2Moe")
+"""Configs of models whose tokenizer transformers makes of the model's type, whatever the folder says."""
 VOCABULARY = len(SPECIAL) + len(WORDS)
 IDS: dict[str, Any] = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
 BERT: dict[str, Any] = IDS | {
@@ -108,6 +118,7 @@ BERT: dict[str, Any] = IDS | {
     "intermediate_size": 128,
     "max_position_embeddings": 66,
 }
+BYTES = {"vocab_size": 258, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 DECODER: dict[str, Any] = BERT | {"num_key_value_heads": 2}
 VIT: dict[str, Any] = {
     "hidden_size": 64,

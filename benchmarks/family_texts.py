@@ -1,6 +1,6 @@
 """Families of transformers that read texts."""
 
-from family_checkpoint import BARE, BERT, CAUSAL, DECODER, IDS, Family, text
+from family_checkpoint import BARE, BERT, BYTES, CAUSAL, DECODER, IDS, Family, text
 
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4}
 XLM = {"emb_dim": 64, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 66, "pad_index": 0, "bos_index": 2}
@@ -54,7 +54,7 @@ TEXT_FAMILIES: dict[str, Family] = {
     "Llama classifier": text("Llama", **DECODER),
     "Mistral": text("Mistral", CAUSAL, **DECODER),
     "Mixtral": text("Mixtral", CAUSAL, **DECODER, num_local_experts=4),
-    "Qwen2": text("Qwen2", CAUSAL, **DECODER),
+    "Qwen2": text("Qwen2", CAUSAL, **(DECODER | BYTES)),
     "Qwen3": text("Qwen3", CAUSAL, **DECODER, head_dim=16),
     "Gemma": text("Gemma", CAUSAL, **DECODER, head_dim=16),
     "Gemma 3": text("Gemma3", CAUSAL, **DECODER, head_dim=16),
@@ -101,8 +101,8 @@ TEXT_FAMILIES: dict[str, Family] = {
         max_position_embeddings=64,
     ),
     "BioGPT": text("BioGpt", CAUSAL, **BERT),
-    "Qwen2-MoE": text("Qwen2Moe", CAUSAL, **DECODER, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64,
-        shared_expert_intermediate_size=128,
+    "Qwen2-MoE": text("Qwen2Moe", CAUSAL, **(DECODER | BYTES), num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=64, shared_expert_intermediate_size=128,
     ),
     "GLM-4": text("Glm4", CAUSAL, **DECODER, head_dim=16),
     "Nemotron": text("Nemotron", CAUSAL, **DECODER),

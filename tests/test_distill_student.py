@@ -189,7 +189,7 @@ def test_a_config_comes_before_other_cuts_and_only_where_there_is_one(originals,
     )
     with pytest.raises(SourceError, match="has no config to change"):
         Student(config={"width": 3}).apply(net, context(net, "net"))
-    with pytest.raises(SourceError, match="no stacks of transformer blocks"):
+    with pytest.raises(SourceError, match="no transformer blocks"):
         Student(layers=1).apply(net, context(net, "other"))
     with pytest.raises(ValidationError, match="give one of them"):
         Student(layers=1, config={"hidden_size": 3})

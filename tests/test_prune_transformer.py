@@ -277,7 +277,7 @@ def test_an_architecture_that_is_not_known_is_refused(stage, tmp_path):
     checkpoint = Checkpoint.of(
         module, task, outputs=probe_module(module, module.inputs), source={"kind": "made"}, size=0
     )
-    with pytest.raises(SourceError, match="no stacks of transformer blocks"):
+    with pytest.raises(SourceError, match="no transformer blocks"):
         stage.apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
 
 
@@ -327,3 +327,13 @@ def test_a_smaller_model_that_does_not_run_is_caught(folders):
             checkpoint.task,
             contexts.dataset_for(checkpoint),
         )
+
+
+def test_a_block_that_counts_its_heads_in_another_way_is_refused_by_a_sentence(tmp_path):
+    config = transformers.GPTBigCodeConfig(
+        vocab_size=len(models.tokenizer().get_vocab()), n_embd=32, n_layer=1, n_head=4, n_positions=32
+    )
+    folder = models.save_transformer(tmp_path / "model", models.randomize(transformers.GPTBigCodeForCausalLM(config)))
+    checkpoint = load_source(folder)
+    with pytest.raises(PruningError, match="does not run"):
+        Heads(keep=0.5).apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))

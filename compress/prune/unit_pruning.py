@@ -14,7 +14,7 @@ from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.transformer.anatomy import Site, UnitKind, anatomy
 from compress.transformer.elimination import RIDGE, eliminate_units, rank_units
-from compress.transformer.proof import mask_units, prove
+from compress.transformer.proof import broken_cut, mask_units, prove
 from compress.transformer.refit_blocks import SelectUnits, find_target, refit_blocks
 from compress.transformer.shapes import read_sizes
 from compress.transformer.surgery import describe_structure, keep_units, replay_structure, update_config
@@ -87,7 +87,11 @@ class UnitPruning(TorchStage):
         original, counterparts = find_target(checkpoint, context)
         batches = list(forward_batches(context.task, context.calibrate))
         select = self.make_selector(checkpoint, context, counts)
-        kept = refit_blocks(module, original, counterparts, batches, (self.units,), select, compensate=self.compensate)
+        kinds = (self.units,)
+        try:
+            kept = refit_blocks(module, original, counterparts, batches, kinds, select, compensate=self.compensate)
+        except (RuntimeError, ValueError, IndexError) as error:  # something in a block counts the units in its own way
+            raise broken_cut(f"it does not run: {str(error).splitlines()[0]}") from error
         return module, self.proof(checkpoint.module, kept, context)
 
     def counts(self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], share: float) -> list[int]:
