@@ -52,7 +52,7 @@ class EngineOption:
     @property
     def on_gpu(self) -> bool:
         """Whether the engine runs on a GPU."""
-        return self.runtime not in registry.TARGETS["cpu"]
+        return self.runtime not in (*registry.TARGETS["cpu"], *registry.ENGINES_ON_REQUEST["cpu"])
 
     @property
     def package(self) -> str:
@@ -78,6 +78,12 @@ class EngineOption:
         if self.reference:
             return self.open_reference(path, threads)
         return make_runtime(self.runtime).open(path, threads=threads, compute=self.compute)
+
+    def open_for_trial(self, path: Path, threads: int) -> Session:
+        """Load a graph that `build` wrote for this engine, to measure fidelity alone."""
+        if self.reference:
+            return self.open_reference(path, threads)
+        return make_runtime(self.runtime).open_for_trial(path, threads=threads, compute=self.compute)
 
     def open_reference(self, path: Path, threads: int) -> Session:
         """Load a graph that `build` wrote for this engine, to be run node by node on the CPU."""
@@ -152,7 +158,7 @@ class PlanEvaluator:
         def compute() -> Arrays:
             path = self.folder / "trial.onnx"
             option.build(self.graph, plan, path)
-            with option.open(path, cores()) as session:
+            with option.open_for_trial(path, cores()) as session:
                 found = predict(session, self.task, dataset)
             return {"fidelity": self.task.fidelity(reference, found)}
 

@@ -50,7 +50,7 @@ RUNTIMES = {
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
     "onnxruntime-cuda": "laconic.runtimes.onnxruntime_cuda:OnnxRuntimeCuda",
     "tensorrt": "laconic.runtimes.tensorrt:TensorRt",
-    "torch": "laconic.models.torch_runtime:Torch",
+    "torch": "laconic.runtimes.torch_engine:Torch",
     "fake": "laconic.runtimes.fake:Fake",
 }
 
@@ -113,6 +113,7 @@ PLACEMENTS = {
     "onnxruntime": "export.placements.onnxruntime_cpu:RULES",
     "onnxruntime-cuda": "export.placements.onnxruntime_gpu:RULES",
     "tensorrt": "export.placements.tensorrt_gpu:RULES",
+    "torch": "export.placements.torch_cpu:RULES",
 }
 
 FORMATS = {
@@ -180,6 +181,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "tensorrt": ("tensorrt", "onnxruntime-cuda"),
 }
 """The engines of each target, in order of preference."""
+
+ENGINES_ON_REQUEST: dict[str, tuple[str, ...]] = {"cpu": ("torch",)}
+"""Further engines of a target, tried only where they are named (`runtimes`, `engine_only`): what compiles for minutes
+would be most of a run's time."""
 
 TABLES = {
     "task": TASKS,

@@ -127,10 +127,11 @@ class Recipe(Origin):
             if self.portable:
                 raise ValueError("portable places the model for several engines, engine_only for one. Leave one out")
         for key, name in named:
-            if name not in registry.TARGETS[self.target]:
+            engines = (*registry.TARGETS[self.target], *registry.ENGINES_ON_REQUEST.get(self.target, ()))
+            if name not in engines:
                 raise ValueError(
                     f"{key}: {name!r} is not an engine of target {self.target!r}. "
-                    f"{registry.did_you_mean(name, registry.TARGETS[self.target])}"
+                    f"{registry.did_you_mean(name, engines)}"
                 )
         return self
 

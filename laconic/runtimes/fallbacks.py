@@ -86,6 +86,13 @@ FALLBACKS = (
         beside_int8=True,
     ),
     Fallback(
+        engines=frozenset({"torch"}),
+        kinds=WITH_WEIGHTS | {"attention"},
+        asked=frozenset({"int8", "int8-dynamic"}),
+        placed=False,
+        reason="the engine torch computes in FP32 or BF16; INT8 is the form in which it stores weights",
+    ),
+    Fallback(
         engines=frozenset({"openvino"}),
         kinds=WITH_WEIGHTS,
         asked=frozenset({"int8-dynamic"}),

@@ -94,6 +94,11 @@ class Runtime(ABC):
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
         """Load a model file. Raises RuntimeFailure if the engine refuses it."""
 
+    def open_for_trial(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
+        """Load a model file to measure its fidelity alone. By default as `open`; an engine that compiles for long, and
+        computes the same without, overrides this."""
+        return self.open(model, threads=threads, compute=compute)
+
     def open_many(
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
     ) -> Sequence[Session]:
