@@ -30,6 +30,7 @@ TASKS = {
     "text-regression": "laconic.tasks.text_regression:TextRegression",
     "image-embedding": "laconic.tasks.image_embedding:ImageEmbedding",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
+    "semantic-segmentation": "laconic.tasks.semantic_segmentation:SemanticSegmentation",
     "tensors": "laconic.tasks.tensors:Tensors",
     "causal-lm": "laconic.tasks.causal_lm:CausalLm",
 }
@@ -39,6 +40,7 @@ OBJECTIVES = {
     "binary-cross-entropy": "laconic.training.objectives.binary_cross_entropy:BinaryCrossEntropy",
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
+    "pixel-cross-entropy": "laconic.training.objectives.pixel_cross_entropy:PixelCrossEntropy",
     "targets": "laconic.training.objectives.array_targets:Targets",
     "token-cross-entropy": "laconic.training.objectives.token_cross_entropy:TokenCrossEntropy",
     "text-embedding": "laconic.training.objectives.text_embedding_objective:TextEmbeddingObjective",

@@ -284,6 +284,22 @@ def save_vit(folder: Path) -> Path:
     return folder
 
 
+def save_segformer(folder: Path) -> Path:
+    """SegFormer on images of 64 x 64, which tells three classes apart."""
+    config = transformers.SegformerConfig(
+        depths=[1, 1, 1, 1],
+        hidden_sizes=[8, 16, 24, 32],
+        num_attention_heads=[1, 2, 2, 4],
+        decoder_hidden_size=16,
+        id2label={0: "sky", 1: "road", 2: "tree"},
+        label2id={"sky": 0, "road": 1, "tree": 2},
+    )
+    randomize(transformers.SegformerForSemanticSegmentation(config)).save_pretrained(folder)
+    settings = {"image_processor_type": "SegformerImageProcessor", "size": {"height": 64, "width": 64}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 class Keep:
     """A stage that keeps the first layers of a perceptron: a structural change, and its replay."""
 

@@ -20,6 +20,7 @@ from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.semantic_segmentation import SemanticSegmentation
 from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
@@ -105,6 +106,18 @@ def write_image_model(path: Path) -> Path:
         inputs=[spec],
         outputs=[spec | {"name": "y"}],
         golden={"0.input.x": x, "0.output.y": x},
+    )
+
+
+def write_segmentation_model(path: Path) -> Path:
+    """Takes 4 x 4 pixels, and answers which of the colours each has most of."""
+    labels = ("red", "green", "blue")
+    task = SemanticSegmentation((PIXELS,), preprocess=ImagePreprocess(resize=(4, 4)), labels=labels)
+    write_artifact(path, assets=task.assets(), factor=1)
+    x = np.random.default_rng(0).random((1, 3, 4, 4), np.float32)
+    spec = PIXELS.model_dump(mode="json")
+    return change_artifact(
+        path, task=task.name, inputs=[spec], outputs=[spec | {"name": "y"}], golden={"0.input.x": x, "0.output.y": x}
     )
 
 

@@ -11,7 +11,14 @@ import pytest
 from artifacts import PASSED, write_artifact
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from served import Running, running, write_image_model, write_sequences, write_text_model
+from served import (
+    Running,
+    running,
+    write_image_model,
+    write_segmentation_model,
+    write_sequences,
+    write_text_model,
+)
 
 from laconic.artifacts.manifest import REPORT
 from serve.http.model_card import describe_verdict
@@ -197,6 +204,26 @@ def test_an_image_is_chosen_or_drawn_and_answered(browser: Browser, tmp_path: Pa
         card.get_by_role("button", name="Try").click()
         expect(card.locator("img")).to_be_visible()
         expect(card.locator(".error")).to_have_count(0)
+
+
+def test_the_class_of_each_pixel_is_drawn_with_the_share_of_each_class(browser: Browser, tmp_path: Path) -> None:
+    image, picture = Image.new("RGB", (40, 20), (255, 0, 0)), io.BytesIO()
+    image.paste((0, 0, 255), (30, 0, 40, 20))
+    image.save(picture, "PNG")
+    with running(write_segmentation_model(tmp_path / "image.laconic")) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.locator("input[type=file]").set_input_files(
+            {"name": "colours.png", "mimeType": "image/png", "buffer": picture.getvalue()}
+        )
+        page.get_by_role("button", name="Try").click()
+        mask = page.get_by_role("img", name="The class of each pixel: red, blue")
+        expect(mask).to_be_visible()
+        expect(page.locator(".bar output")).to_have_text(["0.750", "0.250"])
+        pixel = """(canvas, x) => Array.from(canvas.getContext("2d").getImageData(x, 10, 1, 1).data.slice(0, 3))"""
+        red, blue = mask.evaluate(pixel, 5), mask.evaluate(pixel, 35)
+        assert red != blue
+        assert mask.evaluate("canvas => [canvas.width, canvas.height]") == [40, 20]
 
 
 def test_the_page_says_when_the_server_is_gone(browser: Browser, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     ENCODER: lambda model, source: wrap_encoder(model, source),
     "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
     "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
+    "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
     "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),

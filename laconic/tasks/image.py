@@ -71,10 +71,7 @@ class ImageTask(Task):
     def parse(self, value: Any) -> Any:
         """Takes the bytes of an image file, the same in base64, a Path, or an array that is already the input."""
         if isinstance(value, str):
-            try:
-                value = base64.b64decode(value.partition("base64,")[2] or value, validate=True)
-            except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
-                raise InputError("an image in JSON must be the file's bytes in base64") from None
+            value = self.read_base64(value)
         if isinstance(value, (bytes, Path)):
             return self.preprocess.apply(open_image(value))
         array = read_numbers(value, np.dtype(np.float32), "an image")
@@ -82,6 +79,13 @@ class ImageTask(Task):
             array = array[None]
         self.inputs[0].check(array[None], {})
         return array
+
+    def read_base64(self, text: str) -> bytes:
+        """The bytes of a file in base64, or in a data URL. Raises InputError."""
+        try:
+            return base64.b64decode(text.partition("base64,")[2] or text, validate=True)
+        except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
+            raise InputError("an image in JSON must be the file's bytes in base64") from None
 
     def read_field(self, value: Any, folder: Path) -> Any:
         """The path of an image file, relative to `folder`; the bytes of one; or an array as it is."""

@@ -61,10 +61,7 @@ class ImagePreprocess(BaseModel):
         image = image.convert("L") if self.channels == 1 else to_rgb(image)
         if (width, height) != image.size:
             image = image.resize((width, height), Image.Resampling(self.resample))
-        if self.crop:
-            height, width = self.crop
-            left, top = (image.width - width) // 2, (image.height - height) // 2
-            image = image.crop((left, top, left + width, top + height))
+        image = self.crop_centre(image)
         pixels: Array = np.array(image, np.float32).reshape(image.height, image.width, self.channels)
         if self.bgr:
             pixels = pixels[..., ::-1].copy()
@@ -72,6 +69,18 @@ class ImagePreprocess(BaseModel):
         pixels -= np.array(self.mean, np.float32)
         pixels /= np.array(self.std, np.float32)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
+
+    def crop_centre(self, image: Image.Image) -> Image.Image:
+        """The centre of a resized image; the whole where nothing is cropped."""
+        if self.crop is None:
+            return image
+        height, width = self.crop
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+    def apply_to_map(self, image: Image.Image) -> Image.Image:
+        """The numbers in a map of classes where the input has the pixels of its image: the nearest, not a mean."""
+        return self.crop_centre(image.resize(self.resized(image.size), Image.Resampling.NEAREST))
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height of an image after resizing, before cropping. size: width and height as it came."""

@@ -234,6 +234,7 @@ function showAnswer(box, answer, sample) {
   const parts = [];
   const spans = findSpans(answer), scores = findScores(answer);
   if (spans && typeof sample === "string") parts.push(showSpans(spans, sample));
+  else if (typeof answer?.mask === "string") parts.push(...showMask(answer));
   else if (scores) parts.push(...scores.map(showScore));
   else {
     for (const [name, value] of Object.entries(Object(answer))) if (isVector(value)) parts.push(...showVector(name, value));
@@ -269,6 +270,36 @@ function showScore(each) {
   const meter = make("meter", undefined, { min: 0, max: 1, value: each.score, "aria-label": name });
   row.append(make("span", name), meter, make("output", each.score.toFixed(3)));
   return row;
+}
+
+function showMask(answer) {
+  const canvas = make("canvas"), file = new Image();
+  file.onload = () => {
+    canvas.width = file.width; canvas.height = file.height;
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.drawImage(file, 0, 0);
+    const picture = context.getImageData(0, 0, file.width, file.height), colours = new Map();
+    for (const { class: number } of answer.segments) colours.set(number, toColour(number));
+    for (let at = 0; at < picture.data.length; at += 4) picture.data.set(colours.get(picture.data[at]) ?? [0, 0, 0], at);
+    context.putImageData(picture, 0, 0);
+  };
+  file.src = "data:image/png;base64," + answer.mask;
+  canvas.className = "mask";
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", "The class of each pixel: " + answer.segments.map(each => each.label).join(", "));
+  const rows = answer.segments.map(each => {
+    const row = showScore({ label: each.label, score: each.share });
+    row.firstChild.style.borderInlineStart = `.8em solid rgb(${toColour(each.class)})`;
+    row.firstChild.style.paddingInlineStart = ".4em";
+    return row;
+  });
+  return [canvas, ...rows];
+}
+
+function toColour(number) {  // neighbouring numbers get colours that differ, and a number always the same one
+  const turn = number * .618034 % 1 * 6, part = Math.round(200 * (1 - Math.abs(turn % 2 - 1)));
+  const [red, green, blue] = [[200, part, 0], [part, 200, 0], [0, 200, part], [0, part, 200], [part, 0, 200], [200, 0, part]][Math.floor(turn)];
+  return [red + 40, green + 40, blue + 40];
 }
 
 function showSpans(spans, text) {

@@ -1,0 +1,216 @@
+"""Semantic segmentation: the class of each pixel of an image."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from PIL import Image
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import DataError, InputError
+from laconic.metrics import Scorer
+from laconic.tasks.classes import label_assets, read_labels
+from laconic.tasks.image import ImageTask
+from laconic.tasks.image_preprocess import ImagePreprocess, open_image
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import HealingLoss, Tolerance, first
+from laconic.tensor import TensorSpec
+
+IGNORED = 255
+"""The number of pixels that are of no class in a map of classes, as PASCAL VOC, ADE20K and Cityscapes have it."""
+STRIP = 64
+"""Rows of an answer whose logits are interpolated at once: those of a whole photograph take gigabytes."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as the model takes it, [channels, height, width] float32, and the height and width that it came with."""
+
+    pixels: Array
+    size: tuple[int, int]
+
+
+class SemanticSegmentation(ImageTask):
+    """Fidelity is the share of pixels with the same class, at the resolution of the model's output. The metric is the
+    mean over classes of intersection over union, at the resolution of its input."""
+
+    name = "semantic-segmentation"
+    tolerance = Tolerance(mean=0.98)
+    metric = "mean IoU"
+    objective = "pixel-cross-entropy"
+    has_logits = False
+    auto_class = "AutoModelForSemanticSegmentation"
+    architectures: ClassVar[tuple[str, ...]] = ("ForSemanticSegmentation",)
+
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(inputs, preprocess=preprocess)
+        self.labels = labels
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        return super().from_assets(folder, inputs).with_labels(read_labels(folder))
+
+    def assets(self) -> dict[str, bytes]:
+        return super().assets() | label_assets(self.labels)
+
+    def parse(self, value: Any) -> Any:
+        """As other images; an array keeps its own height and width."""
+        if isinstance(value, str):
+            value = self.read_base64(value)
+        if isinstance(value, (bytes, Path)):
+            image = open_image(value)
+            return Picture(self.preprocess.apply(image), (image.height, image.width))
+        pixels = super().parse(value)
+        return Picture(pixels, pixels.shape[1:])
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """An image, and as its label the path of a map of classes, relative to `folder`."""
+        samples, label = super().read_row(values, folder)
+        return samples, None if label is None else self.read_field(label, folder)
+
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """The number of a class for each pixel of the model's input, [height, width] int64.
+
+        value: an image file of one channel whose values are the numbers of classes, or an array.
+        """
+        if isinstance(value, (bytes, Path)):
+            value = np.asarray(self.preprocess.apply_to_map(read_map(value)))
+        try:
+            classes = np.asarray(value)
+        except ValueError:
+            classes = np.asarray(None)
+        shape = sample.pixels.shape[1:]
+        if classes.dtype.kind not in "iu" or classes.shape != shape:
+            raise InputError(
+                f"a label must be a map of classes: an image file of one channel, or integers {list(shape)}, the size "
+                f"of the model's input; not {classes.dtype} {list(classes.shape)}"
+            )
+        beyond = classes[(classes != IGNORED) & ((classes < 0) | (classes >= (len(self.labels) or IGNORED)))]
+        if beyond.size:
+            raise DataError(
+                f"class {beyond[0]} in a map of classes is none of the model's {len(self.labels)}. Pixels that are of "
+                f"no class have the value {IGNORED}"
+            )
+        return classes.astype(np.int64)
+
+    def encode(self, samples: Sequence[Any]) -> Arrays:
+        return super().encode([sample.pixels for sample in samples])
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        return [self.describe(row, sample.size) for row, sample in zip(first(outputs), samples, strict=True)]
+
+    def describe(self, logits: Array, size: tuple[int, int]) -> dict[str, Any]:
+        """The classes of an image as a PNG of their numbers, and the share of the image that each has.
+
+        logits: [classes, height, width]. size: height and width of the image as it came.
+        """
+        classes = choose_classes(logits, size)
+        counts = dict(zip(*(each.tolist() for each in np.unique(classes, return_counts=True)), strict=True))
+        file = io.BytesIO()
+        Image.fromarray(classes.astype(np.uint8 if len(logits) <= 256 else np.uint16)).save(file, "PNG")
+        return {
+            "segments": [
+                {"label": self.label(number), "class": number, "share": count / classes.size}
+                for number, count in sorted(counts.items(), key=lambda item: -item[1])
+            ],
+            "mask": base64.b64encode(file.getvalue()).decode(),
+        }
+
+    def label(self, index: int) -> str:
+        """The name of a class, or its number where it has no name."""
+        return self.labels[index] if index < len(self.labels) else str(index)
+
+    def examples(self, count: int, seed: int = 0) -> list[Any]:
+        return [Picture(pixels, pixels.shape[1:]) for pixels in super().examples(count, seed)]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        same = first(reference).argmax(axis=1) == first(candidate).argmax(axis=1)
+        return np.asarray(same.mean(axis=(1, 2)), np.float64)
+
+    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+        counts = count_overlap(first(candidate).argmax(axis=1), first(reference).argmax(axis=1), len(self.labels))
+        return {"iou_with_original": make_iou_scorer(*counts)(np.arange(len(counts[0])))}
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        chosen = [choose_classes(row, label.shape) for row, label in zip(first(outputs), labels, strict=True)]
+        return make_iou_scorer(*count_overlap(chosen, labels, first(outputs).shape[1]))
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the logits; the logits alone where no layers are shared."""
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+
+
+def read_map(source: bytes | Path) -> Image.Image:
+    """The numbers of classes in an image file. Raises InputError for one of several channels."""
+    image = open_image(source)
+    if image.mode not in ("L", "P", "I", "I;16"):
+        raise InputError(
+            f"a map of classes must be an image of one channel, as a PNG of grey values or with a palette, and not of "
+            f"{image.mode}"
+        )
+    return Image.fromarray(np.asarray(image).astype(np.int32))
+
+
+def choose_classes(logits: Array, size: tuple[int, int]) -> Array:
+    """The likeliest class of each pixel of an image of that height and width, [height, width].
+
+    logits: [classes, rows, columns], interpolated bilinearly between the centres of pixels, as torch does with
+    align_corners=False.
+    """
+    above, below, down = place_between(logits.shape[1], size[0])
+    left, right, across = place_between(logits.shape[2], size[1])
+    found = np.empty(size, np.int64)
+    for start in range(0, size[0], STRIP):
+        rows = slice(start, start + STRIP)
+        weight = down[rows, None]
+        strip = logits[:, above[rows]] * (1 - weight) + logits[:, below[rows]] * weight
+        found[rows] = (strip[:, :, left] * (1 - across) + strip[:, :, right] * across).argmax(axis=0)
+    return found
+
+
+def place_between(length: int, size: int) -> tuple[Array, Array, Array]:
+    """For each of `size` positions along an axis of `length`, its two neighbours, and the weight of the second."""
+    at = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
+    before = np.minimum(at.astype(np.int64), length - 1)
+    return before, np.minimum(before + 1, length - 1), (at - before).astype(np.float32)
+
+
+def count_overlap(found: Sequence[Array] | Array, wanted: Sequence[Array] | Array, classes: int) -> tuple[Array, Array]:
+    """The pixels of each sample and class that both maps have, and that either has, [samples, classes] each.
+
+    Pixels without a class in `wanted` do not count.
+    """
+    counts = []
+    for ours, theirs in zip(found, wanted, strict=True):
+        kept = theirs != IGNORED
+        both = theirs[kept & (ours == theirs)]
+        size = max(classes, int(ours.max()) + 1, int(theirs[kept].max(initial=-1)) + 1)
+        shared, one, other = (np.bincount(each, minlength=size) for each in (both, ours[kept], theirs[kept]))
+        counts.append((shared, one + other - shared))
+    width = max(len(shared) for shared, _ in counts)
+    padded = [[np.pad(each, (0, width - len(each))) for each in pair] for pair in counts]
+    return np.array([shared for shared, _ in padded]), np.array([either for _, either in padded])
+
+
+def make_iou_scorer(shared: Array, either: Array) -> Scorer:
+    """Make a scorer of the mean intersection over union, of the classes that are there at all.
+
+    shared, either: pixels of each sample and class, [samples, classes].
+    """
+
+    def score(index: Array) -> float:
+        intersection, union = shared[index].sum(axis=0), either[index].sum(axis=0)
+        there = union > 0
+        return float((intersection[there] / union[there]).mean()) if there.any() else 1.0
+
+    return score
