@@ -317,6 +317,9 @@ def test_tags_become_entities_and_entities_become_classes_of_tokens():
     )
     assert (text, label) == ("hello a b world", [{"label": "PER", "start": 6, "end": 9}])
     assert task.parse_label(label, text) == [-100, 0, 1, 2, 0, -100]
+    assert task.read_row({"tokens": text.split(), "tags": [0, 1, 2, 0]}, Path()) == ((text,), label)
+    with pytest.raises(InputError, match="tag 4 under 'tags' is the number of none of the model's 4 classes"):
+        task.read_row({"tokens": ["a"], "tags": [4]}, Path())
     assert task.parse_label([{"label": "LOC", "start": 0, "end": 5}], text) == [-100, 3, 0, 0, 0, -100]
     assert TokenClassification.new_classes([label], ()) == ("O", "B-PER", "I-PER")
     assert TokenClassification.new_classes([label], task.labels) == ()

@@ -66,7 +66,20 @@ class TokenClassification(LabelledText):
         words, tags = values[TOKENS], values.get(TAGS)
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
             raise InputError(f"expected a list of words under {TOKENS!r}")
-        return (" ".join(words),), None if tags is None else join_tags(words, tags)
+        return (" ".join(words),), None if tags is None else join_tags(words, self.name_tags(tags))
+
+    def name_tags(self, tags: Any) -> Any:
+        """Tags by their names, where they are given by the numbers of the model's classes. Raises InputError."""
+        numbers = isinstance(tags, (list, tuple)) and all(type(tag) is int for tag in tags)
+        if not tags or not numbers:
+            return tags
+        beyond = [tag for tag in tags if not 0 <= tag < len(self.labels)]
+        if beyond:
+            raise InputError(
+                f"tag {beyond[0]} under {TAGS!r} is the number of none of the model's {len(self.labels)} classes. Give "
+                f"names, as B-PER or O"
+            )
+        return [self.labels[tag] for tag in tags]
 
     def parse_label(self, value: Any, sample: Any) -> Any:
         """The number of a class for each token, IGNORED for special tokens. value: entities, as `read_spans` takes."""
