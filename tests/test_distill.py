@@ -262,7 +262,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, mon
     monkeypatch.setattr(
         type(made),
         "train",
-        lambda self, one, given, callbacks=(): plain(self, one, given, (*callbacks, lambda state: stop)),
+        lambda self, one, given, callbacks=(), *more: plain(self, one, given, (*callbacks, lambda state: stop), *more),
     )
     with pytest.raises(KeyboardInterrupt):
         made.apply(student, given)
