@@ -153,7 +153,7 @@ class SemanticSegmentation(ImageTask):
 def read_map(source: bytes | Path) -> Image.Image:
     """The numbers of classes in an image file. Raises InputError for one of several channels."""
     image = open_image(source)
-    if image.mode not in ("L", "P", "I", "I;16"):
+    if image.mode not in ("1", "L", "P", "I", "I;16"):
         raise InputError(
             f"a map of classes must be an image of one channel, as a PNG of grey values or with a palette, and not of "
             f"{image.mode}"
