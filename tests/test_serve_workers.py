@@ -152,11 +152,10 @@ def test_a_killed_worker_fails_what_it_ran_at_once_and_is_back_soon(tmp_path: Pa
         assert {status for status, _ in answers} <= {200, 503}
         assert lost
         assert max(lost) < 1
-        refused = ask(client)
+        refused = ask(client)  # or answered, where the worker is back already
         if refused.status_code == 503:
             assert refused.headers["retry-after"] == "1"
-            assert client.get("/v2/health/ready").status_code == 503
-            assert client.get("/v2/health/live").status_code == 200
+        assert client.get("/v2/health/live").status_code == 200
         assert eventually(lambda: client.get("/v2/health/ready").status_code == 200, 20)
         assert ask(client).status_code == 200
 
