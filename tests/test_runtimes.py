@@ -1,6 +1,8 @@
 """One contract for every engine: the same answers, its own arrays, errors with a name."""
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -156,3 +158,28 @@ def test_a_misspelt_setting_of_the_fake_engine_is_refused(tmp_path):
     (tmp_path / "model").write_text('{"faktor": 3}')
     with pytest.raises(RuntimeFailure, match="faktor"):
         Fake().open(tmp_path / "model")
+
+
+SURVIVE = """
+import gc, os, signal, sys, threading
+from pathlib import Path
+from laconic.runtimes.runtime import make_runtime
+
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+sessions = [make_runtime(sys.argv[1]).open(Path(sys.argv[2]))]
+
+def close() -> None:
+    sessions.pop().close()
+    gc.collect()
+
+closing = threading.Thread(target=close)
+closing.start()
+closing.join()
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_signal_is_handled_after_another_thread_has_closed_the_session(engine, model):
+    command = [sys.executable, "-c", SURVIVE, engine.name, str(model)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (process.returncode, process.stdout) == (0, "handled\n"), process.stderr

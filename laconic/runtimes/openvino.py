@@ -1,5 +1,6 @@
 """OpenVINO on the CPU, which loads the same ONNX files."""
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,18 @@ if sys.modules[CONVERTER] is None:
 
 PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
+
+
+@functools.cache
+def core() -> ov.Core:
+    """OpenVINO's core: one, which lives as long as the process.
+
+    The CPU plugin of a core gives the thread that first uses it another signal stack (for AMX) and unmaps that stack
+    when the core is freed (`SigAltStackSetup` in its plugin.cpp). Freed by another thread, it would leave the first one
+    with a signal stack that is not there: the next signal with a handler in Python, as SIGTERM to a server that has
+    unloaded a model, would end the process with SIGSEGV.
+    """
+    return ov.Core()
 
 
 class OvSession(Session):
@@ -66,7 +79,7 @@ class OpenVino(Runtime):
         return str(ov.__version__)
 
     def computes(self) -> tuple[Compute, ...]:
-        capabilities = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         return ("float32", "bfloat16") if "BF16" in capabilities else ("float32",)
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> OvSession:
@@ -90,7 +103,7 @@ class OpenVino(Runtime):
             "CPU_RUNTIME_CACHE_CAPACITY": "16",
         }
         try:
-            compiled = ov.Core().compile_model(model, "CPU", properties)
+            compiled = core().compile_model(model, "CPU", properties)
             return [OvSession(compiled) for _ in range(count)]
         except Exception as error:  # the engine raises RuntimeError and its like
             raise RuntimeFailure(f"openvino refused {model}: {error}") from error
