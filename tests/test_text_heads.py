@@ -386,6 +386,51 @@ def test_a_question_is_answered_from_its_context_over_http(tmp_path, cache):
     assert found["score"] == pytest.approx(float(best), abs=1e-4)
 
 
+def test_a_long_context_is_answered_in_windows_as_transformers_cuts_them(tmp_path, cache):
+    folder = save_answerer(tmp_path / "model")
+    recipe = Recipe.parse({"source": str(folder), "stages": [], "runtimes": ["onnxruntime"]})
+    artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact
+    rng = np.random.default_rng(3)
+    question = "the time"
+    contexts = [" ".join(rng.choice(WORDS, length)) for length in (4, 70, 400)]
+    with running(artifact.path, max_rows=20) as server, server.client() as http:
+        samples = [{"question": question, "context": context} for context in contexts]
+        answers = http.post("/v1/models/m/predict", json={"inputs": samples}).json()["answers"]
+        alone = http.post("/v1/models/m/predict", json={"inputs": samples[2]}).json()["answers"]
+        endless = http.post(
+            "/v1/models/m/predict", json={"inputs": {"question": question, "context": "the " * 300_000}}
+        )
+        many = http.post("/v1/models/m/predict", json={"inputs": samples[2:] * 2})
+    assert (endless.status_code, many.status_code) == (400, 400)
+    assert "parts of long ones" in many.json()["error"]
+    assert "as long as" in endless.json()["error"]
+    assert alone[0]["start"] == answers[2]["start"]
+    own, tokens = load_source(folder).module.model, transformers.AutoTokenizer.from_pretrained(folder)
+    length = artifact.task().max_tokens
+    for context, answer in zip(contexts, answers, strict=True):
+        assert answer["answer"] == context[answer["start"] : answer["end"]]
+        stride = min(128, (length - len(tokens(question).input_ids) - 1) // 2)
+        cut = {"truncation": "only_second", "max_length": length, "stride": stride, "return_overflowing_tokens": True}
+        best = []
+        windows = tokens(question, context, return_offsets_mapping=True, **cut)
+        for index in range(len(windows.input_ids)):
+            kept = [at for at, part in enumerate(windows.sequence_ids(index)) if part == 1]
+            with torch.no_grad():
+                logits = own(
+                    torch.tensor([windows.input_ids[index]]),
+                    token_type_ids=torch.tensor([windows.token_type_ids[index]]),
+                )
+            start, end = (each[0, [0, *kept]].softmax(0)[1:] for each in (logits.start_logits, logits.end_logits))
+            scores = (start[:, None] * end[None, :]).triu().tril(14)
+            low, high = divmod(int(scores.argmax()), len(kept))
+            span = windows.offset_mapping[index][kept[low]][0], windows.offset_mapping[index][kept[high]][1]
+            best.append((float(scores.max()), *span))
+        score, *span = max(best)
+        assert answer["score"] == pytest.approx(score, abs=1e-4)
+        assert [answer["start"], answer["end"]] == span
+    assert len(windows.input_ids) > 3
+
+
 def test_an_encoder_learns_to_answer_questions(tmp_path, cache):
     models.save_bert(tmp_path / "model", transformers.BertModel)
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Extractive question answering: a question and a context to the part of the context that answers it."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.registry import did_you_mean
+from laconic.tasks.passage import Passage, find_context, make_passages
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.token_positions import find_filled, fit_positions, softmax_positions
@@ -28,7 +30,8 @@ ENDS = ("start", "end")
 
 
 class QuestionAnswering(TextTask):
-    """A sample is a question with a context. The answer is the likeliest span of the context.
+    """A sample is a question with a context. The answer is the likeliest span of the context. A context that is longer
+    than the model takes is answered window by window; the likeliest answer of all windows counts.
 
     Fidelity is the overlap of the two distributions of the first token of the answer, and of its last one: the mean of
     both. The metric is the mean F1 of the answer's tokens.
@@ -96,14 +99,19 @@ class QuestionAnswering(TextTask):
         answer = (inside[0], inside[-1]) if whole else (0, 0)
         return [*answer, min(context, default=0), max(context, default=0)]
 
+    def split(self, sample: Any) -> list[Any]:
+        return list(make_passages(self.tokenizer.encode(*sample), sample[1]))
+
+    def merge(self, answers: Sequence[Any]) -> Any:
+        return max(answers, key=itemgetter("score"))
+
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         answers = []
         for logits, sample in zip(first(outputs), samples, strict=True):
-            encoding = self.tokenizer.encode(*sample)
-            context = find_context(encoding)
-            low, high, score = find_span(logits, min(context, default=0), max(context, default=0))
-            start, end = widen_to_words(encoding, low, high)
-            answers.append({"answer": sample[1][start:end], "score": score, "start": start, "end": end})
+            passage = sample if isinstance(sample, Passage) else self.split(sample)[0]
+            low, high, score = find_span(logits, passage.first, passage.last)
+            start, end = passage.find_characters(low, high)
+            answers.append({"answer": passage.context[start:end], "score": score, "start": start, "end": end})
         return answers
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
@@ -153,11 +161,6 @@ def read_answer(value: Any, context: str) -> tuple[int, int]:
     return start, start + len(text)
 
 
-def find_context(encoding: Encoding) -> list[int]:
-    """The positions of the context's tokens."""
-    return [index for index, part in enumerate(encoding.sequence_ids) if part == 1]
-
-
 def find_span(logits: Array, low: int, high: int) -> tuple[int, int, float]:
     """The likeliest span from `low` to `high`, of at most LONGEST tokens: its first and last position, and its score,
     the product of both probabilities. logits: [positions, 2].
@@ -170,11 +173,3 @@ def find_span(logits: Array, low: int, high: int) -> tuple[int, int, float]:
     products = np.tril(np.triu(np.outer(start, end)), LONGEST - 1)
     begin, stop = np.unravel_index(int(products.argmax()), products.shape)
     return low + int(begin), low + int(stop), float(products[begin, stop])
-
-
-def widen_to_words(encoding: Encoding, low: int, high: int) -> tuple[int, int]:
-    """The characters of the context from the word of one token to the word of another."""
-    first_word, last_word = encoding.word_ids[low], encoding.word_ids[high]
-    begin = None if first_word is None else encoding.word_to_chars(first_word, 1)
-    end = None if last_word is None else encoding.word_to_chars(last_word, 1)
-    return (begin or encoding.offsets[low])[0], (end or encoding.offsets[high])[1]

@@ -237,6 +237,14 @@ class Task(ABC):
         """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format. samples:
         parsed."""
 
+    def split(self, sample: Any) -> list[Any]:
+        """What a served sample is encoded as: itself, or parts of one that is longer than the model takes."""
+        return [sample]
+
+    def merge(self, answers: Sequence[Any]) -> Any:
+        """The answer of a sample from those of the parts that `split` made of it."""
+        return answers[0]
+
     def from_tokens(self, ids: Sequence[int]) -> Any:
         """What `parse` takes, from the ids of tokens. Raises InputError where the task does not read tokens."""
         raise InputError(f"this model is for {self.name} and takes no tokens")

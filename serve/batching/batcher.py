@@ -112,6 +112,13 @@ class Batcher:
             self._put(flow, items)
         return flow, items
 
+    def extend(self, flow: Flow, rows: int) -> None:
+        """Announce further rows of a request that turned out to be larger. Raises DeadlineExceeded if it expired."""
+        with self._changed:
+            if flow.error is not None:
+                raise flow.error
+            self._queue.extend(flow, rows)
+
     def submit(self, flow: Flow, parts: Sequence[Part]) -> list[Item]:
         """Queue parts of a request, each a batch at most. Raises DeadlineExceeded if it has expired meanwhile."""
         items = make_items(flow, parts)

@@ -82,6 +82,12 @@ class FairQueue:
         else:
             self.small_rows += flow.rows
 
+    def extend(self, flow: Flow, rows: int) -> None:
+        """Count further rows of an announced request; it stays small or bulk."""
+        flow.rows += rows
+        if not flow.bulk:
+            self.small_rows += rows
+
     def put(self, flow: Flow, items: Sequence[Item]) -> None:
         """Append items to the flow."""
         flow.items.extend(items)
