@@ -12,7 +12,7 @@ from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, c
 from laconic.training.step.technique import Technique
 from laconic.training.step_assembly import sort_by_slot
 
-SPECIAL = {"max_grad_norm", "replicate", "shard"}
+SPECIAL = {"ema", "max_grad_norm", "replicate", "shard"}
 """What a technique may exclude beside other techniques."""
 NAMES = sorted(registry.TECHNIQUES)
 ADAMW = AdamW(implementation="loop", stochastic_rounding=True)

@@ -34,6 +34,7 @@ COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3
 SECONDS, GRACE = 100, 20
 """For both ranks, and for one when the other is done."""
 PARTS = {"gradient-accumulation": {"rows": 1}}
+LESS = {"freeze": ["embedding"], "layer_decay": 0.5, "ema": 0.4}
 RUNS = {
     "replicas": ({}, ()),
     "replicas, parts": ({"replicate": 2}, (PARTS, "gradient-checkpointing")),
@@ -41,6 +42,8 @@ RUNS = {
     "shards": ({"shard": None}, ()),
     "shards, parts": ({"shard": 2}, (PARTS, "gradient-checkpointing")),
     "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ()),
+    "replicas, frozen and averaged": ({}, (), LESS),
+    "shards, frozen and averaged": ({"shard": None}, (), LESS),
 }
 
 
@@ -68,10 +71,9 @@ def rows_of(numbers):
     return {"ids": ids[numbers], "targets": targets[numbers]}
 
 
-def settings(mesh, techniques=(), optimizer="adamw", clip=0.5):
-    return Training(
-        batch_size=BATCH, mesh=mesh, techniques=techniques, optimizer={optimizer: {"lr": 1e-2}}, max_grad_norm=clip
-    )
+def settings(mesh, techniques=(), changes=(), optimizer="adamw", clip=0.5):
+    given = {"batch_size": BATCH, "optimizer": {optimizer: {"lr": 1e-2}}, "max_grad_norm": clip}
+    return Training(mesh=mesh, techniques=techniques, **given | dict(changes))
 
 
 def assembled(training, ranks, model=None):
@@ -131,11 +133,12 @@ def run_each(rank, folder):
     """Every run, its losses and its module's answers at the end."""
     found = {}
     with open_ranks(CPU, Mesh()):
-        for name, (mesh, techniques) in RUNS.items():
-            training = settings(mesh, techniques)
+        for name, run in RUNS.items():
+            training = settings(*run)
             ranks = Ranks.of(rank, 2, CPU, training.mesh)
             state = assembled(training, ranks)
             losses = learn(state, training, ranks)
+            state.keep_averages()
             found[name] = {"losses": losses, "answers": answers(state.finish()).tolist()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
@@ -201,10 +204,11 @@ def together(tmp_path_factory):
 def alone():
     """The same on one rank."""
     found = {}
-    for name, (_, techniques) in RUNS.items():
-        training = settings({}, techniques)
+    for name, (_, *more) in RUNS.items():
+        training = settings({}, *more)
         state = assembled(training, Ranks())
         losses = learn(state, training, Ranks())
+        state.keep_averages()
         found[name] = {"losses": losses, "answers": answers(state.finish()).tolist()}
     return found
 

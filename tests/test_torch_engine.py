@@ -187,10 +187,13 @@ def test_a_missing_torch_is_named_in_one_sentence(monkeypatch):
         resolve("runtime", "torch")
 
 
-def test_compiled_programs_are_kept_in_the_cache_folder_of_the_user(tmp_path):
+def test_compiled_programs_are_kept_in_the_cache_folder_of_the_user_apart_for_each_instruction_set(tmp_path):
     code = "import laconic.runtimes.torch_engine, os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment | {"LACONIC_CACHE": str(tmp_path)}, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == str(tmp_path / "torch-compile")
+    folders = []
+    for changes in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
+        environment |= {"LACONIC_CACHE": str(tmp_path)} | changes
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        folders.append(done.stdout.strip())
+    assert {os.path.dirname(folder) for folder in folders} == {str(tmp_path / "torch-compile")}
+    assert folders[0] != folders[1]

@@ -14,6 +14,7 @@ from torch import nn
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.recipes.stage import TorchContext, TorchStage
+from laconic.training.optimizers.weight_average import zero_weights
 from laconic.training.step.train_state import StepCallback, TrainState
 
 Sparsify = Callable[[nn.Module, float], None]
@@ -77,7 +78,7 @@ def make_pruning_event(
         @torch.no_grad()
         def callback(done: int) -> None:
             for name, zero in zeros.items():
-                parameters[name].masked_fill_(zero, 0.0)
+                zero_weights(state.optimizer, parameters[name], zero)
             if done in schedule:
                 weights = state.weights()
                 copied.load_state_dict({name: weights[name] for name in copied.state_dict()})
@@ -85,6 +86,7 @@ def make_pruning_event(
                 for name in names:
                     parameters[name].copy_(copied.get_parameter(name))
                     zeros[name] = parameters[name] == 0
+                    zero_weights(state.optimizer, parameters[name], zeros[name])
 
         return callback
 

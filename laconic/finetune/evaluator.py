@@ -28,9 +28,9 @@ class Evaluator:
     """Evaluates the model on the validation set: on all of it before and after training, on a part during it.
 
     The model is evaluated as it is trained, on the device and with its techniques, so that evaluation takes no more
-    memory than training does. All figures are logged in the folder of the run, and no step is evaluated twice, also
-    when the run is resumed. Where the recipe names a figure in `best_by`, the weights with the best one are kept on
-    disk, and are those of the result.
+    memory than training does; where the weights are averaged, with the averages. All figures are logged in the folder
+    of the run, and no step is evaluated twice, also when the run is resumed. Where the recipe names a figure in
+    `best_by`, the weights with the best one are kept on disk, and are those of the result.
 
     before, after: the figures of all of the validation set. best: the step with the best figure during training, None
     without any.
@@ -97,7 +97,7 @@ class Evaluator:
             figures = self._evaluate(state, self._part)
             self._record(done, figures)
             if self.best == done:
-                with Snapshots(self._folder / BEST, keep=1) as kept:
+                with Snapshots(self._folder / BEST, keep=1) as kept, state.averaged_weights():
                     kept.save(done, {"model": state.weights()}, wait=True)
             self._steps.report(f"after step {done}", format_figures(figures))
             self._generate(state, done)
@@ -134,7 +134,7 @@ class Evaluator:
 
     def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
         rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
-        with state.strategy.gather_weights():
+        with state.averaged_weights(), state.strategy.gather_weights():
             return evaluate(
                 state.module,
                 state.objective,
@@ -152,7 +152,12 @@ class Evaluator:
         training = state.module.training
         state.module.eval()
         try:
-            with state.strategy.gather_weights(), torch.no_grad(), state.forward_context():
+            with (
+                state.averaged_weights(),
+                state.strategy.gather_weights(),
+                torch.no_grad(),
+                state.forward_context(),
+            ):
                 samples = [self._all.samples[row] for row in self._asked]
                 found = state.objective.answer(state.module, samples, state.device)
         finally:

@@ -233,7 +233,7 @@ def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
     names = set(Training.model_fields) - {"loader", "snapshot_every", "mesh"}
     if recipe.best_by is not None:
         names |= {"best_by", "eval_every", "patience"}
-    unset = {name for name in ("freeze", "layer_decay") if not getattr(recipe, name)}
+    unset = {name for name in ("freeze", "layer_decay", "ema") if not getattr(recipe, name)}
     names |= {name for name in ("class_weights", "label_smoothing") if getattr(recipe, name)}
     return recipe.model_dump(mode="json", include=names - unset)
 

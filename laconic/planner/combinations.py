@@ -90,7 +90,10 @@ def list_combinations(
         whole = not any(each.trains_adapters for each in techniques.values())
         if training.freeze and not whole:
             continue
-        if find_conflict(techniques, optimizer_settings, max_grad_norm=clip, parallelism=strategy) is None:
+        conflict = find_conflict(
+            techniques, optimizer_settings, max_grad_norm=clip, parallelism=strategy, ema=training.ema
+        )
+        if conflict is None:
             redraws = has_dropout(model.module) and any(each.redraws_dropout for each in techniques.values())
             combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model), redraws)
             combinations.setdefault(combination.name, combination)

@@ -13,13 +13,19 @@ from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hardware import this_machine
+from laconic.hashing import hash_of
 from laconic.runtimes.onnx_file import GraphInput, read_inputs
 from laconic.runtimes.onnx_graph import read_graph
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.runtimes.torch_graph import GraphTranslator
 
-# By default the compiler keeps its results in the shared folder for temporary files, where others may write.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Cache().folder / "torch-compile"))
+# By default the compiler keeps its results in the shared folder for temporary files, where others may write. It finds
+# them by the graph, and not by the processor's instructions (torch 2.13): a program for AVX-512 that was found by a
+# processor with AVX2 alone, in a folder that both shared, read beyond its arrays and crashed.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    str(Cache().folder / "torch-compile" / hash_of(this_machine().features, os.environ.get("ATEN_CPU_CAPABILITY"))),
+)
 
 import torch
 

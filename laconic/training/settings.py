@@ -32,6 +32,7 @@ class TrainingComponents:
     schedule: Schedule
     techniques: Mapping[str, Technique]
     parameters: ParameterSettings = field(default_factory=ParameterSettings)
+    ema: float | None = None
 
 
 class Training(Strict):
@@ -44,7 +45,8 @@ class Training(Strict):
     loader: how batches are loaded. group_by_length: whether rows of similar length share a batch, which saves padding
     and makes batches less alike. mesh: how the model is distributed over ranks. snapshot_every: steps between two
     snapshots. freeze: patterns of the parameters that are not trained. layer_decay: factor of the learning rate from a
-    repeated layer to the one before it.
+    repeated layer to the one before it. ema: decay of the moving average of the weights, which is what is evaluated and
+    kept; None keeps the weights themselves.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -64,6 +66,7 @@ class Training(Strict):
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     freeze: tuple[str, ...] = ()
     layer_decay: float | None = Field(default=None, gt=0, le=1)
+    ema: float | None = Field(default=None, gt=0, lt=1)
     techniques: tuple[NamedSettings, ...] = ()
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     loader: LoaderSettings = LoaderSettings()
@@ -102,7 +105,7 @@ class Training(Strict):
         or cannot be combined with another."""
         techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
         optimizer = self.optimizer.configure("optimizer", Optimizer)
-        check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm)
+        check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm, ema=self.ema)
         adapters = [name for name, technique in techniques.items() if technique.trains_adapters]
         if self.freeze and adapters:
             raise RecipeError(
@@ -110,7 +113,8 @@ class Training(Strict):
                 f"Choose where adapters go with its targets"
             )
         schedule = self.schedule.configure("schedule", Schedule)
-        return TrainingComponents(optimizer, schedule, techniques, ParameterSettings(self.freeze, self.layer_decay))
+        parameters = ParameterSettings(self.freeze, self.layer_decay)
+        return TrainingComponents(optimizer, schedule, techniques, parameters, self.ema)
 
     def with_techniques(self, techniques: tuple[NamedSettings, ...], **changed: Any) -> Self:
         """The same settings with other techniques."""

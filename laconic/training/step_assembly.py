@@ -5,10 +5,12 @@ from math import ceil
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from laconic.errors import RecipeError
 from laconic.offload.host_memory import HostMemory
 from laconic.training.optimizers.optimizer import Groups, parameter_groups
+from laconic.training.optimizers.weight_average import average_weights
 from laconic.training.parallel.data_parallel import replicate_model
 from laconic.training.parallel.fully_sharded import shard_parameters
 from laconic.training.parallel.ranks import Ranks
@@ -48,11 +50,15 @@ def make_step_parts(
         groups = parameter_groups(module, optimizer.weight_decay)
         return scale_rates(module, groups, optimizer.lr, scale) if scale else groups
 
+    def build(groups: Groups) -> Optimizer:
+        made = optimizer.build(groups)
+        return made if components.ema is None else average_weights(made, components.ema)
+
     def unfreeze() -> None:
         for parameter in frozen:
             parameter.requires_grad_(True)
 
-    parts = StepParts(module, objective, optimizer.build, group, device, HostMemory(device))
+    parts = StepParts(module, objective, build, group, device, HostMemory(device))
     parts.on_restore(unfreeze)
     for technique in sort_by_slot(components.techniques):
         technique.apply(parts)
@@ -73,6 +79,7 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
         components.techniques,
         components.optimizer,
         max_grad_norm=training.max_grad_norm,
+        ema=training.ema,
         parallelism=mesh.parallelism,
     )
     if not parts.objective.splittable and ranks.world > 1:

@@ -112,6 +112,7 @@ def train(
             with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
                 if not ended:
                     run_steps(state, loader, settings, losses, [*seen, *logs])
+        state.keep_averages()
         conclude(state, len(losses))
     energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
     return TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)

@@ -48,9 +48,10 @@ def check_compatibility(
     *,
     max_grad_norm: float | None = None,
     parallelism: str | None = None,
+    ema: float | None = None,
 ) -> None:
     """Raise RecipeError for the first conflict that `find_conflict` finds."""
-    conflict = find_conflict(techniques, optimizer, max_grad_norm=max_grad_norm, parallelism=parallelism)
+    conflict = find_conflict(techniques, optimizer, max_grad_norm=max_grad_norm, parallelism=parallelism, ema=ema)
     if conflict:
         raise RecipeError(conflict)
 
@@ -61,10 +62,12 @@ def find_conflict(
     *,
     max_grad_norm: float | None = None,
     parallelism: str | None = None,
+    ema: float | None = None,
 ) -> str | None:
     """Why these techniques and this optimizer cannot be combined; None where they can.
 
-    max_grad_norm: of gradient clipping, None without. parallelism: "replicate" or "shard"; None on one device.
+    max_grad_norm: of gradient clipping, None without. parallelism: "replicate" or "shard"; None on one device. ema: the
+    decay of the average of the weights, None without.
     """
     if parallelism == "shard" and not optimizer.dtensor:
         return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
@@ -77,6 +80,8 @@ def find_conflict(
         if max_grad_norm is not None and "max_grad_norm" in technique.excludes:
             reason = technique.excludes["max_grad_norm"]
             return f"{name} and gradient clipping cannot be combined: {reason}. Set max_grad_norm: null"
+        if ema is not None and "ema" in technique.excludes:
+            return f"{name} and ema cannot be combined: {technique.excludes['ema']}. Leave ema out"
         if parallelism is not None and parallelism in technique.excludes:
             reason = technique.excludes[parallelism]
             return f"{name} and mesh ({parallelism}) cannot be combined: {reason}. Remove one of them"

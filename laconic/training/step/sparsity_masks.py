@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import Checkpoint
+from laconic.training.optimizers.weight_average import zero_weights
 from laconic.training.step.technique import Technique
 from laconic.training.step.train_state import StepCallback, StepCallbackFactory, TrainState
 
@@ -42,13 +42,12 @@ def keep_zeros(checkpoint: Checkpoint, techniques: Mapping[str, Technique]) -> t
 
 
 def mask_weights(state: TrainState, masks: Mapping[str, Tensor]) -> StepCallback:
-    """A callback that sets weights to zero. masks: where, bool, by the name of the parameter."""
+    """A callback that sets weights, and their averages, to zero. masks: where, bool, by the name of the parameter."""
     parameters = dict(state.module.named_parameters())
     masked = [(parameters[name], mask.to(parameters[name].device)) for name, mask in masks.items()]
 
-    @torch.no_grad()
     def callback(steps: int) -> None:
         for parameter, mask in masked:
-            parameter.masked_fill_(mask, 0.0)
+            zero_weights(state.optimizer, parameter, mask)
 
     return callback

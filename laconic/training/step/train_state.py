@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from laconic.offload.host_memory import HostMemory
 from laconic.training.optimizers.schedule import Scheduler
+from laconic.training.optimizers.weight_average import drop_averages, exchange_weights
 from laconic.training.step.objective import Batch, LossModule, Objective
 from laconic.training.step.parallel_strategy import ParallelStrategy
 from laconic.training.step.trained_modules import TrainedModules
@@ -108,6 +109,24 @@ class TrainState:
     def weights(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, as snapshots keep them."""
         return self.modules.weights()
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Have the averages of the weights in their place in the body, where there are any."""
+        self._exchange_weights()
+        try:
+            yield
+        finally:
+            self._exchange_weights()
+
+    def keep_averages(self) -> None:
+        """Put the averages of the weights in their place for good, where there are any: training is over."""
+        self._exchange_weights()
+        drop_averages(self.optimizer)
+
+    def _exchange_weights(self) -> None:
+        if exchange_weights(self.optimizer):
+            self.modules.refresh_copies()
 
     def finish(self) -> nn.Module:
         """Take the techniques off; gives the model with its trained weights."""
