@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import captured
 import numpy as np
@@ -194,6 +195,6 @@ def test_compiled_programs_are_kept_in_the_cache_folder_of_the_user_apart_for_ea
     for changes in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
         environment |= {"LACONIC_CACHE": str(tmp_path)} | changes
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        folders.append(done.stdout.strip())
-    assert {os.path.dirname(folder) for folder in folders} == {str(tmp_path / "torch-compile")}
+        folders.append(Path(done.stdout.strip()))
+    assert {folder.parent for folder in folders} == {tmp_path / "torch-compile"}
     assert folders[0] != folders[1]
