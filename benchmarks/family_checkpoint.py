@@ -1,6 +1,6 @@
 """A tiny checkpoint of a family of transformers: real structure, random weights, the files of save_pretrained."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ SPECIAL = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>"]
 SIZE = 64
 """Height and width of an image."""
 CLASSES = ("cat", "dog", "fish")
+LETTERS = ("a", "b", "c")
+"""Classes that are one token each where tokens are bytes."""
 SAMPLES = 120
 
 
@@ -33,6 +35,11 @@ class Family:
     processor: str | None = None
     pixels: Mapping[str, Any] | None = None
 
+    @property
+    def reads_bytes(self) -> bool:
+        """Whether a token is a byte."""
+        return self.config in BYTE_LEVEL
+
     def write(self, folder: Path) -> Path:
         """Write the checkpoint's folder, whose weights come from a fixed seed."""
         torch.manual_seed(0)
@@ -47,7 +54,7 @@ class Family:
         if self.processor:
             getattr(transformers, self.processor)(**(self.pixels or {})).save_pretrained(folder)
         else:
-            (save_byte_tokenizer if self.config in BYTE_LEVEL else save_tokenizer)(folder)
+            (save_byte_tokenizer if self.reads_bytes else save_tokenizer)(folder)
         return folder
 
 
@@ -86,12 +93,12 @@ def save_byte_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def write_texts(path: Path) -> Path:
+def write_texts(path: Path, classes: Sequence[str]) -> Path:
     """Texts of random words, with a class each."""
     rng = np.random.default_rng(0)
     rows = ["text,label"]
     for _ in range(SAMPLES):
-        rows.append(f"{' '.join(rng.choice(WORDS, rng.integers(3, 30)))},{rng.choice(CLASSES)}")
+        rows.append(f"{' '.join(rng.choice(WORDS, rng.integers(3, 30)))},{rng.choice(classes)}")
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from family_checkpoint import Family, write_images, write_texts
+from family_checkpoint import CLASSES, LETTERS, Family, write_images, write_texts
 from family_images import IMAGE_FAMILIES
 from family_modules import MODULES
 from family_texts import TEXT_FAMILIES
@@ -62,7 +62,10 @@ def make_family(name: str, folder: Path) -> Subject:
     source = folder / "source"
     if not source.exists():
         family.write(source)
-    data = write_images(folder / "images") if family.processor else write_texts(folder / "texts.csv")
+    if family.processor:
+        data = write_images(folder / "images")
+    else:
+        data = write_texts(folder / "texts.csv", LETTERS if family.reads_bytes else CLASSES)
     prunes = ("heads and FFN", "FFN", "heads", "channels") if family.processor else ("heads and FFN", "FFN", "heads")
 
     def pairs(checkpoint: Checkpoint) -> Pairs:
