@@ -219,7 +219,7 @@ def test_every_technique_is_in_a_slot_and_says_whether_it_is_exact():
             kind = registry.resolve("technique", name)
             assert kind.slot in SLOTS
             assert isinstance(kind.exact, bool)
-            assert set(kind.excludes) <= {*registry.TECHNIQUES, "max_grad_norm", "replicate", "shard"}
+            assert set(kind.excludes) <= {*registry.TECHNIQUES, "ema", "max_grad_norm", "replicate", "shard"}
 
 
 DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
