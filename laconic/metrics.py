@@ -1,6 +1,6 @@
 """Similarity metrics between two sets of outputs, and their bootstrap confidence intervals. Arrays in, numbers out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -87,6 +87,19 @@ def make_f1_scorer(correct: Array, found: Array, wanted: Array) -> Scorer:
         return 2 * float(correct[index].sum()) / total if total else 1.0
 
     return score
+
+
+def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
+    """The fewest words to replace, to add and to leave out that make one text of another (Levenshtein, 1966)."""
+    costs = list(range(len(wanted) + 1))
+    for row, word in enumerate(found, 1):
+        above, costs[0] = costs[0], row
+        for column, other in enumerate(wanted, 1):
+            above, costs[column] = (
+                costs[column],
+                min(costs[column] + 1, costs[column - 1] + 1, above + (word != other)),
+            )
+    return costs[-1]
 
 
 def bootstrap_interval(

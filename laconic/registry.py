@@ -31,6 +31,8 @@ TASKS = {
     "image-embedding": "laconic.tasks.image_embedding:ImageEmbedding",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
     "semantic-segmentation": "laconic.tasks.semantic_segmentation:SemanticSegmentation",
+    "audio-classification": "laconic.tasks.audio_classification:AudioClassification",
+    "automatic-speech-recognition": "laconic.tasks.speech_recognition:SpeechRecognition",
     "tensors": "laconic.tasks.tensors:Tensors",
     "causal-lm": "laconic.tasks.causal_lm:CausalLm",
 }
@@ -38,6 +40,7 @@ TASKS = {
 OBJECTIVES = {
     "answer-span": "laconic.training.objectives.answer_span:AnswerSpan",
     "binary-cross-entropy": "laconic.training.objectives.binary_cross_entropy:BinaryCrossEntropy",
+    "ctc": "laconic.training.objectives.ctc_loss:CtcLoss",
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
     "pixel-cross-entropy": "laconic.training.objectives.pixel_cross_entropy:PixelCrossEntropy",

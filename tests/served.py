@@ -18,6 +18,8 @@ from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED
 from laconic.hashing import digest_file, seal, unseal
 from laconic.metrics import cosine
 from laconic.runtimes.fake import FakeSession
+from laconic.tasks.audio_classification import AudioClassification
+from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.semantic_segmentation import SemanticSegmentation
@@ -118,6 +120,18 @@ def write_segmentation_model(path: Path) -> Path:
     spec = PIXELS.model_dump(mode="json")
     return change_artifact(
         path, task=task.name, inputs=[spec], outputs=[spec | {"name": "y"}], golden={"0.input.x": x, "0.output.y": x}
+    )
+
+
+def write_sound_model(path: Path) -> Path:
+    """Takes 100 samples or more, each the logit of a class."""
+    sizes = {"dtype": "float32", "shape": ("batch", "samples"), "bounds": {"samples": (100, 960_000)}}
+    task = AudioClassification((TensorSpec(name="x", **sizes),), preprocess=AudioPreprocess())
+    write_artifact(path, assets=task.assets(), factor=1)
+    x = np.random.default_rng(0).random((1, 200), np.float32)
+    spec, answer = (TensorSpec(name=name, **sizes).model_dump(mode="json") for name in ("x", "y"))
+    return change_artifact(
+        path, task=task.name, inputs=[spec], outputs=[answer], golden={"0.input.x": x, "0.output.y": x}
     )
 
 

@@ -248,6 +248,18 @@ def test_a_checkpoint_in_memory_is_planned_for_without_a_copy_of_its_weights(tmp
     assert predict(given, found[0].training, LENGTH, measuring.measure_rates(CPU)).peak > 0
 
 
+def save_entities(folder: Path) -> Path:
+    return models.save_bert(folder, transformers.BertForTokenClassification)
+
+
+@pytest.mark.parametrize("save", [save_entities, models.save_segformer, models.save_wav2vec2])
+def test_losses_over_the_labelled_positions_of_a_sample_are_simulated(save, tmp_path):
+    given = copy_structure(load_source(save(tmp_path)), "model")
+    training = Training(batch_size=BATCH)
+    long, short = (predict(given, training, length, measuring.measure_rates(CPU)).peak for length in (50, 10))
+    assert long >= short > 0
+
+
 def test_texts_longer_than_the_model_takes_are_refused(folder):
     with pytest.raises(RecipeError, match="bert takes at most 64 tokens, and 65 are asked for"):
         plan_memory(subject(folder, "bert"), Training(), length=65, memory=2**30, device=CPU)

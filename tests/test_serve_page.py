@@ -17,6 +17,7 @@ from served import (
     write_image_model,
     write_segmentation_model,
     write_sequences,
+    write_sound_model,
     write_text_model,
 )
 
@@ -224,6 +225,19 @@ def test_the_class_of_each_pixel_is_drawn_with_the_share_of_each_class(browser: 
         red, blue = mask.evaluate(pixel, 5), mask.evaluate(pixel, 35)
         assert red != blue
         assert mask.evaluate("canvas => [canvas.width, canvas.height]") == [40, 20]
+
+
+def test_a_sound_is_played_and_its_classes_are_shown(browser: Browser, tmp_path: Path) -> None:
+    with running(write_sound_model(tmp_path / "sound.laconic")) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.get_by_role("button", name="Use a test sound").click()
+        page.wait_for_function("document.querySelector('audio')?.duration > 0.99")
+        page.get_by_role("button", name="Try").click()
+        expect(page.locator(".bar output")).to_have_count(5)
+        page.locator("input[type=file]").set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": b"none"})
+        page.get_by_role("button", name="Try").click()
+        expect(page.locator("section .error")).to_contain_text("is not an audio file that can be read")
 
 
 def test_the_page_says_when_the_server_is_gone(browser: Browser, tmp_path: Path) -> None:

@@ -25,7 +25,11 @@ MAX_EXPANSION, MIN_EXPANDED = 50, 2**28
 """How many times its size an .npz or Parquet file may expand to, once that is more bytes than MIN_EXPANDED. Images of
 digits as float32 expand 7 times, with a wide empty margin 20 times."""
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
+    "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    "audio": (".wav", ".flac", ".ogg", ".oga", ".mp3"),
+}
+"""Of the files in folders of samples, by what they hold."""
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -156,26 +160,27 @@ def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, i
 
 
 def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """A folder of images: one subfolder per class, or all in one folder without labels."""
-    refuse_unless(task, "images", path)
+    """A folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
+    kind: SampleKind = "audio" if "audio" in task.accepts else "images"
+    refuse_unless(task, kind, path)
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     classes = [entry for entry in entries if entry.is_dir()]
-    loose = [entry for entry in entries if is_image(entry)]
+    loose = [entry for entry in entries if is_sample(entry, kind)]
     if classes and loose:
         raise DataError(
-            f"{path.name} holds both class folders ({classes[0].name}) and images ({loose[0].name}). "
-            f"Put every image into the folder of its class, or none"
+            f"{path.name} holds both class folders ({classes[0].name}) and {kind} ({loose[0].name}). "
+            f"Put every file into the folder of its class, or none"
         )
-    found: list[tuple[Path, str | None]] = [(image, None) for image in loose]
+    found: list[tuple[Path, str | None]] = [(file, None) for file in loose]
     for entry in classes:
-        found += [(image, entry.name) for image in sorted(entry.iterdir()) if is_image(image)]
-    for number, (image, label) in enumerate(found, 1):
-        yield Row(number, {task.field: image, **({} if label is None else {LABEL: label})})
+        found += [(file, entry.name) for file in sorted(entry.iterdir()) if is_sample(file, kind)]
+    for number, (file, label) in enumerate(found, 1):
+        yield Row(number, {task.field: file, **({} if label is None else {LABEL: label})})
 
 
-def is_image(path: Path) -> bool:
-    """Whether a file's name says that it is an image."""
-    return path.suffix.lower() in IMAGES and not path.name.startswith(".") and path.is_file()
+def is_sample(path: Path, kind: SampleKind) -> bool:
+    """Whether a file's name says that it holds a sample of this kind."""
+    return path.suffix.lower() in SUFFIXES[kind] and not path.name.startswith(".") and path.is_file()
 
 
 def refuse_unless(task: Task, kind: SampleKind, path: Path) -> None:

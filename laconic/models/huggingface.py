@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from laconic import registry
 from laconic.errors import SourceError, UntrustedSource
+from laconic.models.audio_processor import read_audio_preprocess, read_characters
 from laconic.models.embedder import (
     MODULES,
     EmbedderConfig,
@@ -41,6 +42,8 @@ from laconic.models.pretrained import (
 from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
+from laconic.models.speech import SpeechModel, count_shortest
+from laconic.models.speech import ignores_padding as ignores_silence
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -54,6 +57,9 @@ PROBED = 4
 
 MASKED = "AutoModelForMaskedLM"
 """The Auto class of masked language models."""
+
+SPEECH = "AutoModelForCTC"
+"""The Auto class of models that write what is said."""
 
 OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 """Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
@@ -103,6 +109,8 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
     "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
     "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
+    "AutoModelForAudioClassification": lambda model, source: SpeechModel(model),
+    SPEECH: lambda model, source: SpeechModel(model),
     "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
@@ -271,6 +279,18 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
     if "images" in opened.task.accepts:
         image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
         return Preprocessing(image=image, labels=labels)
+    if "audio" in opened.task.accepts:
+        audio, masks = read_audio_preprocess(opened.path)
+        shortest = count_shortest(model.config)
+        return Preprocessing(
+            audio=audio,
+            masks_audio=masks and isinstance(module, SpeechModel) and ignores_silence(module, shortest),
+            shortest_audio=shortest,
+            labels=labels,
+            characters=read_characters(opened.path, model.config.vocab_size)
+            if opened.task.auto_class == SPEECH
+            else None,
+        )
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]

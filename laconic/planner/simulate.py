@@ -260,12 +260,14 @@ def simulate(
     prepare: builds the state and a batch from fake tensors (see `fakify`).
     """
     with iterate_with(SampledIteration()), make_fake_mode():
-        made: Prepare = lambda: skip_overflow_checks(*prepare())  # noqa: E731
+        made: Prepare = lambda: skip_values(*prepare())  # noqa: E731
         return trace_memory(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 
 
-def skip_overflow_checks(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
-    """Make the loss scaler step without a check for overflows, since fake tensors have no values."""
+def skip_values(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
+    """Make the loss scaler step without a check for overflows, and the loss a mean over one term: fake tensors have no
+    values, so that neither overflows nor labelled positions can be counted."""
+    state.objective.count_terms = lambda batch: 1  # type: ignore[method-assign]
     if state.scaler.is_enabled():
         state.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
     return state, batch

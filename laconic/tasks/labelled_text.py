@@ -1,12 +1,14 @@
 """Texts to classes: what all tasks share whose samples are texts and whose model has an output for each class."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tokenizers import Tokenizer
 
 from laconic.tasks.classes import label_assets, read_labels
 from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import reads_waveforms
 from laconic.tasks.text import TextTask
 from laconic.tensor import TensorSpec
 
@@ -27,6 +29,10 @@ class LabelledText(TextTask):
     ) -> None:
         super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
         self.labels = labels
+
+    @classmethod
+    def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        return not reads_waveforms(config) and cls.fits(config)
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:

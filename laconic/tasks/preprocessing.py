@@ -1,13 +1,17 @@
 """What a checkpoint says about the preparation of its inputs, from which a task is made."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from laconic.tasks.chat_template import ChatTemplate
 from laconic.tasks.image_preprocess import ImagePreprocess
+
+if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
+    from laconic.tasks.audio_preprocess import AudioPreprocess
+    from laconic.tasks.ctc_vocabulary import CtcVocabulary
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -24,6 +28,8 @@ class Preprocessing:
     max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
     token that stands for an empty text. end_id: the token that ends a text; None without one. chat: the template of
     chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is unknown.
+    audio: None for a model that reads none. shortest_audio: in samples. masks_audio: whether a mask tells recordings
+    from their padding. characters: what speech is written with; None for a model that writes none.
     labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
     for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
     no mask tells the padding. The defaults serve for reading samples, or for planning, before a model is opened.
@@ -37,6 +43,10 @@ class Preprocessing:
     chat: ChatTemplate | None = None
     token_types: bool = False
     image: ImagePreprocess | None = None
+    audio: "AudioPreprocess | None" = None
+    shortest_audio: int = 400
+    masks_audio: bool = False
+    characters: "CtcVocabulary | None" = None
     labels: tuple[str, ...] = ()
     activation: Activation = "identity"
     mask_id: int | None = 0

@@ -55,7 +55,7 @@ class Tolerance(BaseModel):
         return f"mean >= {self.mean:g}{worst}"
 
 
-SampleKind = Literal["texts", "images", "arrays"]
+SampleKind = Literal["texts", "images", "audio", "arrays"]
 """What a file of samples can hold."""
 
 HealingLoss = Literal["hidden-states", "last-hidden-state", "outputs", "probabilities", "similarities", "vectors"]
@@ -370,6 +370,11 @@ def count_outputs(config: Mapping[str, Any]) -> int:
     """How many outputs the head of a config.json has; transformers takes two where it says nothing."""
     labels = config.get("id2label")
     return len(labels) if labels else int(config.get("num_labels", 2))
+
+
+def reads_waveforms(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of wav2vec 2.0 or a relative, whose heads are named as those of texts."""
+    return "conv_stride" in config
 
 
 def to_json(value: Any) -> bytes:

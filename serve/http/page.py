@@ -17,7 +17,7 @@ from serve.model_repository.repository import Repository
 HOME = Path(__file__).parent / "static"
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    "media-src blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,

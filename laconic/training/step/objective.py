@@ -85,7 +85,7 @@ class Objective(ABC):
 
     def count_tokens(self, batch: Batch) -> int:
         """What a batch counts for in tokens per second: tokens of a text without padding, rows of anything else."""
-        mask = batch.get("attention_mask")
+        mask = batch.get("attention_mask") if "texts" in self.task.accepts else None
         return next(iter(batch.values())).shape[0] if mask is None else int(mask.sum())
 
     def split(self, batch: Batch, rows: int | None) -> list[Batch]:

@@ -176,8 +176,10 @@ function addFile(fields, model) {
   const take = chosen => {
     file = chosen;
     picture?.remove();
-    if (!file?.type.startsWith("image/")) return;
-    picture = make("img", undefined, { alt: file.name, src: URL.createObjectURL(file) });
+    const kind = file?.type.split("/")[0];
+    if (kind === "image") picture = make("img", undefined, { alt: file.name, src: URL.createObjectURL(file) });
+    else if (kind === "audio") picture = make("audio", undefined, { controls: "", src: URL.createObjectURL(file), "aria-label": file.name });
+    else return;
     drop.prepend(picture);
   };
   input.addEventListener("change", () => take(input.files[0] ?? null));
@@ -188,10 +190,11 @@ function addFile(fields, model) {
       if (name === "drop") take(event.dataTransfer.files[0] ?? null);
     });
   }
-  if (accept.startsWith("image/")) {
-    const example = make("button", "Use a test picture", { type: "button" });
+  const test = { image: ["Use a test picture", drawPicture], audio: ["Use a test sound", makeSound] }[accept.split("/")[0]];
+  if (test) {
+    const example = make("button", test[0], { type: "button" });
     example.className = "second";
-    example.addEventListener("click", () => drawPicture().then(take));
+    example.addEventListener("click", async () => take(await test[1]()));
     drop.append(example);
   }
   return () => {
@@ -217,6 +220,14 @@ function drawPicture() {
   return new Promise(resolve => canvas.toBlob(blob => resolve(new File([blob], "test.png", { type: "image/png" }))));
 }
 
+function makeSound() {  // a second of a rising tone: WAV, 16 bits, one channel, 16 kHz
+  const rate = 16000, view = new DataView(new ArrayBuffer(44 + 2 * rate));
+  const words = [[0, 0x46464952], [4, 36 + 2 * rate], [8, 0x45564157], [12, 0x20746d66], [16, 16], [20, 0x10001], [24, rate], [28, 2 * rate], [32, 0x100002], [36, 0x61746164], [40, 2 * rate]];
+  for (const [place, word] of words) view.setUint32(place, word, true);
+  for (let at = 0; at < rate; at++) view.setInt16(44 + 2 * at, 9000 * Math.sin(6.283 * (200 + 200 * at / rate) * at / rate), true);
+  return new File([view], "test.wav", { type: "audio/wav" });
+}
+
 // Answers, shown by their form
 
 function showError(box, text) {
@@ -236,6 +247,7 @@ function showAnswer(box, answer, sample) {
   if (spans && typeof sample === "string") parts.push(showSpans(spans, sample));
   else if (typeof answer?.mask === "string") parts.push(...showMask(answer));
   else if (scores) parts.push(...scores.map(showScore));
+  else if (typeof answer?.text === "string") parts.push(make("p", answer.text || "Nothing was understood."));
   else {
     for (const [name, value] of Object.entries(Object(answer))) if (isVector(value)) parts.push(...showVector(name, value));
   }

@@ -1,0 +1,94 @@
+"""The feature extractor and the vocabulary of a speech checkpoint, and the proof that they work as in transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+
+from laconic.errors import SourceError
+from laconic.models.source_json import read_source_json
+from laconic.tasks.audio_preprocess import AudioPreprocess
+from laconic.tasks.ctc_vocabulary import CtcVocabulary
+
+SETTINGS = "preprocessor_config.json"
+
+SAMPLE_ERROR = 1e-5
+"""The largest difference of a normalized sample. Rounding alone differs by 1e-6."""
+
+
+def read_audio_preprocess(folder: Path) -> tuple[AudioPreprocess, bool]:
+    """The preprocessing of a checkpoint, checked against transformers', and whether the model takes a mask.
+
+    Raises SourceError for a folder without it, and for one that transformers reads in another way.
+    """
+    read_source_json(folder / SETTINGS)
+    try:
+        own = transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the type is of a later version, or of no transformers
+        raise SourceError(
+            f"transformers does not read {folder / SETTINGS}, so nothing shows that recordings would be prepared as "
+            f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
+        ) from error
+    made = AudioPreprocess(sampling_rate=own.sampling_rate, normalize=bool(getattr(own, "do_normalize", False)))
+    for waveform in make_probes(made.sampling_rate):
+        difference = measure_error(own, made, waveform)
+        if difference > SAMPLE_ERROR:
+            described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
+            raise SourceError(
+                f"{folder / SETTINGS} is for {type(own).__name__}, whose rules Laconic does not know: {described}. "
+                f"Models that read waveforms are known, as wav2vec 2.0, HuBERT and WavLM; give others with --builder, "
+                f"and arrays in .npz, prepared by your own code"
+            )
+    return made, bool(getattr(own, "return_attention_mask", False))
+
+
+def make_probes(rate: int) -> list[Any]:
+    """Recordings by which preprocessing is compared, [samples] float32: silence, and noise off zero."""
+    rng = np.random.default_rng(0)
+    noise = 0.1 * rng.standard_normal(rate // 2).astype(np.float32) + np.float32(0.05)
+    return [np.zeros(rate // 4, np.float32), noise, 0.001 * noise[: rate // 3]]
+
+
+def measure_error(own: Any, made: AudioPreprocess, waveform: Any) -> float:
+    """The largest difference of a sample between a feature extractor of transformers and ours; infinite for inputs of
+    different shapes."""
+    try:
+        features = own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")
+        found = np.asarray(features["input_values"][0])
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # it makes other inputs
+        return float("inf")
+    ours = made.apply(waveform, made.sampling_rate)
+    return float(np.abs(found - ours).max()) if found.shape == ours.shape else float("inf")
+
+
+def read_characters(folder: Path, size: int) -> CtcVocabulary:
+    """The vocabulary of a checkpoint that writes, checked against transformers' tokenizer. size: tokens of the model.
+
+    Raises SourceError for a folder without it, and for one that transformers reads in another way.
+    """
+    try:
+        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        names = {index: token for token, index in own.get_vocab().items()}
+        made = CtcVocabulary(
+            tokens=tuple(names.get(index, "") for index in range(size)),
+            blank=own.pad_token_id,
+            delimiter=own.word_delimiter_token,
+            upper=bool(own.do_lower_case),
+            unknown=own.unk_token_id,
+        )
+    except Exception as error:  # the type is of a later version, or of no transformers
+        raise SourceError(
+            f"the vocabulary of characters in {folder} does not read: {type(error).__name__}, "
+            f"{' '.join(str(error).split())}. Copy the folder again, with vocab.json and tokenizer_config.json"
+        ) from error
+    rng = np.random.default_rng(0)
+    for length in (1, 20, 200):
+        ids = rng.integers(0, size, length).repeat(rng.integers(1, 4, length)).tolist()
+        if (expected := own.decode(ids)) != made.decode(ids):
+            raise SourceError(
+                f"the tokenizer in {folder} writes {expected[:60]!r} where its vocabulary says "
+                f"{made.decode(ids)[:60]!r}: {type(own).__name__} has rules that Laconic does not know. Give "
+                f"the model with --builder"
+            )
+    return made

@@ -1,0 +1,172 @@
+"""Recordings to arrays, for every task that reads audio."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import InputError, SourceError
+from laconic.tasks.audio_preprocess import MAX_SECONDS, AudioPreprocess, check_length, check_rate, read_audio
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
+from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
+
+FRAMES = 50
+"""Frames of a second, by which lengths are given to time and plan with: wav2vec 2.0 and its relatives have so many."""
+
+WAVEFORM, MASK = "input_values", "attention_mask"
+
+
+class AudioTask(Task):
+    """A task whose samples are waveforms, [samples] float32, made from audio files or given as arrays.
+
+    The inputs are the waveforms and, for a model that is not disturbed by padding, their mask.
+    """
+
+    field = "audio"
+    field_description = "An audio file in base64, or a list of them."
+    upload = Upload(content_type="audio/*", example="speech.wav")
+    accepts = frozenset({"audio"})
+    decodes_files = True
+
+    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess) -> None:
+        self.inputs = inputs
+        self.preprocess = preprocess
+        # Without a mask the model takes padding for silence, so that answers depend on what else is in the batch.
+        self.padding = {spec.name: 0 for spec in inputs} if len(inputs) > 1 else {}
+
+    @classmethod
+    def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
+        raise SourceError(
+            f"task {cls.name!r} needs a feature extractor, which says the sampling rate. Choose a task that reads "
+            f"arrays, as {DEFAULT_TASK}"
+        )
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        audio = preprocessing.audio or AudioPreprocess()
+        bounds = {"samples": (preprocessing.shortest_audio, round(MAX_SECONDS * audio.sampling_rate))}
+        waveform = TensorSpec(name=WAVEFORM, dtype="float32", shape=(BATCH, "samples"), bounds=bounds)
+        mask = TensorSpec(name=MASK, dtype="int64", shape=(BATCH, "samples"), bounds=bounds)
+        return cls((waveform, mask) if preprocessing.masks_audio else (waveform,), preprocess=audio)
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        return cls(inputs, preprocess=AudioPreprocess.model_validate(read_asset(folder, PREPROCESS)))
+
+    def assets(self) -> dict[str, bytes]:
+        return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))}
+
+    def sample_schema(self) -> dict[str, Any]:
+        file = {"type": "string", "contentEncoding": "base64", "contentMediaType": "audio/*"}
+        waveform = {
+            "type": "object",
+            "properties": {
+                "array": {"type": "array", "items": {"type": "number"}},
+                "sampling_rate": {"type": "integer"},
+            },
+            "required": ["array", "sampling_rate"],
+        }
+        spec = self.inputs[0]
+        return {"anyOf": [file, waveform, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
+
+    def parse(self, value: Any) -> Any:
+        """Takes the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
+        "sampling_rate": 16000}`, or an array that is already the input."""
+        if isinstance(value, str):
+            value = self.read_base64(value)
+        if isinstance(value, (bytes, Path)):
+            sample = self.preprocess.apply(*read_audio(value))
+        elif isinstance(value, Mapping):
+            sample = self.preprocess.apply(*read_waveform(value))
+        else:
+            sample = read_numbers(value, np.dtype(np.float32), "a waveform")
+        if sample.ndim != 1:
+            raise InputError(f"a waveform must have one axis, not the shape {list(sample.shape)}")
+        if not np.isfinite(sample).all():
+            raise InputError("the recording holds NaN or infinity")
+        check_length(len(sample) / self.preprocess.sampling_rate)
+        shortest, _ = self.inputs[0].bounds["samples"]
+        if len(sample) < shortest:
+            rate = self.preprocess.sampling_rate
+            raise InputError(
+                f"the recording is {len(sample) / rate:.3f} s long, expected at least {shortest / rate:.3f} s"
+            )
+        return sample
+
+    def read_base64(self, text: str) -> bytes:
+        """The bytes of a file in base64, or in a data URL. Raises InputError."""
+        try:
+            return base64.b64decode(text.partition("base64,")[2] or text, validate=True)
+        except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
+            raise InputError("a recording in JSON must be the file's bytes in base64") from None
+
+    def read_field(self, value: Any, folder: Path) -> Any:
+        """The path of an audio file, relative to `folder`; the bytes of one; or a waveform as it is."""
+        if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold audio
+            return bytes(value["bytes"])
+        if isinstance(value, str):
+            found = folder / value
+            if not found.is_file():
+                raise InputError(f"there is no recording {value!r} (looked for {found})")
+            return found
+        return value
+
+    def from_arrays(self, arrays: Arrays) -> Any:
+        return first(arrays)
+
+    def example_request(self) -> dict[str, Any]:
+        return {self.field: "..."}
+
+    def encode(self, samples: Sequence[Any]) -> Arrays:
+        """Shorter recordings are padded with zeros: silence to a model without a mask, which learns from such batches
+        nevertheless, as it was trained."""
+        longest = max(map(len, samples))
+        values = np.zeros((len(samples), longest), np.float32)
+        mask = np.zeros((len(samples), longest), np.int64)
+        for row, sample in enumerate(samples):
+            values[row, : len(sample)] = sample
+            mask[row, : len(sample)] = 1
+        arrays: list[Array] = [values, mask]
+        return {spec.name: array for spec, array in zip(self.inputs, arrays, strict=False)}
+
+    def length(self, sample: Any) -> int:
+        return len(sample)
+
+    def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
+        """Noise that is `length` frames of 20 ms long, where the bounds allow."""
+        low, high = self.inputs[0].bounds["samples"]
+        samples = min(max(length * self.preprocess.sampling_rate // FRAMES, low), high)
+        return self.sample_inputs({BATCH: batch, "samples": samples}, seed)
+
+    def examples(self, count: int, seed: int = 0) -> list[Any]:
+        """Tones of varied pitch with noise, of one length where the model cannot pad, else of 1 to 3 s."""
+        rng = np.random.default_rng(seed)
+        rate = self.preprocess.sampling_rate
+        lengths = rng.integers(rate, 3 * rate, count) if self.padding else [2 * rate] * count
+        return [self.preprocess.apply(make_tone(rng, int(length), rate), rate) for length in lengths]
+
+
+def make_tone(rng: np.random.Generator, length: int, rate: int) -> Array:
+    """A tone that fades in and out a few times a second, with noise, [length] float32 from -1 to 1."""
+    time = np.arange(length) / rate
+    pitch, pulse = rng.uniform(80, 400), rng.uniform(2, 8)
+    tone = sum(np.sin(2 * np.pi * pitch * overtone * time) / overtone for overtone in (1, 2, 3, 5))
+    waveform = 0.2 * tone * (1 - np.cos(2 * np.pi * pulse * time)) + 0.02 * rng.standard_normal(length)
+    return np.asarray(waveform.clip(-1, 1), np.float32)
+
+
+def read_waveform(value: Mapping[str, Any]) -> tuple[Array, int]:
+    """The waveform and the sampling rate in `{"array": [...], "sampling_rate": 16000}`. Raises InputError."""
+    rate = value.get("sampling_rate")
+    if "array" not in value or not isinstance(rate, int) or isinstance(rate, bool):
+        raise InputError(f"a waveform must be given as {{'array': [...], 'sampling_rate': 16000}}, not {sorted(value)}")
+    check_rate(rate)
+    waveform = read_numbers(value["array"], np.dtype(np.float32), "a waveform")
+    if waveform.ndim != 1:
+        raise InputError(f"a waveform must have one axis, not the shape {list(waveform.shape)}")
+    check_length(len(waveform) / rate)
+    return waveform, rate

@@ -1,0 +1,86 @@
+"""Audio files to waveforms: decode, mix to one channel, resample, normalize."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+from pydantic import BaseModel, ConfigDict
+
+from laconic.arrays import Array
+from laconic.errors import InputError
+
+MAX_SECONDS = 60.0
+"""A longer recording is refused before it is decoded. Speech models are trained with parts of at most 20 to 30 s, and
+the memory of attention grows with the square of the length."""
+
+MAX_VALUES = 24_000_000
+"""A recording of more values, over all channels, is refused before it is decoded: a few kilobytes of FLAC can hold
+gigabytes of silence. Four channels at 96 kHz have as many in MAX_SECONDS; decoding takes 4 bytes for each."""
+
+RATES = (1_000, 768_000)
+"""The smallest and the largest sampling rate that is resampled, in Hz."""
+
+
+class AudioPreprocess(BaseModel):
+    """Preprocessing of a recording: one channel, at the model's sampling rate.
+
+    sampling_rate: in Hz. normalize: whether a recording gets mean 0 and variance 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sampling_rate: int = 16_000
+    normalize: bool = False
+
+    def apply(self, waveform: Array, rate: int) -> Array:
+        """The input for a recording, [samples] float32.
+
+        waveform: [samples] or [samples, channels], from -1 to 1. rate: in Hz.
+        """
+        mono = np.asarray(waveform, np.float32)
+        mono = mono.mean(axis=1) if mono.ndim == 2 else mono
+        if rate != self.sampling_rate:
+            mono = soxr.resample(mono, rate, self.sampling_rate)
+        if self.normalize:
+            # The constant is that of transformers: silence stays silence.
+            mono = (mono - mono.mean()) / np.sqrt(mono.var() + 1e-7)
+        return np.ascontiguousarray(mono, np.float32)
+
+
+def read_audio(source: bytes | Path) -> tuple[Array, int]:
+    """Decode a WAV, FLAC, OGG or MP3 file: the waveform [samples, channels] float32, from -1 to 1, and its rate in Hz.
+
+    Raises InputError for anything else, and for a recording of more than MAX_SECONDS or MAX_VALUES.
+    """
+    name = source.name if isinstance(source, Path) else "the upload"
+    try:
+        with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
+            check_rate(file.samplerate)
+            most = round(MAX_SECONDS * file.samplerate)
+            check_length(file.frames / file.samplerate)
+            if min(file.frames, most) * file.channels > MAX_VALUES:
+                raise InputError(
+                    f"{name} holds {file.frames * file.channels:,} values in {file.channels} channels, more than "
+                    f"{MAX_VALUES:,}. Save it with fewer channels"
+                )
+            waveform = file.read(most, dtype="float32", always_2d=True)
+            return waveform, int(file.samplerate)
+    except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "error_string", str(error))
+        raise InputError(f"{name} is not an audio file that can be read: {' '.join(reason.split())}") from None
+
+
+def check_rate(rate: int) -> None:
+    """Raise InputError for a sampling rate that no recording has."""
+    if not RATES[0] <= rate <= RATES[1]:
+        raise InputError(f"the sampling rate is {rate} Hz, expected {RATES[0]:,} to {RATES[1]:,}")
+
+
+def check_length(seconds: float) -> None:
+    """Raise InputError for a recording that is too long."""
+    if seconds > MAX_SECONDS:
+        raise InputError(
+            f"the recording is {seconds:.1f} s long, and at most {MAX_SECONDS:g} s are taken. Cut it into parts"
+        )

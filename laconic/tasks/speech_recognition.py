@@ -1,0 +1,114 @@
+"""Automatic speech recognition: a recording to its text, by connectionist temporal classification."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import DataError
+from laconic.metrics import Scorer, count_edits, softmax
+from laconic.tasks.audio import AudioTask
+from laconic.tasks.audio_preprocess import AudioPreprocess
+from laconic.tasks.ctc_vocabulary import CtcVocabulary
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import LABEL, HealingLoss, Tolerance, first, read_asset, to_json
+from laconic.tasks.token_positions import find_filled, fit_positions
+from laconic.tensor import TensorSpec
+
+CHARACTERS = "characters.json"
+NO_CHARACTERS = CtcVocabulary(tokens=(), blank=0, delimiter="|")
+"""For a task that only needs the shapes of its inputs."""
+TEXT = "text"
+"""The column of what is said, in place of a label."""
+
+
+class SpeechRecognition(AudioTask):
+    """Fidelity is the overlap of the two distributions of characters, the mean over the frames of a recording. The
+    metric is 1 minus the word error rate, which counts wrong, missing and added words per word of the text."""
+
+    name = "automatic-speech-recognition"
+    tolerance = Tolerance(mean=0.98)
+    metric = "word accuracy"
+    objective = "ctc"
+    columns: ClassVar[tuple[str, ...]] = (LABEL, TEXT)
+    labels_alike = False
+    has_logits = False
+    auto_class = "AutoModelForCTC"
+    architectures: ClassVar[tuple[str, ...]] = ("ForCTC",)
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        preprocess: AudioPreprocess,
+        characters: CtcVocabulary = NO_CHARACTERS,
+    ) -> None:
+        super().__init__(inputs, preprocess=preprocess)
+        self.characters = characters
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        task = super().from_preprocessing(preprocessing)
+        task.characters = preprocessing.characters or NO_CHARACTERS
+        return task
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        task = super().from_assets(folder, inputs)
+        task.characters = CtcVocabulary.model_validate(read_asset(folder, CHARACTERS))
+        return task
+
+    def assets(self) -> dict[str, bytes]:
+        return super().assets() | {CHARACTERS: to_json(self.characters.model_dump(mode="json"))}
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """A recording, and what is said in it."""
+        samples, label = super().read_row(values, folder)
+        return samples, values.get(TEXT, label)
+
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """What is said, as the model writes it. Raises DataError where it cannot."""
+        if not isinstance(value, str):
+            raise DataError(f"a label must be the text of what is said, not {value!r}")
+        text = " ".join(value.split())
+        self.characters.encode(text)
+        return text.lower() if self.characters.upper else text
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        return [{"text": text} for text in self.write(first(outputs))]
+
+    def write(self, logits: Array) -> list[str]:
+        """The text of each recording. logits: [samples, frames, tokens], zeros at frames of padding."""
+        return [
+            self.characters.decode(row[filled].argmax(axis=-1).tolist())
+            for row, filled in zip(logits, find_filled(logits), strict=True)
+        ]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        wanted = first(reference)
+        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+        shared = np.minimum(softmax(wanted), softmax(found)).sum(axis=-1) * filled
+        return np.asarray(shared.sum(axis=1) / filled.sum(axis=1).clip(min=1))
+
+    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+        wanted, found = self.write(first(reference)), self.write(first(candidate))
+        return {"agreement": float(np.mean([one == other for one, other in zip(wanted, found, strict=True)]))}
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        edits, words = (
+            np.array(counts)
+            for counts in zip(
+                *(
+                    (count_edits(found.split(), wanted.split()), len(wanted.split()))
+                    for found, wanted in zip(self.write(first(outputs)), labels, strict=True)
+                ),
+                strict=True,
+            )
+        )
+        return lambda index: 1 - float(edits[index].sum()) / max(int(words[index].sum()), 1)
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the logits; the logits alone where no layers are shared."""
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
