@@ -1,11 +1,13 @@
 """A tiny checkpoint of a family of transformers: real structure, random weights, the files of save_pretrained."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 import transformers
 from PIL import Image
@@ -36,6 +38,11 @@ class Family:
     pixels: Mapping[str, Any] | None = None
 
     @property
+    def reads(self) -> str:
+        """What its samples are: texts, images or sounds."""
+        return "texts" if self.processor is None else "sounds" if self.processor == EXTRACTOR else "images"
+
+    @property
     def reads_bytes(self) -> bool:
         """Whether a token is a byte."""
         return self.config in BYTE_LEVEL
@@ -51,6 +58,8 @@ class Family:
         kind = getattr(transformers, f"{self.config}{self.head}")
         model = sharpen(kind(config).eval())
         model.save_pretrained(folder)
+        if self.head == CTC:
+            save_characters(folder)
         if self.processor:
             getattr(transformers, self.processor)(**(self.pixels or {})).save_pretrained(folder)
         else:
@@ -93,6 +102,14 @@ def save_byte_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
+def save_characters(folder: Path) -> None:
+    """A vocabulary of characters, as models have it that write what is said."""
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(CHARACTERS)}))
+    transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"), bos_token=None, eos_token=None).save_pretrained(
+        folder
+    )
+
+
 def write_texts(path: Path, classes: Sequence[str]) -> Path:
     """Texts of random words, with a class each."""
     rng = np.random.default_rng(0)
@@ -111,6 +128,18 @@ def write_images(folder: Path) -> Path:
         path = folder / CLASSES[number % 3] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(tiles).resize((90, 80), Image.Resampling.BICUBIC).save(path)
+    return folder
+
+
+def write_sounds(folder: Path, *, classes: bool) -> Path:
+    """Tones with noise, of several lengths, in a folder for each class, or all in one."""
+    rng = np.random.default_rng(0)
+    for number in range(SAMPLES):
+        time = np.arange(rng.integers(RATE // 2, RATE)) / RATE
+        tone = 0.3 * np.sin(2 * np.pi * rng.uniform(100, 3000) * time) + 0.05 * rng.standard_normal(len(time))
+        path = folder / (CLASSES[number % 3] if classes else ".") / f"{number}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, tone, RATE)
     return folder
 
 
@@ -137,6 +166,23 @@ VIT: dict[str, Any] = {
 }
 SQUARE = {"size": {"height": SIZE, "width": SIZE}}
 CLASSIFIER, IMAGES, CAUSAL, BARE = "ForSequenceClassification", "ForImageClassification", "ForCausalLM", "Model"
+CTC, EXTRACTOR = "ForCTC", "Wav2Vec2FeatureExtractor"
+CHARACTERS = ("<pad>", "<unk>", "|", *"ETAOINSHRDLU")
+RATE = 16_000
+"""Samples of a second of sound."""
+WAV2VEC: dict[str, Any] = {
+    "vocab_size": len(CHARACTERS),
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "conv_dim": (32, 32, 64),
+    "conv_kernel": (10, 8, 4),
+    "conv_stride": (5, 8, 4),
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
 
 
 def text(config: str, head: str = CLASSIFIER, /, **settings: Any) -> Family:
@@ -149,3 +195,9 @@ def image(
 ) -> Family:
     """A family that reads images."""
     return Family(config, head, settings, processor, pixels)
+
+
+def sound(config: str, head: str = CTC, /, norm: str = "group", **settings: Any) -> Family:
+    """A family that reads sounds. norm: of the feature encoder; with a norm of each layer, a mask tells the padding."""
+    own = WAV2VEC | {"feat_extract_norm": norm, "do_stable_layer_norm": norm == "layer"}
+    return Family(config, head, own | settings, EXTRACTOR, {"return_attention_mask": norm == "layer"})

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 import transformers
-from family_checkpoint import CLASSES, LETTERS, Family, write_images, write_texts
+from family_checkpoint import CLASSES, CTC, LETTERS, Family, write_images, write_sounds, write_texts
 from family_images import IMAGE_FAMILIES
 from family_modules import MODULES
+from family_sounds import SOUND_FAMILIES
 from family_texts import TEXT_FAMILIES
 from family_timm import TIMM
 from PIL import Image
@@ -58,15 +60,12 @@ def make_subject(group: str, name: str, folder: Path) -> Subject:
 
 def make_family(name: str, folder: Path) -> Subject:
     """A family of transformers."""
-    family = (TEXT_FAMILIES | IMAGE_FAMILIES)[name]
+    family = (TEXT_FAMILIES | IMAGE_FAMILIES | SOUND_FAMILIES)[name]
     source = folder / "source"
     if not source.exists():
         family.write(source)
-    if family.processor:
-        data = write_images(folder / "images")
-    else:
-        data = write_texts(folder / "texts.csv", LETTERS if family.reads_bytes else CLASSES)
-    prunes = ("heads and FFN", "FFN", "heads", "channels") if family.processor else ("heads and FFN", "FFN", "heads")
+    data = write_samples(family, folder)
+    prunes = ("heads and FFN", "FFN", "heads", *(("channels",) if family.reads == "images" else ()))
 
     def pairs(checkpoint: Checkpoint) -> Pairs:
         model = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
@@ -77,6 +76,15 @@ def make_family(name: str, folder: Path) -> Subject:
                 yield next(iter(outputs.values())), answer(family, model, source, value)
 
     return Subject(source, data, pairs, prunes)
+
+
+def write_samples(family: Family, folder: Path) -> Path:
+    """Samples of the kind that a family reads; recordings without their classes where what is said is asked for."""
+    if family.reads == "images":
+        return write_images(folder / "images")
+    if family.reads == "sounds":
+        return write_sounds(folder / "sounds", classes=family.head != CTC)
+    return write_texts(folder / "texts.csv", LETTERS if family.reads_bytes else CLASSES)
 
 
 def make_module(name: str, folder: Path) -> Subject:
@@ -129,19 +137,24 @@ def make_built(
 
 def read_samples(family: Family, data: Path) -> list[Any]:
     """A few samples of the data."""
-    if family.processor:
-        return [path.read_bytes() for path in sorted(data.glob("*/*.png"))[:COMPARED]]
+    if family.reads != "texts":
+        return [path.read_bytes() for path in sorted((*data.glob("*.*"), *data.glob("*/*.*")))[:COMPARED]]
     return [line.rpartition(",")[0] for line in data.read_text(encoding="utf-8").splitlines()[1 : 1 + COMPARED]]
 
 
 def answer(family: Family, model: Any, source: Path, value: Any) -> Tensor:
     """What transformers answers: logits, those of the next token, a pooled vector, or the mean of the hidden states."""
-    if family.processor:
+    if family.reads == "sounds":
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(source)
+        waveform, rate = soundfile.read(io.BytesIO(value), dtype="float32")
+        logits: Tensor = model(**extractor(waveform, sampling_rate=rate, return_tensors="pt")).logits
+        return logits
+    if family.reads == "images":
         processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
         outputs = model(**processor(images=Image.open(io.BytesIO(value)), return_tensors="pt"))
         if "logits" in outputs:
-            logits: Tensor = outputs.logits
-            return logits
+            found: Tensor = outputs.logits
+            return found
         pooled: Tensor | None = outputs.get("pooler_output")
         return outputs.last_hidden_state[:, 0] if pooled is None else pooled
     tokens = transformers.AutoTokenizer.from_pretrained(source)(value, return_tensors="pt", truncation=True)

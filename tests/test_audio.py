@@ -21,6 +21,7 @@ from laconic.errors import DataError, InputError, SourceError
 from laconic.finetune.finetune import finetune
 from laconic.metrics import count_edits
 from laconic.models.checkpoint import load_source
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.audio import make_tone
@@ -29,6 +30,7 @@ from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from laconic.training.objectives.ctc_loss import align
 from laconic.training.observers import ObserverSettings
 from laconic.training.settings import TrainingRecipe
+from serve.batching.layout import Layout
 
 QUIET = Steps(quiet=True)
 RATE = 16_000
@@ -227,6 +229,19 @@ def write_speech(folder: Path, count: int) -> Path:
         lines.append(json.dumps({"audio": f"{number}.wav", "text": text}))
     (folder / "rows.jsonl").write_text("\n".join(lines))
     return folder / "rows.jsonl"
+
+
+@pytest.mark.parametrize("length", [4000, 4321])
+def test_a_recording_that_is_padded_to_share_a_batch_gets_its_own_frames(speech, length):
+    checkpoint = load_source(speech)
+    task = checkpoint.task
+    layout = Layout(checkpoint.inputs, checkpoint.outputs, task.padding, rounded=True, derive=task.derive_sizes)
+    short, long = (layout.make_part(task.encode([tone([300], size / RATE)])) for size in (length, 6000))
+    assert layout.sizes([short, long])["samples"] > 6000
+    with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs) as session:
+        (alone,) = session.run(short.inputs).values()
+        (beside,) = layout.split_outputs(session.run(layout.join_inputs([short, long])), [short, long])[0].values()
+    np.testing.assert_allclose(beside, alone, atol=1e-4)
 
 
 def test_what_is_said_is_learnt_from_texts(speech, tmp_path, cache):

@@ -363,3 +363,10 @@ def test_a_token_that_the_model_has_no_embedding_for_is_named_when_the_texts_are
     with pytest.raises(InputError, match="another model"):
         open_task("text-embedding", tmp_path, task.inputs).encode(texts)
     assert task.typical(4, 8)["input_ids"].max() < highest
+
+
+@pytest.mark.parametrize("value", [[1, "two", []], None, {"a": {}}, [[1], [2, 3]]])
+def test_an_unknown_input_is_named_whatever_it_holds(value):
+    task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
+    with pytest.raises(InputError, match=r"unknown \['y'\]"):
+        task.parse({"x": [1, 2], "y": value})

@@ -88,9 +88,11 @@ class LaidOutSession(Session):
     @classmethod
     def of(cls, session: Session, artifact: Artifact) -> "LaidOutSession":
         """Lay batches out as for this artifact."""
-        manifest = artifact.manifest
-        padding = artifact.task().padding
-        return cls(session, Layout(manifest.inputs, manifest.outputs, padding, rounded=manifest.batching))
+        manifest, task = artifact.manifest, artifact.task()
+        padding, rounded = task.padding, manifest.batching
+        return cls(
+            session, Layout(manifest.inputs, manifest.outputs, padding, rounded=rounded, derive=task.derive_sizes)
+        )
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         part = self._layout.make_part(dict(inputs))

@@ -8,8 +8,10 @@ import transformers
 
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
+from laconic.models.speech import SpeechModel, ignores_padding, list_convolutions
 from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
+from laconic.tasks.preprocessing import Preprocessing
 
 SETTINGS = "preprocessor_config.json"
 
@@ -17,9 +19,25 @@ SAMPLE_ERROR = 1e-5
 """The largest difference of a normalized sample. Rounding alone differs by 1e-6."""
 
 
-def read_audio_preprocess(folder: Path) -> tuple[AudioPreprocess, bool]:
+def read_speech(folder: Path, module: SpeechModel, labels: tuple[str, ...], *, writes: bool) -> Preprocessing:
+    """The preprocessing of a checkpoint that reads waveforms. writes: whether it writes what is said.
+
+    Raises SourceError where a part is missing, or transformers reads it in another way.
+    """
+    config = module.model.config
+    audio, masks = read_audio_preprocess(folder, config)
+    return Preprocessing(
+        audio=audio,
+        masks_audio=masks and ignores_padding(module, audio),
+        labels=labels,
+        characters=read_characters(folder, config.vocab_size) if writes else None,
+    )
+
+
+def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, bool]:
     """The preprocessing of a checkpoint, checked against transformers', and whether the model takes a mask.
 
+    config: of the model.
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
     read_source_json(folder / SETTINGS)
@@ -30,7 +48,11 @@ def read_audio_preprocess(folder: Path) -> tuple[AudioPreprocess, bool]:
             f"transformers does not read {folder / SETTINGS}, so nothing shows that recordings would be prepared as "
             f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
         ) from error
-    made = AudioPreprocess(sampling_rate=own.sampling_rate, normalize=bool(getattr(own, "do_normalize", False)))
+    made = AudioPreprocess(
+        sampling_rate=own.sampling_rate,
+        normalize=bool(getattr(own, "do_normalize", False)),
+        convolutions=list_convolutions(config),
+    )
     for waveform in make_probes(made.sampling_rate):
         difference = measure_error(own, made, waveform)
         if difference > SAMPLE_ERROR:

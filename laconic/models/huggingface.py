@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from laconic import registry
 from laconic.errors import SourceError, UntrustedSource
-from laconic.models.audio_processor import read_audio_preprocess, read_characters
+from laconic.models.audio_processor import read_speech
 from laconic.models.embedder import (
     MODULES,
     EmbedderConfig,
@@ -42,8 +42,7 @@ from laconic.models.pretrained import (
 from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
-from laconic.models.speech import SpeechModel, count_shortest
-from laconic.models.speech import ignores_padding as ignores_silence
+from laconic.models.speech import SpeechModel
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -279,18 +278,8 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
     if "images" in opened.task.accepts:
         image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
         return Preprocessing(image=image, labels=labels)
-    if "audio" in opened.task.accepts:
-        audio, masks = read_audio_preprocess(opened.path)
-        shortest = count_shortest(model.config)
-        return Preprocessing(
-            audio=audio,
-            masks_audio=masks and isinstance(module, SpeechModel) and ignores_silence(module, shortest),
-            shortest_audio=shortest,
-            labels=labels,
-            characters=read_characters(opened.path, model.config.vocab_size)
-            if opened.task.auto_class == SPEECH
-            else None,
-        )
+    if isinstance(module, SpeechModel):
+        return read_speech(opened.path, module, labels, writes=opened.task.auto_class == SPEECH)
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from laconic.tasks.audio_preprocess import MINIMUM_FRAMES, AudioPreprocess
+
 # At each call of WavLM, whose code in transformers gives torch masks of two types.
 warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask")
-
-MINIMUM_FRAMES = 4
-"""Frames that the shortest recording has. One alone leaves nothing to attend to, and SEW halves their number."""
 
 
 class SpeechModel(nn.Module):
@@ -52,26 +51,27 @@ PADDING_ERROR = 1e-4
 
 
 @torch.inference_mode()
-def ignores_padding(module: SpeechModel, shortest: int) -> bool:
+def ignores_padding(module: SpeechModel, preprocess: AudioPreprocess) -> bool:
     """Whether padding behind a recording leaves its answer as it is. In some models convolutions or an average read
-    the padding in spite of the mask. shortest: samples of the shortest recording."""
+    the padding in spite of the mask."""
     module.eval()
     generator = torch.Generator().manual_seed(0)
-    longest = 4 * shortest
-    for length in range(2 * shortest, 3 * shortest, shortest // MINIMUM_FRAMES):  # of even and of odd numbers of frames
+    longest = preprocess.count_samples(4 * MINIMUM_FRAMES)
+    for frames in range(2 * MINIMUM_FRAMES, 3 * MINIMUM_FRAMES):  # in some models an odd number leaves a rest
+        length = preprocess.count_samples(frames)
         alone = torch.randn((1, length), generator=generator)
         wanted = module(alone, torch.ones_like(alone, dtype=torch.int64))
         padded = torch.nn.functional.pad(alone, (0, longest - length))
         found = module(padded, (torch.arange(longest) < length).to(torch.int64)[None])
+        if wanted.ndim == 3 and wanted.shape[1] != frames:
+            return False
         found = found[:, : wanted.shape[1]]
         if (found - wanted).abs().max() > PADDING_ERROR * wanted.abs().max():
             return False
     return True
 
 
-def count_shortest(config: Any) -> int:
-    """The samples that give MINIMUM_FRAMES frames after the strided convolutions of a config."""
-    samples = MINIMUM_FRAMES
-    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
-        samples = (samples - 1) * stride + kernel
-    return samples
+def list_convolutions(config: Any) -> tuple[tuple[int, int], ...]:
+    """Kernel and stride of each convolution that shortens a recording, from a config of transformers."""
+    adapters = [(1, config.adapter_stride)] * config.num_adapter_layers if getattr(config, "add_adapter", False) else []
+    return (*zip(config.conv_kernel, config.conv_stride, strict=True), *adapters)

@@ -9,7 +9,14 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError, SourceError
-from laconic.tasks.audio_preprocess import MAX_SECONDS, AudioPreprocess, check_length, check_rate, read_audio
+from laconic.tasks.audio_preprocess import (
+    MAX_SECONDS,
+    MINIMUM_FRAMES,
+    AudioPreprocess,
+    check_length,
+    check_rate,
+    read_audio,
+)
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
 from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
@@ -48,7 +55,7 @@ class AudioTask(Task):
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
         audio = preprocessing.audio or AudioPreprocess()
-        bounds = {"samples": (preprocessing.shortest_audio, round(MAX_SECONDS * audio.sampling_rate))}
+        bounds = {"samples": (audio.count_samples(MINIMUM_FRAMES), round(MAX_SECONDS * audio.sampling_rate))}
         waveform = TensorSpec(name=WAVEFORM, dtype="float32", shape=(BATCH, "samples"), bounds=bounds)
         mask = TensorSpec(name=MASK, dtype="int64", shape=(BATCH, "samples"), bounds=bounds)
         return cls((waveform, mask) if preprocessing.masks_audio else (waveform,), preprocess=audio)

@@ -19,20 +19,37 @@ MAX_VALUES = 24_000_000
 """A recording of more values, over all channels, is refused before it is decoded: a few kilobytes of FLAC can hold
 gigabytes of silence. Four channels at 96 kHz have as many in MAX_SECONDS; decoding takes 4 bytes for each."""
 
+MINIMUM_FRAMES = 4
+"""Frames that the shortest recording has. One alone leaves nothing to attend to, and SEW halves their number."""
+
 RATES = (1_000, 768_000)
 """The smallest and the largest sampling rate that is resampled, in Hz."""
 
 
 class AudioPreprocess(BaseModel):
-    """Preprocessing of a recording: one channel, at the model's sampling rate.
+    """Preprocessing of a recording: one channel, at the model's sampling rate; and the frames that a model makes of it.
 
-    sampling_rate: in Hz. normalize: whether a recording gets mean 0 and variance 1.
+    sampling_rate: in Hz. normalize: whether a recording gets mean 0 and variance 1. convolutions: kernel and stride of
+    each convolution in the model that shortens the recording, in their order.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sampling_rate: int = 16_000
     normalize: bool = False
+    convolutions: tuple[tuple[int, int], ...] = ()
+
+    def count_frames(self, samples: int) -> int:
+        """The frames of a recording of so many samples."""
+        for kernel, stride in self.convolutions:
+            samples = (samples - kernel) // stride + 1
+        return samples
+
+    def count_samples(self, frames: int) -> int:
+        """The samples of the shortest recording that has so many frames."""
+        for kernel, stride in reversed(self.convolutions):
+            frames = (frames - 1) * stride + kernel
+        return frames
 
     def apply(self, waveform: Array, rate: int) -> Array:
         """The input for a recording, [samples] float32.

@@ -28,8 +28,8 @@ class Preprocessing:
     max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
     token that stands for an empty text. end_id: the token that ends a text; None without one. chat: the template of
     chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is unknown.
-    audio: None for a model that reads none. shortest_audio: in samples. masks_audio: whether a mask tells recordings
-    from their padding. characters: what speech is written with; None for a model that writes none.
+    audio: None for a model that reads none. masks_audio: whether a mask tells recordings from their padding.
+    characters: what speech is written with; None for a model that writes none.
     labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
     for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
     no mask tells the padding. The defaults serve for reading samples, or for planning, before a model is opened.
@@ -44,7 +44,6 @@ class Preprocessing:
     token_types: bool = False
     image: ImagePreprocess | None = None
     audio: "AudioPreprocess | None" = None
-    shortest_audio: int = 400
     masks_audio: bool = False
     characters: "CtcVocabulary | None" = None
     labels: tuple[str, ...] = ()

@@ -20,6 +20,8 @@ from laconic.tensor import TensorSpec
 CHARACTERS = "characters.json"
 NO_CHARACTERS = CtcVocabulary(tokens=(), blank=0, delimiter="|")
 """For a task that only needs the shapes of its inputs."""
+FRAMES = "logits_1"
+"""The axis of frames in the output, as the signature of a module names it."""
 TEXT = "text"
 """The column of what is said, in place of a label."""
 
@@ -78,6 +80,9 @@ class SpeechRecognition(AudioTask):
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         return [{"text": text} for text in self.write(first(outputs))]
+
+    def derive_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
+        return {FRAMES: self.preprocess.count_frames(sizes["samples"])} if "samples" in sizes else {}
 
     def write(self, logits: Array) -> list[str]:
         """The text of each recording. logits: [samples, frames, tokens], zeros at frames of padding."""

@@ -245,6 +245,10 @@ class Task(ABC):
         """The answer of a sample from those of the parts that `split` made of it."""
         return answers[0]
 
+    def derive_sizes(self, sizes: dict[str, int]) -> dict[str, int]:
+        """The sizes of axes of the outputs that follow from those of the inputs, which a server cuts padding by."""
+        return {}
+
     def from_tokens(self, ids: Sequence[int]) -> Any:
         """What `parse` takes, from the ids of tokens. Raises InputError where the task does not read tokens."""
         raise InputError(f"this model is for {self.name} and takes no tokens")

@@ -1,7 +1,7 @@
 """The layout of a batch: requests are joined and padded to one batch, and outputs split again."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,11 +108,14 @@ class Layout:
         padding: Mapping[str, int] | None = None,
         *,
         rounded: bool = False,
+        derive: Callable[[Sizes], Sizes] = lambda sizes: {},
     ) -> None:
-        """rounded: whether free axes that the task pads are rounded up to one of few sizes."""
+        """rounded: whether free axes that the task pads are rounded up to one of few sizes. derive: the sizes of
+        further axes of the outputs, from those of the inputs; see `Task.derive_sizes`."""
         self.inputs = tuple(inputs)
         self.outputs = {spec.name: spec for spec in outputs}
         self.padding = dict(padding or {})
+        self._derive = derive
         self.batched = all(spec.batched for spec in (*inputs, *outputs))
         self._free = [
             (spec.name, index, axis)
@@ -224,4 +227,5 @@ class Layout:
         if part.sizes == sizes:
             return array
         axes = self.outputs[name].shape[1:]
-        return array[(slice(None), *(slice(part.sizes.get(axis) if isinstance(axis, str) else None) for axis in axes))]
+        own = {**part.sizes, **self._derive(part.sizes)}
+        return array[(slice(None), *(slice(own.get(axis) if isinstance(axis, str) else None) for axis in axes))]

@@ -71,7 +71,13 @@ class Model:
         self.statistics = Statistics()
         self.batcher = Batcher(
             backend.sessions,
-            Layout(self.inputs, self.outputs, self.task.padding, rounded=manifest.batching),
+            Layout(
+                self.inputs,
+                self.outputs,
+                self.task.padding,
+                rounded=manifest.batching,
+                derive=self.task.derive_sizes,
+            ),
             cap=read_cap(artifact),
             max_wait=settings.queue_seconds,
             statistics=self.statistics,
