@@ -22,7 +22,7 @@ from laconic.planner.device_rates import (
 )
 from laconic.planner.memory_timeline import AllocationLog
 from laconic.planner.sampled_loops import SampledIteration
-from laconic.planner.simulate import AllocationTracker
+from laconic.planner.simulate import AllocationTracker, make_fake_mode
 from laconic.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
 
 FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
@@ -69,6 +69,13 @@ def test_a_look_in_another_way_is_free():
     a = torch.ones(8, 8)
     looks = (lambda: a.view(64), lambda: a.t(), lambda: a[2:], a.detach, lambda: a[None].expand(9, 8, 8))
     assert [worked(look).seconds() for look in (*looks, lambda: torch.empty(5))] == [0.0] * 6
+
+
+def test_the_question_for_the_device_of_a_fake_tensor_is_no_operation():
+    with make_fake_mode():
+        a = torch.empty(1000, requires_grad=True)
+        assert worked(lambda: a.device).seconds() == 0.0
+        assert worked(lambda: a * a).device == pytest.approx(RATES.passes(3 * 4000.0))
 
 
 @pytest.mark.parametrize("backward", [False, True])

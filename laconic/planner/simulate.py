@@ -39,6 +39,9 @@ Prepare = Callable[[], tuple[TrainState, Batch]]
 STEPS = 2
 """The optimizer allocates its state in the first step, so the second is representative of all later ones."""
 
+DEVICE = torch.ops.prim.device.default
+"""What a mode sees where the device of a fake tensor is asked for."""
+
 UNSHARED = (4, 2)
 """References to a tensor and to its storage, as counted by the tracker, when autograd alone holds it."""
 
@@ -59,6 +62,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.paused = self._is_stepping = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two of three calls ask for it, and it is no operation
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again as operations on local shards
         if self.paused:

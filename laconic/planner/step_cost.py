@@ -1,7 +1,7 @@
 """The time of a training step: a roofline estimate from FLOPs and bytes of its operations and the device's rates."""
 
 from dataclasses import dataclass, field
-from math import prod
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -52,21 +52,21 @@ class CostMeter:
 
     rates: DeviceRates
     phases: dict[str, StepCost] = field(default_factory=dict)
-    _free: dict[Any, bool] = field(default_factory=dict)
+    _passes: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __call__(self, phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        if self.is_free(func):
+        if is_free(func):
             return
         cost = self.phases.setdefault(phase, StepCost())
-        inputs, outputs = find_tensors((args, kwargs)), find_tensors(out)
+        outputs = find_tensors(out)
         account = current_account()
         if account.copying:
             cost.copies += account.times * self.rates.copies(float(count_bytes(outputs)))
             return
         rates = (self.rates.host or self.rates) if account.side == "host" else self.rates
-        flops = count_flops(func, args, kwargs, out)
-        touched = float(count_bytes(inputs) + count_bytes(outputs))
-        seconds = rates.passes(touched)
+        flops = count_flops(func, args, kwargs, out) if has_flops(func) else 0.0
+        touched = count_bytes(find_tensors(args)) + count_bytes(find_tensors(kwargs)) + count_bytes(outputs)
+        seconds = self.pass_over(rates, touched)
         if flops:
             kind = str(outputs[0].dtype).removeprefix("torch.")
             product = rates.products.get(kind, rates.products["float32"])
@@ -78,26 +78,38 @@ class CostMeter:
             cost.device += account.times * seconds
             cost.flops += account.times * flops
 
-    def is_free(self, func: Any) -> bool:
-        """Whether an operation reads and writes no bytes, as a view."""
-        if func not in self._free:
-            self._free[func] = str(func._overloadpacket) in FREE or bool(getattr(func, "is_view", False))
-        return self._free[func]
+    def pass_over(self, rates: DeviceRates, touched: int) -> float:
+        """The seconds of an elementwise operation on so many bytes; most sizes occur many times in a step."""
+        key = id(rates), touched
+        if key not in self._passes:
+            self._passes[key] = rates.passes(float(touched))
+        return self._passes[key]
+
+
+@cache
+def is_free(func: Any) -> bool:
+    """Whether an operation reads and writes no bytes, as a view."""
+    return str(func._overloadpacket) in FREE or bool(getattr(func, "is_view", False))
+
+
+@cache
+def has_flops(func: Any) -> bool:
+    """Whether an operation is a matrix product, a convolution or attention."""
+    packet = func._overloadpacket
+    return packet in flop_registry or any(part in str(packet) for part in ATTENTION)
 
 
 def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Floating-point operations of a call to a matrix product, convolution or attention; 0 for any other."""
+    """Floating-point operations of a call to an operation that `has_flops`."""
     packet = func._overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
-    name = str(packet)
-    if any(part in name for part in ATTENTION):  # the CPU's kernels, which torch's registry of FLOP formulas lacks
-        first = [each for each in find_tensors(args) if each.dim() == 4]
-        backward = "backward" in name
-        query, key = (first[1], first[2]) if backward else (first[0], first[1])
-        batch, heads, rows, width = query.shape
-        return 4.0 * batch * heads * rows * key.shape[2] * width * (2.5 if backward else 1.0)
-    return 0.0
+    # The CPU's kernels of attention, which torch's registry of FLOP formulas lacks.
+    first = [each for each in find_tensors(args) if each.dim() == 4]
+    backward = "backward" in str(packet)
+    query, key = (first[1], first[2]) if backward else (first[0], first[1])
+    batch, heads, rows, width = query.shape
+    return 4.0 * batch * heads * rows * key.shape[2] * width * (2.5 if backward else 1.0)
 
 
 def find_tensors(value: Any) -> list[Tensor]:
@@ -105,12 +117,18 @@ def find_tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return [tensor for each in value for tensor in find_tensors(each)]
-    return []
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    found: list[Tensor] = []
+    for each in value:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, (tuple, list, dict)):
+            found += find_tensors(each)
+    return found
 
 
 def count_bytes(values: list[Tensor]) -> int:
     """Bytes of the elements of tensors, which may be views of larger ones."""
-    return sum(prod(value.shape) * value.element_size() for value in values)
+    return sum([value.nbytes for value in values])
