@@ -21,6 +21,7 @@ from laconic.errors import DataError, InputError, SourceError
 from laconic.finetune.finetune import finetune
 from laconic.metrics import count_edits
 from laconic.models.checkpoint import load_source
+from laconic.models.speech import mask_frames, split_convolutions
 from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
@@ -94,6 +95,18 @@ def test_answers_are_those_of_the_pipeline_in_batches_of_any_lengths(tmp_path, k
         assert [each["label"] for each in answer["scores"]] == [each["label"] for each in expected]
         for ours, theirs in zip(answer["scores"], expected, strict=True):
             assert ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
+
+
+def test_frames_are_masked_as_by_transformers_in_whole_numbers(tmp_path):
+    settings = {"add_adapter": True, "num_adapter_layers": 2, "adapter_stride": 3, "hidden_size": 32}
+    config = transformers.Wav2Vec2Config(**settings, num_attention_heads=2, num_hidden_layers=1)
+    own = transformers.Wav2Vec2Model(config)
+    encoder, adapter = split_convolutions(config)
+    lengths = torch.tensor([400, 719, 720, 5000, 16_000])
+    mask = (torch.arange(16_000) < lengths[:, None]).long()
+    for adapted, frames in ((False, 49), (True, 6)):
+        wanted = own._get_feature_vector_attention_mask(frames, mask, add_adapter=adapted)
+        assert torch.equal(mask_frames(encoder, adapter, frames, mask, adapted), wanted)
 
 
 @pytest.mark.parametrize(("kind", "subtype"), [("WAV", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", None)])

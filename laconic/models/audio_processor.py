@@ -1,5 +1,6 @@
 """The feature extractor and the vocabulary of a speech checkpoint, and the proof that they work as in transformers."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import transformers
 
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
-from laconic.models.speech import SpeechModel, ignores_padding, list_convolutions
+from laconic.models.speech import SpeechModel, ignores_padding, split_convolutions
 from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from laconic.tasks.preprocessing import Preprocessing
@@ -51,7 +52,7 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
     made = AudioPreprocess(
         sampling_rate=own.sampling_rate,
         normalize=bool(getattr(own, "do_normalize", False)),
-        convolutions=list_convolutions(config),
+        convolutions=tuple(chain(*split_convolutions(config))),
     )
     for waveform in make_probes(made.sampling_rate):
         difference = measure_error(own, made, waveform)

@@ -1,6 +1,7 @@
 """Models of transformers that read waveforms: wav2vec 2.0 and its relatives."""
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,14 +28,36 @@ class SpeechModel(nn.Module):
         model.config.layerdrop = 0.0
         self.model = model
         merge_weight_norms(model)
+        # In transformers the lengths become fractions and indices, which an engine that computes in BF16 rounds:
+        # OpenVINO then wrote beyond its memory.
+        masks = partial(mask_frames, *split_convolutions(model.config))
+        for part in (model, model.base_model):
+            part._get_feature_vector_attention_mask = masks
 
     def forward(self, input_values: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         logits: Tensor = self.model(input_values=input_values, attention_mask=attention_mask).logits
         if attention_mask is None or logits.ndim == 2:
             return logits
-        base = self.model.base_model
-        frames = base._get_feature_vector_attention_mask(logits.shape[1], attention_mask)
+        frames = self.model._get_feature_vector_attention_mask(logits.shape[1], attention_mask)
         return logits.masked_fill(frames.unsqueeze(-1) == 0, 0.0)
+
+
+Convolutions = tuple[tuple[int, int], ...]
+"""Kernel and stride of each convolution that shortens a recording, in their order."""
+
+
+def mask_frames(
+    encoder: Convolutions, adapter: Convolutions, frames: int, attention_mask: Tensor, add_adapter: bool | None = None
+) -> Tensor:
+    """Which frames of a batch are no padding, [batch, frames] bool, in whole numbers.
+
+    encoder, adapter: the convolutions of both. attention_mask: [batch, samples]. add_adapter: whether the frames are
+    those behind the adapter, by default if there is one.
+    """
+    lengths = attention_mask.sum(dim=-1)
+    for kernel, stride in (*encoder, *(adapter if add_adapter is not False else ())):
+        lengths = torch.div(lengths - kernel, stride, rounding_mode="trunc") + 1
+    return torch.arange(frames, device=attention_mask.device) < lengths[:, None]
 
 
 def merge_weight_norms(module: nn.Module) -> None:
@@ -71,7 +94,8 @@ def ignores_padding(module: SpeechModel, preprocess: AudioPreprocess) -> bool:
     return True
 
 
-def list_convolutions(config: Any) -> tuple[tuple[int, int], ...]:
-    """Kernel and stride of each convolution that shortens a recording, from a config of transformers."""
-    adapters = [(1, config.adapter_stride)] * config.num_adapter_layers if getattr(config, "add_adapter", False) else []
-    return (*zip(config.conv_kernel, config.conv_stride, strict=True), *adapters)
+def split_convolutions(config: Any) -> tuple[Convolutions, Convolutions]:
+    """The convolutions of the feature encoder and of the adapter, from a config of transformers."""
+    count = config.num_adapter_layers if getattr(config, "add_adapter", False) else 0
+    adapter = tuple((1, config.adapter_stride) for _ in range(count))
+    return tuple(zip(config.conv_kernel, config.conv_stride, strict=True)), adapter
