@@ -30,6 +30,7 @@ TASKS = {
     "text-regression": "laconic.tasks.text_regression:TextRegression",
     "image-embedding": "laconic.tasks.image_embedding:ImageEmbedding",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
+    "object-detection": "laconic.tasks.object_detection:ObjectDetection",
     "semantic-segmentation": "laconic.tasks.semantic_segmentation:SemanticSegmentation",
     "audio-classification": "laconic.tasks.audio_classification:AudioClassification",
     "automatic-speech-recognition": "laconic.tasks.speech_recognition:SpeechRecognition",
@@ -40,6 +41,7 @@ TASKS = {
 OBJECTIVES = {
     "answer-span": "laconic.training.objectives.answer_span:AnswerSpan",
     "binary-cross-entropy": "laconic.training.objectives.binary_cross_entropy:BinaryCrossEntropy",
+    "box-matching": "laconic.training.objectives.box_matching:BoxMatching",
     "ctc": "laconic.training.objectives.ctc_loss:CtcLoss",
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
@@ -131,11 +133,16 @@ FORMATS = {
 }
 
 IMAGE_PROCESSORS = {
+    "ConditionalDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
     "ConvNextImageProcessor": "laconic.models.image_processors.convnext_processor:read_convnext",
+    "DeformableDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
+    "DetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
     "EfficientNetImageProcessor": "laconic.models.image_processors.efficientnet_processor:read_efficientnet",
     "LevitImageProcessor": "laconic.models.image_processors.levit_processor:read_levit",
     "MobileViTImageProcessor": "laconic.models.image_processors.mobilevit_processor:read_mobilevit",
     "PoolFormerImageProcessor": "laconic.models.image_processors.poolformer_processor:read_poolformer",
+    "RTDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
+    "YolosImageProcessor": "laconic.models.image_processors.yolos_processor:read_yolos",
 }
 """By class of transformers, what makes an `ImagePreprocess` of its settings, where it has rules of its own."""
 

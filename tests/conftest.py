@@ -78,6 +78,7 @@ def own_tasks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.TASKS, "padded", "served:Padded")
         patch.setitem(registry.TASKS, "brightness", "served:Brightness")
+        patch.setitem(registry.TASKS, "framed", "served:Framed")
         yield
 
 

@@ -338,6 +338,51 @@ def save_wav2vec2(folder: Path, kind: str = "wav2vec2", *, norm: str = "layer", 
     return folder
 
 
+COLOURS = {0: "red", 1: "green", 2: "blue"}
+SIDES = {"size": {"shortest_edge": 48, "longest_edge": 80}}
+"""The size of inputs of detectors; sides are free."""
+
+
+def save_detector(folder: Path, family: str, *, sharp: float = 4.0, **processor: Any) -> Path:
+    """A detector of three classes: Detr, ConditionalDetr, DeformableDetr, RTDetr or Yolos.
+
+    sharp: the factor of the weights behind its logits, so that some scores are high.
+    """
+    named = {"id2label": COLOURS, "label2id": {label: number for number, label in COLOURS.items()}}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForObjectDetection")(make_detector_config(family, named)).eval()
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.BatchNorm2d) or type(layer).__name__.endswith("FrozenBatchNorm2d"):
+            layer.running_var.fill_(0.3)
+        if isinstance(layer, nn.Linear):
+            is_head = layer.out_features in (3, 4) and ("class" in name or "score" in name)
+            nn.init.normal_(layer.weight, std=(sharp if is_head else 1.0) / layer.in_features**0.5)
+            nn.init.zeros_(layer.bias)
+    model.save_pretrained(folder)
+    settings = {"image_processor_type": f"{family}ImageProcessor", **SIDES, **processor}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def make_detector_config(family: str, named: dict[str, Any]) -> transformers.PreTrainedConfig:
+    """The config of a small detector. named: the names of its classes."""
+    if family == "Yolos":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+        return transformers.YolosConfig(**sizes, image_size=[48, 64], num_detection_tokens=10, **named)
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    layers = {"num_queries": 10, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, **heads, **named}
+    maps = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4, "layer_type": "basic"}
+    levels = {"out_features": ["stage2", "stage3", "stage4"]}
+    if family == "RTDetr":
+        backbone = transformers.RTDetrResNetConfig(**maps, **levels)
+        inner = {"encoder_in_channels": [16, 24, 32], "decoder_in_channels": [32] * 3, "encoder_hidden_dim": 32}
+        return transformers.RTDetrConfig(backbone_config=backbone, num_denoising=4, **inner, **layers)
+    plain = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, "dropout": 0.0}
+    features = levels if family == "DeformableDetr" else {"out_features": ["stage4"]}
+    backbone = transformers.ResNetConfig(**maps, **features)
+    return getattr(transformers, f"{family}Config")(backbone_config=backbone, **plain, **layers)
+
+
 class Keep:
     """A stage that keeps the first layers of a perceptron: a structural change, and its replay."""
 

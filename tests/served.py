@@ -53,6 +53,18 @@ class Brightness(ImageClassification):
         return cosine(first(reference), first(candidate))
 
 
+class Framed(Brightness):
+    """An image to its left half and its lower right quarter, the first of which is found with more certainty."""
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        sides = ("xmin", "ymin", "xmax", "ymax")
+        found = [
+            {"score": score, "label": label, "box": dict(zip(sides, box, strict=True))}
+            for score, label, box in ((0.875, "left", (0, 0, 20, 20)), (0.625, "corner", (20, 10, 40, 20)))
+        ]
+        return [{"objects": found if row.max() > 0.5 else []} for row in first(outputs)]
+
+
 def change_artifact(
     path: Path, *, knee: int | None = None, golden: dict[str, Array] | None = None, **changes: Any
 ) -> Path:
@@ -96,15 +108,15 @@ def write_text_model(path: Path) -> Path:
     )
 
 
-def write_image_model(path: Path) -> Path:
-    """Takes 4 x 4 pixels, and answers the largest value."""
-    task = Brightness((PIXELS,), preprocess=ImagePreprocess(resize=(4, 4)), labels=("dark", "light"))
-    write_artifact(path, assets=task.assets(), factor=1)
+def write_image_model(path: Path, task: str = "brightness") -> Path:
+    """Takes 4 x 4 pixels, and answers the largest value, or as another task of the fake engine's images."""
+    made = Brightness((PIXELS,), preprocess=ImagePreprocess(resize=(4, 4)), labels=("dark", "light"))
+    write_artifact(path, assets=made.assets(), factor=1)
     x = np.ones((1, 3, 4, 4), np.float32)
     spec = PIXELS.model_dump(mode="json")
     return change_artifact(
         path,
-        task="brightness",
+        task=task,
         inputs=[spec],
         outputs=[spec | {"name": "y"}],
         golden={"0.input.x": x, "0.output.y": x},

@@ -194,6 +194,9 @@ IMAGE_PROCESSORS = [
     ("ViT", {"size": {"height": 160, "width": 200}, "resample": 3}),
     ("ViT", {"do_rescale": False, "do_normalize": False}),
     ("ViT", {"do_resize": False}),
+    ("Detr", {"size": {"shortest_edge": 224, "longest_edge": 300}}),
+    ("RTDetr", {"size": {"height": 64, "width": 96}}),
+    ("Yolos", {"size": {"shortest_edge": 224, "longest_edge": 300}}),
 ]
 
 

@@ -128,7 +128,7 @@ def test_it_learns_from_maps_and_what_it_learned_is_compressed_and_served(folder
         found = read_mask(answer["answers"][0])
         kept = np.asarray(wanted) != IGNORED
         assert (found == np.asarray(wanted))[kept].mean() > 0.9
-        array = load_source(tmp_path / "tuned").task.parse(png(image)).pixels.tolist()
+        array = load_source(tmp_path / "tuned").task.parse(png(image))["pixels"].tolist()
         whole = client.post("/v1/models/seg/predict", json={"image": [array]}).json()
         assert read_mask(whole["answers"][0]).shape == (64, 64)
 

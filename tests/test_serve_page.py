@@ -240,6 +240,30 @@ def test_a_sound_is_played_and_its_classes_are_shown(browser: Browser, tmp_path:
         expect(page.locator("section .error")).to_contain_text("is not an audio file that can be read")
 
 
+def test_the_boxes_of_what_was_found_are_drawn_over_the_picture(browser: Browser, tmp_path: Path) -> None:
+    files = []
+    for name, value in (("found.png", 255), ("empty.png", 0)):
+        picture = io.BytesIO()
+        Image.new("RGB", (40, 20), (value, value, value)).save(picture, "PNG")
+        files.append({"name": name, "mimeType": "image/png", "buffer": picture.getvalue()})
+    with running(write_image_model(tmp_path / "image.laconic", "framed")) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.locator("input[type=file]").set_input_files(files[0])
+        page.get_by_role("button", name="Try").click()
+        canvas = page.get_by_role("img", name="What was found: left, corner")
+        expect(canvas).to_be_visible()
+        expect(page.locator(".bar output")).to_have_text(["0.875", "0.625"])
+        pixel = """(canvas, [x, y]) => Array.from(canvas.getContext("2d").getImageData(x, y, 1, 1).data.slice(0, 3))"""
+        inside, left, corner = (canvas.evaluate(pixel, place) for place in ([30, 15], [10, 19], [30, 19]))
+        assert inside == [255, 255, 255]
+        assert len({tuple(inside), tuple(left), tuple(corner)}) == 3
+        assert canvas.evaluate("canvas => [canvas.width, canvas.height]") == [40, 20]
+        page.locator("input[type=file]").set_input_files(files[1])
+        page.get_by_role("button", name="Try").click()
+        expect(page.get_by_text("Nothing was found.")).to_be_visible()
+
+
 def test_the_page_says_when_the_server_is_gone(browser: Browser, tmp_path: Path) -> None:
     with browser.new_context() as context:
         page = context.new_page()

@@ -11,9 +11,9 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
+from torch import nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -21,6 +21,7 @@ from export.capture.graph_file import OPSET, write_graph
 from export.capture.parity import PARITY, largest_difference
 from export.passes.attention import plain_attention
 from export.passes.experts import plain_experts
+from export.passes.lengths import free_lengths
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
@@ -69,7 +70,7 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     shapes = make_dynamic_shapes(checkpoint.inputs)
     named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
     try:
-        with quiet_exporter(), torch.no_grad(), plain_attention(checkpoint.module), plain_experts(checkpoint.module):
+        with quiet_exporter(), torch.no_grad(), graph_forms(checkpoint.module):
             program = torch.onnx.export(
                 checkpoint.module,
                 args,
@@ -85,6 +86,13 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     if program is None:
         raise CaptureError("torch exported nothing and gave no reason")
     return program.model
+
+
+@contextmanager
+def graph_forms(module: nn.Module) -> Iterator[None]:
+    """Within the context, the transformers models inside the module compute in forms that a graph can hold."""
+    with plain_attention(module), plain_experts(module), free_lengths(module):
+        yield
 
 
 def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
@@ -105,20 +113,20 @@ def measure_parity(checkpoint: Checkpoint, graph: Graph) -> float:
     """Measure the largest difference between the graph's outputs and the module's, relative to the largest output."""
     reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs)
     with reference, OnnxRuntime().open(graph.path) as candidate:
-        return largest_difference(reference, candidate, make_parity_inputs(checkpoint))
+        return largest_difference(reference, candidate, make_parity_inputs(checkpoint), checkpoint.task.align)
 
 
 def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
     """Yield batches of several shapes; for texts also one with padding."""
     bounds = {name: limits for spec in checkpoint.inputs for name, limits in spec.bounds.items()}
+    axes = list(dict.fromkeys(axis for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)))
     for batch, length in PARITY_SIZES:
-        sizes = {axis: length for spec in checkpoint.inputs for axis in spec.shape if isinstance(axis, str)} | {
-            BATCH: batch
-        }
-        yield checkpoint.task.sample_inputs(
-            {axis: int(np.clip(size, *bounds.get(axis, (1, size)))) for axis, size in sizes.items()},
-            seed=batch,
-        )
+        # Each axis has a size of its own: of height and width that are equal, either could stand for the other.
+        sizes = {axis: length + 16 * place for place, axis in enumerate(each for each in axes if each != BATCH)}
+        sizes[BATCH] = batch
+        for axis, (low, high) in bounds.items():
+            sizes[axis] = min(low + sizes[axis] - 1, high)
+        yield checkpoint.task.sample_inputs(sizes, seed=batch)
     if checkpoint.task.padding:
         yield checkpoint.task.encode(checkpoint.task.examples(3))
 

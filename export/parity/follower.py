@@ -115,7 +115,7 @@ class Follower:
         figures = fidelity_of(self.task, before, found)
         required = dict(model.required) if last in model.before else {}
         if EXACTNESS in required:
-            figures[EXACTNESS] = round(max(1 - relative_difference(before, found), 0.0), 9)
+            figures[EXACTNESS] = round(max(1 - relative_difference(before, found, self.task.align), 0.0), 9)
         if IDENTICAL in required:
             figures[IDENTICAL] = sum(is_identical(before, found, row) for row in range(self.count)) / self.count
         if last == first:

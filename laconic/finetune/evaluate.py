@@ -9,19 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, stack_padded
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
 from laconic.finetune.metric import Metric
 from laconic.metrics import cosine
 from laconic.models.signature import name_outputs
-from laconic.runtimes.predict import stack_padded
 from laconic.training.data.batch_builder import BatchBuilder
 from laconic.training.data.batch_sampler import BatchSampler, row_lengths
 from laconic.training.step.objective import Objective
 
 ROWS = 32
 """Rows of a batch: larger batches are no faster on a CPU, and evaluation on a GPU is short anyway."""
+
+Row = tuple[Array, ...]
+"""The outputs of one sample."""
 
 ForwardContext = Callable[[], AbstractContextManager[Any]]
 """A context of each forward pass, as `TrainState.forward_context`."""
@@ -64,8 +66,8 @@ def run_dataset(
     device: torch.device,
     rows: int,
     forward_context: ForwardContext,
-) -> tuple[float, list[Array]]:
-    """The mean loss over all terms of a dataset, and the first output of each sample, [samples] of any shape.
+) -> tuple[float, list[Row]]:
+    """The mean loss over all terms of a dataset, and the outputs of each sample, of any shape.
 
     An objective that compares rows sees `rows` of them at a time, drawn at random; else rows of similar length are
     batched. There are no outputs where the objective does not call the module itself.
@@ -73,26 +75,28 @@ def run_dataset(
     lengths = row_lengths(dataset) if objective.splittable else None
     sampler = BatchSampler(len(dataset.keys), rows, seed=0, lengths=lengths)
     builder = BatchBuilder(dataset, dataset.samples, objective.collate)
-    total, terms, found = 0.0, 0, dict[int, Array]()
+    total, terms, found = 0.0, 0, dict[int, Row]()
     for number in range(sampler.steps):
         members = sampler.batch(number)
         batch = {name: tensor.to(device) for name, tensor in builder.collate(members).items()}
-        with forward_context(), record_first_output(module) as outputs:
+        with forward_context(), record_outputs(module) as calls:
             total += float(objective.loss(module, batch))
         terms += int(objective.count_terms(batch))
         samples = [row * dataset.per_row + offset for row in members for offset in range(dataset.per_row)]
-        for output in outputs:
-            found |= dict(zip(samples, output.float().cpu().numpy(), strict=True))
+        for outputs in calls:
+            rowwise = [output for output in outputs if output.shape[:1] == outputs[0].shape[:1]]
+            arrays = [output.float().cpu().numpy() for output in rowwise]
+            found |= dict(zip(samples, zip(*arrays, strict=True), strict=True))
     return total / max(terms, 1), [found[index] for index in sorted(found)]
 
 
 @contextmanager
-def record_first_output(module: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that the first output of the module is appended to whenever it is called in the body."""
-    found: list[Tensor] = []
+def record_outputs(module: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """A list that the outputs of the module are appended to whenever it is called in the body."""
+    found: list[list[Tensor]] = []
 
     def record(called: nn.Module, arguments: tuple[Any, ...], answer: Any) -> None:
-        found.append(next(iter(name_outputs(answer).values())))
+        found.append(list(name_outputs(answer).values()))
 
     handle = module.register_forward_hook(record)
     try:
@@ -101,15 +105,15 @@ def record_first_output(module: nn.Module) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
-def compute_metric(objective: Objective, dataset: Dataset, rows: list[Array]) -> dict[str, float]:
+def compute_metric(objective: Objective, dataset: Dataset, rows: list[Row]) -> dict[str, float]:
     """The metric of the task by its name; empty where there are no labels, or they do not fit it.
 
-    rows: the first output of each sample.
+    rows: the outputs of each sample.
     """
     task = objective.task
     if dataset.labels is None or not rows:
         return {}
-    outputs: Arrays = {"output": stack_padded(rows)}
+    outputs: Arrays = {str(number): stack_padded(each) for number, each in enumerate(zip(*rows, strict=True))}
     try:
         score = task.scorer(outputs, dataset.labels)
     except (InputError, DataError):
@@ -117,11 +121,12 @@ def compute_metric(objective: Objective, dataset: Dataset, rows: list[Array]) ->
     return {task.metric: float(score(np.arange(len(dataset))))}
 
 
-def compute_named(name: str, metric: Metric, dataset: Dataset, rows: list[Array]) -> float:
-    """A metric of the recipe. rows: the first output of each sample. Raises DataError where it is for other samples."""
+def compute_named(name: str, metric: Metric, dataset: Dataset, rows: list[Row]) -> float:
+    """A metric of the recipe, of the first output. rows: the outputs of each sample. Raises DataError where it is for
+    other samples."""
     if dataset.labels is None or not rows:
         raise DataError(f"metrics: {name} compares the model's outputs with labels, and there are none. Leave it out")
-    outputs, labels = stack_padded(rows), np.asarray(dataset.labels)
+    outputs, labels = stack_padded([row[0] for row in rows]), np.asarray(dataset.labels)
     if dataset.per_row == 2:
         outputs, labels = cosine(outputs[0::2], outputs[1::2]), labels[0::2]
     try:

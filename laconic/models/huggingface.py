@@ -27,9 +27,10 @@ from laconic.models.embedder import (
     read_modules,
 )
 from laconic.models.foreign_folder import refuse_foreign
-from laconic.models.image_processor import read_preprocess
+from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
+from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
 from laconic.models.pretrained import (
     ENCODER,
     class_config,
@@ -110,6 +111,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
     "AutoModelForAudioClassification": lambda model, source: SpeechModel(model),
     SPEECH: lambda model, source: SpeechModel(model),
+    "AutoModelForObjectDetection": lambda model, source: ObjectDetector(model),
     "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
@@ -277,7 +279,10 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
     labels = read_labels(opened.config)
     if "images" in opened.task.accepts:
         image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
-        return Preprocessing(image=image, labels=labels)
+        if not isinstance(module, ObjectDetector):
+            return Preprocessing(image=image, labels=labels)
+        check_sides(model, opened.path, image)
+        return Preprocessing(image=image, labels=labels, scoring=read_scoring(open_processor(opened.path)))
     if isinstance(module, SpeechModel):
         return read_speech(opened.path, module, labels, writes=opened.task.auto_class == SPEECH)
     lower = opened.sentence is not None and opened.sentence.lower

@@ -46,7 +46,7 @@ def open_processor(folder: Path) -> Any:
         ) from error
 
 
-PROBES = ((20, 31), (224, 224), (300, 200), (480, 640), (512, 256))
+PROBES = ((20, 31), (224, 224), (300, 200), (480, 640), (512, 256), (50, 170))
 """Heights and widths of the images by which preprocessing is compared."""
 
 PIXEL_ERROR = 1e-5

@@ -136,7 +136,8 @@ def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) 
         for axis in spec.shape:
             if isinstance(axis, str) and axis not in sizes:
                 low, high = spec.bounds.get(axis, (1, np.iinfo(np.int64).max))
-                first = max(low, ROWS[0] if axis == BATCH else 4 * len(sizes) + least)
+                # The shortest side of an image may leave a map of 1 x 1, whose axes are then taken as fixed.
+                first = max(low, ROWS[0]) if axis == BATCH else 2 * low + 4 * len(sizes) + least - 2
                 second = ROWS[1] + low - 1 if axis == BATCH else 2 * first + 1
                 sizes[axis] = min((first, second)[number], high)
     return sizes

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, stack_padded
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
 from laconic.progress import Step
@@ -27,13 +27,3 @@ def predict(session: Session, task: Task, dataset: Dataset, step: Step | None = 
         if step:
             step.advance(len(indices))
     return {name: stack_padded(slots) for name, slots in found.items()}
-
-
-def stack_padded(rows: list[Array]) -> Array:
-    """Stack arrays of one rank, smaller ones padded with zeros at the end of each axis."""
-    shape = tuple(max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True))
-    stacked = np.zeros((len(rows), *shape), rows[0].dtype)
-    for number, row in enumerate(rows):
-        places: tuple[int | slice, ...] = (number, *map(slice, row.shape))
-        stacked[places] = row
-    return stacked

@@ -52,7 +52,9 @@ class ImageTask(Task):
         image = preprocessing.image
         channels = image.channels if image else "channels"
         sides = (image and (image.crop or image.resize)) or ("height", "width")
-        spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, *sides))
+        limits = image.side_limits if image else None
+        bounds = {axis: limits for axis in sides if isinstance(axis, str)} if limits else {}
+        spec = TensorSpec(name="pixel_values", dtype="float32", shape=(BATCH, channels, *sides), bounds=bounds)
         return cls((spec,), preprocess=image or ImagePreprocess())
 
     @classmethod

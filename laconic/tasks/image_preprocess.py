@@ -19,6 +19,9 @@ MAX_INPUT_PIXELS = 8_000_000
 """A larger input is refused before the image is resized: 16 x 100,000 pixels become 1.4 million pixels wide where the
 shorter side is to have 224. Normalizing takes 24 bytes of memory for a pixel."""
 
+LEAST_SIDE = 32
+"""The shortest side of an input whose sides are free: the stride of the backbones that take such inputs."""
+
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """The formats that are decoded. Pillow knows more: for EPS it runs Ghostscript, which executes what the file says."""
 
@@ -31,7 +34,8 @@ class ImagePreprocess(BaseModel):
     """Image preprocessing: resize, crop the centre, scale, normalize; channels first.
 
     resize: (height, width), or None to keep the size. shortest_edge: resize so that the shorter side has this size;
-    replaces `resize`. crop: (height, width) after resizing, or None.
+    replaces `resize`. longest_edge: the most that the longer side may have then; None without a limit. multiple: both
+    sides are then cut down to a multiple of this. crop: (height, width) after resizing, or None.
     scale multiplies the 0..255 values; mean and std are per channel, after scaling. resample is Pillow's filter. bgr:
     whether the channels are in the order blue, green, red; mean and std are, too.
     """
@@ -41,6 +45,8 @@ class ImagePreprocess(BaseModel):
     channels: int = 3
     resize: tuple[int, int] | None = None
     shortest_edge: int | None = None
+    longest_edge: int | None = None
+    multiple: int = 1
     crop: tuple[int, int] | None = None
     scale: float = 1 / 255
     mean: tuple[float, ...] = (0.0,)
@@ -51,6 +57,11 @@ class ImagePreprocess(BaseModel):
     def apply(self, image: Image.Image) -> Array:
         """The input for an image, [channels, height, width] float32."""
         width, height = self.resized(image.size)
+        if not (width and height):
+            raise InputError(
+                f"the image of {image.width} x {image.height} pixels is too narrow: nothing of it would be left at the "
+                f"size that the model takes. Crop it"
+            )
         for wide, high in ((width, height), (self.crop or (0, 0))[::-1]):
             if wide * high > MAX_INPUT_PIXELS:
                 raise InputError(
@@ -85,10 +96,31 @@ class ImagePreprocess(BaseModel):
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Width and height of an image after resizing, before cropping. size: width and height as it came."""
         if self.shortest_edge:
-            # The longer side is cut to an integer, as transformers does; rounding moves all pixels of some sizes.
-            width, height = (int(self.shortest_edge * side / min(size)) for side in size)
-            return width, height
+            width, height = self.fit(size, self.shortest_edge)
+            return width - width % self.multiple, height - height % self.multiple
         return (self.resize[1], self.resize[0]) if self.resize else size
+
+    @property
+    def side_limits(self) -> tuple[int, int] | None:
+        """The shortest and the longest side of an input; None where the longer side has no limit. A side may be shorter
+        than `shortest_edge` where the longer one is at its limit; of shorter ones than LEAST_SIDE, as of a strip of 10
+        x 1,000 pixels, convolutions leave nothing."""
+        if not (self.shortest_edge and self.longest_edge):
+            return None
+        return min(LEAST_SIDE, self.shortest_edge), self.longest_edge
+
+    def fit(self, size: tuple[int, int], edge: int) -> tuple[int, int]:
+        """Width and height with the shorter side `edge`, or less where the longer one would exceed its limit."""
+        short, long = min(size), max(size)
+        exact: float = edge
+        if self.longest_edge and long / short * edge > self.longest_edge:
+            exact = self.longest_edge * short / long
+            edge = round(exact)
+            if short == edge and (self.multiple == 1 or size[0] >= size[1]):  # YOLOS's processor resizes upright ones
+                return size
+        # The longer side is cut to an integer, as transformers does; rounding moves all pixels of some sizes.
+        width, height = (edge if side == short else int(exact * side / short) for side in size)
+        return width, height
 
 
 def to_eight_bits(image: Image.Image) -> Image.Image:

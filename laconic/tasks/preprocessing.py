@@ -12,6 +12,7 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
     from laconic.tasks.audio_preprocess import AudioPreprocess
     from laconic.tasks.ctc_vocabulary import CtcVocabulary
+    from laconic.tasks.detections import Scoring
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -32,7 +33,8 @@ class Preprocessing:
     characters: what speech is written with; None for a model that writes none.
     labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
     for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
-    no mask tells the padding. The defaults serve for reading samples, or for planning, before a model is opened.
+    no mask tells the padding. scoring: how a detector's outputs become objects. The defaults serve for reading samples,
+    or for planning, before a model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -50,3 +52,4 @@ class Preprocessing:
     activation: Activation = "identity"
     mask_id: int | None = 0
     fixed_length: bool = False
+    scoring: "Scoring | None" = None

@@ -3,9 +3,8 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -13,12 +12,9 @@ from PIL import Image
 from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer
-from laconic.tasks.classes import label_assets, read_labels
-from laconic.tasks.image import ImageTask
-from laconic.tasks.image_preprocess import ImagePreprocess, open_image
-from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.image_localization import PIXELS, SIZE, ImageLocalization
+from laconic.tasks.image_preprocess import open_image
 from laconic.tasks.task import HealingLoss, Tolerance, first
-from laconic.tensor import TensorSpec
 
 IGNORED = 255
 """The number of pixels that are of no class in a map of classes, as PASCAL VOC, ADE20K and Cityscapes have it."""
@@ -26,15 +22,7 @@ STRIP = 64
 """Rows of an answer whose logits are interpolated at once: those of a whole photograph take gigabytes."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An image as the model takes it, [channels, height, width] float32, and the height and width that it came with."""
-
-    pixels: Array
-    size: tuple[int, int]
-
-
-class SemanticSegmentation(ImageTask):
+class SemanticSegmentation(ImageLocalization):
     """Fidelity is the share of pixels with the same class, at the resolution of the model's output. The metric is the
     mean over classes of intersection over union, at the resolution of its input."""
 
@@ -42,36 +30,8 @@ class SemanticSegmentation(ImageTask):
     tolerance = Tolerance(mean=0.98)
     metric = "mean IoU"
     objective = "pixel-cross-entropy"
-    has_logits = False
     auto_class = "AutoModelForSemanticSegmentation"
     architectures: ClassVar[tuple[str, ...]] = ("ForSemanticSegmentation",)
-
-    def __init__(
-        self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(inputs, preprocess=preprocess)
-        self.labels = labels
-
-    @classmethod
-    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
-
-    @classmethod
-    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
-        return super().from_assets(folder, inputs).with_labels(read_labels(folder))
-
-    def assets(self) -> dict[str, bytes]:
-        return super().assets() | label_assets(self.labels)
-
-    def parse(self, value: Any) -> Any:
-        """As other images; an array keeps its own height and width."""
-        if isinstance(value, str):
-            value = self.read_base64(value)
-        if isinstance(value, (bytes, Path)):
-            image = open_image(value)
-            return Picture(self.preprocess.apply(image), (image.height, image.width))
-        pixels = super().parse(value)
-        return Picture(pixels, pixels.shape[1:])
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
         """An image, and as its label the path of a map of classes, relative to `folder`."""
@@ -89,7 +49,7 @@ class SemanticSegmentation(ImageTask):
             classes = np.asarray(value)
         except ValueError:
             classes = np.asarray(None)
-        shape = sample.pixels.shape[1:]
+        shape = sample[PIXELS].shape[1:]
         if classes.dtype.kind not in "iu" or classes.shape != shape:
             raise InputError(
                 f"a label must be a map of classes: an image file of one channel, or integers {list(shape)}, the size "
@@ -103,11 +63,9 @@ class SemanticSegmentation(ImageTask):
             )
         return classes.astype(np.int64)
 
-    def encode(self, samples: Sequence[Any]) -> Arrays:
-        return super().encode([sample.pixels for sample in samples])
-
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
-        return [self.describe(row, sample.size) for row, sample in zip(first(outputs), samples, strict=True)]
+        sizes = [tuple(sample[SIZE].tolist()) for sample in samples]
+        return [self.describe(row, size) for row, size in zip(first(outputs), sizes, strict=True)]
 
     def describe(self, logits: Array, size: tuple[int, int]) -> dict[str, Any]:
         """The classes of an image as a PNG of their numbers, and the share of the image that each has.
@@ -125,13 +83,6 @@ class SemanticSegmentation(ImageTask):
             ],
             "mask": base64.b64encode(file.getvalue()).decode(),
         }
-
-    def label(self, index: int) -> str:
-        """The name of a class, or its number where it has no name."""
-        return self.labels[index] if index < len(self.labels) else str(index)
-
-    def examples(self, count: int, seed: int = 0) -> list[Any]:
-        return [Picture(pixels, pixels.shape[1:]) for pixels in super().examples(count, seed)]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         same = first(reference).argmax(axis=1) == first(candidate).argmax(axis=1)

@@ -279,6 +279,10 @@ class Task(ABC):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
+    def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
+        """The candidate's outputs in the order of the reference's, where the order within a sample says nothing."""
+        return candidate
+
     def limit_ids(self, count: int) -> None:
         """Take no tokens with ids from `count` on, as the model has no embeddings for them."""
         return

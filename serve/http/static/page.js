@@ -201,7 +201,7 @@ function addFile(fields, model) {
     if (!file) return null;
     const body = new FormData();
     body.append(field, file);
-    return { body };
+    return { sample: file, body };
   };
 }
 
@@ -243,9 +243,10 @@ function isVector(value) {
 
 function showAnswer(box, answer, sample) {
   const parts = [];
-  const spans = findSpans(answer), scores = findScores(answer);
+  const spans = findSpans(answer), scores = findScores(answer), boxes = Array.isArray(answer?.objects) && answer.objects;
   if (spans && typeof sample === "string") parts.push(showSpans(spans, sample));
   else if (typeof answer?.mask === "string") parts.push(...showMask(answer));
+  else if (boxes && sample instanceof Blob) parts.push(...showBoxes(boxes, sample));
   else if (scores) parts.push(...scores.map(showScore));
   else if (typeof answer?.text === "string") parts.push(make("p", answer.text || "Nothing was understood."));
   else {
@@ -299,13 +300,42 @@ function showMask(answer) {
   canvas.className = "mask";
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", "The class of each pixel: " + answer.segments.map(each => each.label).join(", "));
-  const rows = answer.segments.map(each => {
-    const row = showScore({ label: each.label, score: each.share });
-    row.firstChild.style.borderInlineStart = `.8em solid rgb(${toColour(each.class)})`;
-    row.firstChild.style.paddingInlineStart = ".4em";
-    return row;
-  });
+  const mark = each => markRow(showScore({ label: each.label, score: each.share }), `rgb(${toColour(each.class)})`);
+  return [canvas, ...answer.segments.map(mark)];
+}
+
+function showBoxes(objects, file) {
+  if (!objects.length) return [make("p", "Nothing was found.")];
+  const canvas = make("canvas"), picture = new Image(), names = [...new Set(objects.map(each => each.label))];
+  const paint = each => `rgb(${toColour(names.indexOf(each.label))})`;
+  picture.onload = () => {
+    canvas.width = picture.width; canvas.height = picture.height;
+    const pen = canvas.getContext("2d"), line = Math.max(1, Math.round(Math.max(canvas.width, canvas.height) / 250));
+    pen.drawImage(picture, 0, 0);
+    URL.revokeObjectURL(picture.src);
+    pen.lineWidth = line;
+    pen.font = `${6 * line}px sans-serif`;
+    for (const each of [...objects].reverse()) {  // those with the highest scores on top
+      const { xmin, ymin, xmax, ymax } = each.box, top = Math.max(ymin, 7 * line);
+      pen.strokeStyle = pen.fillStyle = paint(each);
+      pen.strokeRect(xmin, ymin, xmax - xmin, ymax - ymin);
+      pen.fillRect(xmin, top - 7 * line, pen.measureText(each.label).width + 2 * line, 7 * line);
+      pen.fillStyle = "white";
+      pen.fillText(each.label, xmin + line, top - 1.5 * line);
+    }
+  };
+  picture.src = URL.createObjectURL(file);
+  canvas.className = "boxes";
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", "What was found: " + objects.map(each => each.label).join(", "));
+  const rows = objects.map(each => markRow(showScore({ label: each.label, score: each.score }), paint(each)));
   return [canvas, ...rows];
+}
+
+function markRow(row, colour) {
+  row.firstChild.style.borderInlineStart = `.8em solid ${colour}`;
+  row.firstChild.style.paddingInlineStart = ".4em";
+  return row;
 }
 
 function toColour(number) {  // neighbouring numbers get colours that differ, and a number always the same one

@@ -1,0 +1,128 @@
+"""Objects found in an image: from the outputs of a detector to classes, scores and boxes, and how much two sets of them
+have in common."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from laconic.arrays import Array, Arrays
+from laconic.metrics import sigmoid, softmax
+
+MOST = 100
+"""The most objects of an image, or of an image and a class, that are compared, as in COCO's evaluation."""
+LEAST_WEIGHT = 1e-4
+"""The least weight, the square of the score, of an object that is compared."""
+
+
+class Scoring(BaseModel):
+    """How the logits of a detector become scores.
+
+    activation: `softmax` over the classes of a query and a last one for no object, of which the likeliest class counts;
+    `sigmoid` for each class of each query alone. most: the most pairs of query and class that are kept with `sigmoid`;
+    None for as many as there are queries.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    activation: Literal["softmax", "sigmoid"] = "softmax"
+    most: int | None = None
+
+
+class Detections(NamedTuple):
+    """Objects of an image. scores: [objects]. classes: their numbers, [objects]. boxes: left, top, right and bottom as
+    shares of the width and the height, [objects, 4] float32."""
+
+    scores: Array
+    classes: Array
+    boxes: Array
+
+    def pick(self, which: Array) -> "Detections":
+        """Some of the objects. which: indices, or a mask."""
+        return Detections(*(each[which] for each in self))
+
+
+def find_detections(logits: Array, boxes: Array, scoring: Scoring) -> Detections:
+    """The objects that a detector finds in an image, in the order of transformers' processors.
+
+    logits: [queries, classes]. boxes: centre, width and height as shares of the image's, [queries, 4].
+    """
+    corners = to_corners(boxes)
+    if scoring.activation == "softmax":
+        scores = softmax(logits)[:, :-1]
+        classes = scores.argmax(axis=-1)
+        return Detections(scores.max(axis=-1), classes, corners)
+    scores = sigmoid(logits.astype(np.float64)).ravel()
+    kept = np.argsort(-scores, kind="stable")[: scoring.most or len(logits)]
+    query, classes = np.divmod(kept, logits.shape[1])
+    return Detections(scores[kept], classes, corners[query])
+
+
+def to_corners(boxes: Array) -> Array:
+    """Left, top, right and bottom of boxes given by centre, width and height, [boxes, 4]."""
+    centre, half = boxes[:, :2], boxes[:, 2:] * np.float32(0.5)
+    return np.concatenate([centre - half, centre + half], axis=1)
+
+
+def measure_iou(one: Array, other: Array) -> Array:
+    """Intersection over union of all pairs, [boxes, others] float64; 0 for two boxes without an area.
+
+    one, other: corners, [boxes, 4] and [others, 4].
+    """
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    low = np.maximum(one[:, None, :2], other[None, :, :2])
+    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=-1)
+    areas = [np.clip(each[:, 2:] - each[:, :2], 0, None).prod(axis=-1) for each in (one, other)]
+    union = areas[0][:, None] + areas[1][None] - shared
+    return np.asarray(shared / np.where(union > 0, union, 1))
+
+
+def compare_detections(reference: Detections, found: Detections) -> float:
+    """How much two sets of objects have in common, from 0 to 1.
+
+    An object weighs the square of its score, so that the many guesses of a detector about nothing weigh little. Each is
+    paired with one of the same class at most, the pairs that share most first; a pair shares the smaller weight times
+    the intersection over union of the boxes, and lacks what the larger weight has beyond. An image in which both find
+    next to nothing counts as one with a sure object, so that differences of these guesses alone are small.
+    """
+    wanted, got = (prune_detections(each) for each in (reference, found))
+    weights = np.square(wanted.scores), np.square(got.scores)
+    lesser = np.minimum(weights[0][:, None], weights[1][None])
+    value = lesser * measure_iou(wanted.boxes, got.boxes) * (wanted.classes[:, None] == got.classes[None])
+    shared, total = 0.0, float(weights[0].sum() + weights[1].sum())
+    for row, column in pair_greedily(value):
+        shared += float(value[row, column])
+        total -= float(lesser[row, column])
+    return float(np.clip(1 - (total - shared) / max(total, 1.0), 0.0, 1.0))
+
+
+def prune_detections(objects: Detections) -> Detections:
+    """The objects that weigh something, the surest first."""
+    order = np.argsort(-objects.scores, kind="stable")[:MOST]
+    return objects.pick(order[np.square(objects.scores[order]) >= LEAST_WEIGHT])
+
+
+def pair_greedily(value: Array) -> list[tuple[int, int]]:
+    """Pairs of a row and a column, none of them twice, those of the largest values first; without those of value 0.
+
+    value: [rows, columns], not negative.
+    """
+    left, pairs = value.copy(), []
+    while left.size and left.max() > 0:
+        row, column = divmod(int(left.argmax()), left.shape[1])
+        pairs.append((row, column))
+        left[row], left[:, column] = 0, 0
+    return pairs
+
+
+def align_queries(reference: Arrays, candidate: Arrays) -> Arrays:
+    """The candidate's outputs with the queries of each sample in the order of those of the reference that they are
+    nearest to. Outputs are [samples, queries, ...]."""
+    rows = zip(*reference.values(), *(candidate[name] for name in reference), strict=True)
+    orders = []
+    for row in rows:
+        wanted, found = (np.concatenate(half, axis=-1) for half in (row[: len(reference)], row[len(reference) :]))
+        distance = np.abs(wanted[:, None] - found[None]).max(axis=-1)
+        orders.append([column for _, column in sorted(pair_greedily(1 / (1 + distance)))])
+    return {name: np.take_along_axis(array, np.array(orders)[..., None], axis=1) for name, array in candidate.items()}

@@ -1,0 +1,146 @@
+"""Object detection: the objects in an image, each with its class and its box."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import InputError
+from laconic.metrics import Scorer
+from laconic.tasks.average_precision import make_precision_scorer
+from laconic.tasks.detections import (
+    Detections,
+    Scoring,
+    align_queries,
+    compare_detections,
+    find_detections,
+    measure_iou,
+)
+from laconic.tasks.image_localization import SIZE, ImageLocalization
+from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.object_labels import OBJECTS, check_list, read_columns, read_object
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import LABEL, HealingLoss, Tolerance, read_asset, to_json
+from laconic.tensor import TensorSpec
+
+THRESHOLD = 0.5
+"""The score above which an object is in an answer, as in transformers' pipeline."""
+SCORING = "detection.json"
+"""The artifact file that says how logits become scores."""
+
+
+class ObjectDetection(ImageLocalization):
+    """Fidelity is the share of what the two models find that both find, by scores and boxes. The metric is COCO's mean
+    average precision."""
+
+    name = "object-detection"
+    tolerance = Tolerance(mean=0.95)
+    metric = "mAP"
+    objective = "box-matching"
+    columns: ClassVar[tuple[str, ...]] = (LABEL, OBJECTS)
+    labels_alike = False
+    auto_class = "AutoModelForObjectDetection"
+    architectures: ClassVar[tuple[str, ...]] = ("ForObjectDetection",)
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        preprocess: ImagePreprocess,
+        labels: tuple[str, ...] = (),
+        scoring: Scoring | None = None,
+    ) -> None:
+        super().__init__(inputs, preprocess=preprocess, labels=labels)
+        self.scoring = scoring or Scoring()
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        made = super().from_preprocessing(preprocessing)
+        made.scoring = preprocessing.scoring or Scoring()
+        return made
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        made = super().from_assets(folder, inputs)
+        made.scoring = Scoring.model_validate(read_asset(folder, SCORING))
+        return made
+
+    def assets(self) -> dict[str, bytes]:
+        return super().assets() | {SCORING: to_json(self.scoring.model_dump(mode="json"))}
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """An image with its objects: under `label` as in answers, or under `objects` as in COCO's data sets."""
+        samples, label = super().read_row(values, folder)
+        return samples, read_columns(values[OBJECTS]) if label is None and values.get(OBJECTS) is not None else label
+
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """The class of each object and its box as `Detections` have it, [objects, 5] float64."""
+        height, width = sample[SIZE].tolist()
+        return np.array([read_object(each, self.labels, width, height) for each in check_list(value)]).reshape(-1, 5)
+
+    def find(self, outputs: Arrays) -> list[Detections]:
+        """The objects of each sample, whatever their scores.
+
+        outputs: logits [samples, queries, classes] and boxes [samples, queries, 4], in this order. Raises InputError.
+        """
+        logits, boxes = check_outputs(outputs)
+        return [find_detections(*each, self.scoring) for each in zip(logits, boxes, strict=True)]
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        return [
+            {"objects": self.describe(found, sample[SIZE])}
+            for found, sample in zip(self.find(outputs), samples, strict=True)
+        ]
+
+    def describe(self, found: Detections, size: Array) -> list[dict[str, Any]]:
+        """The objects of an answer, with boxes in whole pixels. size: height and width of the image as it came."""
+        kept = found.pick(found.scores > THRESHOLD)
+        corners = (kept.boxes * size[[1, 0, 1, 0]].astype(np.float32)).astype(np.int64)  # cut, as by transformers
+        return [
+            {
+                "score": float(score),
+                "label": self.label(int(number)),
+                "box": dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)),
+            }
+            for score, number, box in zip(kept.scores, kept.classes, corners.tolist(), strict=True)
+        ]
+
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        pairs = zip(self.find(reference), self.find(candidate), strict=True)
+        return np.array([compare_detections(wanted, found) for wanted, found in pairs], np.float64)
+
+    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+        """The share of the original's objects above the threshold that are found again: of the same class, above the
+        threshold, with an intersection over union of at least a half."""
+        again = total = 0
+        for wanted, found in zip(self.find(reference), self.find(candidate), strict=True):
+            sure, other = (each.pick(each.scores > THRESHOLD) for each in (wanted, found))
+            near = (measure_iou(sure.boxes, other.boxes) >= 0.5) & (sure.classes[:, None] == other.classes[None])
+            again, total = again + int(near.any(axis=1).sum()), total + len(sure.scores)
+        return {"objects_kept": again / total if total else 1.0}
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        wanted = [Detections(np.ones(len(label)), label[:, 0].astype(np.int64), label[:, 1:]) for label in labels]
+        return make_precision_scorer(self.find(outputs), wanted)
+
+    def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
+        """A detector that chooses its queries by their scores puts nearly equal ones in either order."""
+        return align_queries(reference, candidate)
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """All hidden states and the outputs; the outputs alone where no layers are shared."""
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+
+
+def check_outputs(outputs: Arrays) -> tuple[Array, Array]:
+    """The logits and the boxes of a detector. Raises InputError for outputs of other forms."""
+    arrays = list(outputs.values())[:2]
+    shapes = {name: list(array.shape) for name, array in outputs.items()}
+    if len(arrays) < 2 or any(each.ndim != 3 for each in arrays) or arrays[1].shape[1:] != (arrays[0].shape[1], 4):
+        raise InputError(
+            f"object-detection takes two outputs, logits [batch, queries, classes] and boxes [batch, queries, 4], and "
+            f"the model gives {shapes}"
+        )
+    return arrays[0], arrays[1]
