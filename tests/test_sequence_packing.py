@@ -112,6 +112,7 @@ def test_a_packed_step_is_simulated_and_sent_to_workers(checkpoint):
         return make_parts(fakify(module), objective).assemble(), objective.make_example(2, 9)
 
     assert simulate(prepare).peak() > 0
+    assert objective.count_terms(objective.collate(TEXTS, None)) > 1
     again = pickle.loads(pickle.dumps(objective.collate))
     assert torch.equal(again(TEXTS, None)["input_ids"], objective.collate(TEXTS, None)["input_ids"])
 

@@ -4,10 +4,12 @@ The only file that uses names of torch which are not public: FakeTensorMode, the
 fake process group.
 """
 
+import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -271,8 +273,11 @@ def simulate(
 
 def skip_values(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
     """Make the loss scaler step without a check for overflows, and the loss a mean over one term: fake tensors have no
-    values, so that neither overflows nor labelled positions can be counted."""
-    state.objective.count_terms = lambda batch: 1  # type: ignore[method-assign]
+    values, so that neither overflows nor labelled positions can be counted. The objective that the state was made from
+    may train afterwards, and is left as it was."""
+    objective = copy.copy(state.objective)
+    objective.count_terms = lambda batch: 1  # type: ignore[method-assign]
+    state.settings = replace(state.settings, objective=objective)
     if state.scaler.is_enabled():
         state.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
     return state, batch
