@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import transformers
 
 from laconic.cache import VARIABLE
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
+from laconic.finetune import technique_costs
 from laconic.finetune.advice import copy_structure
+from laconic.finetune.technique_costs import TechniqueCost, leave_out_each, report_costs
 from laconic.models.checkpoint import load_source
 from laconic.offload.memory_accounting import CATEGORIES
 from laconic.planner import device_rates as measuring
@@ -27,6 +30,7 @@ from laconic.planner.plan_plots import plot_bars, plot_chosen
 from laconic.planner.plan_source import plan_source
 from laconic.planner.plan_summary import summarize_plan
 from laconic.planner.prediction import predict
+from laconic.progress import Steps
 from laconic.training.settings import Training
 
 HERE = Path(__file__).parent
@@ -453,3 +457,57 @@ def test_eight_billion_parameters_are_planned_for_without_a_weight(tmp_path):
     assert grown < 300e6
     assert plain > 16 * parameters
     assert 12 * parameters < lean < 0.75 * plain
+
+
+class Messages(Steps):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.warnings: list[str] = []
+        self.reports: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def report(self, title: str, note: str) -> None:
+        self.reports.append(f"{title}: {note}")
+
+
+def test_each_chosen_technique_is_left_out_unless_another_one_requires_it():
+    training = Training.model_validate({"techniques": ["sdpa", "layerwise", "host-weights"], "optimizer": "lion"})
+    chosen = [each.name for each in training.techniques]
+    without = dict(leave_out_each(training, chosen))
+    assert list(without) == ["sdpa", "host-weights", "lion"]
+    assert [each.name for each in without["host-weights"].techniques] == ["sdpa", "layerwise"]
+    assert without["lion"].optimizer.name == "adamw"
+    assert list(leave_out_each(training, ["sdpa"])) == [("sdpa", without["sdpa"]), ("lion", without["lion"])]
+
+
+def test_what_makes_a_step_slower_is_reported_with_what_it_saves(folder, monkeypatch):
+    monkeypatch.setattr(technique_costs, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(technique_costs, "SLOWER", 0.0)  # the rates of this test are measured roughly
+    training = Training.model_validate({"batch_size": 64, "techniques": ["sdpa", "gradient-checkpointing"]})
+    steps = Messages()
+    report_costs(training, ["gradient-checkpointing"], subject(folder, "bert"), LENGTH, CPU, steps)
+    (report,) = steps.reports
+    name, time, memory = re.fullmatch(r"(.*): (.*) times the time of a step, (.*) of its memory", report).groups()
+    assert name == "gradient-checkpointing"
+    assert float(time) > 0
+    assert float(memory) < 0.9
+    assert not steps.warnings
+
+
+def test_what_makes_a_step_slower_and_saves_nothing_is_warned_of(folder, monkeypatch):
+    monkeypatch.setattr(technique_costs, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(technique_costs, "predict_costs", lambda *given: [TechniqueCost("sdpa", 1.5, 1.0)])
+    steps = Messages()
+    training = Training.model_validate({"techniques": ["sdpa"]})
+    report_costs(training, ["sdpa"], subject(folder, "bert"), LENGTH, CPU, steps)
+    assert not steps.reports
+    assert "sdpa: a step is predicted to take 1.5 times as long with it, and to save no memory" in steps.warnings[0]
+
+
+def test_the_costs_of_techniques_that_nobody_chose_are_not_predicted(folder, monkeypatch):
+    monkeypatch.setattr(technique_costs, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(technique_costs, "predict_costs", lambda *given: pytest.fail("predicted"))
+    training = Training.model_validate({"techniques": ["sdpa"]})
+    report_costs(training, [], subject(folder, "bert"), LENGTH, CPU, Messages())

@@ -22,6 +22,7 @@ from laconic.finetune.advice import advise, copy_structure, fit_to_memory, measu
 from laconic.finetune.class_weights import compute_class_weights
 from laconic.finetune.evaluator import BEST, Evaluator
 from laconic.finetune.head import open_for
+from laconic.finetune.technique_costs import report_costs
 from laconic.hashing import code_version, hash_of
 from laconic.models.adapter import Adapter
 from laconic.models.checkpoint import Checkpoint, check_free, load_source
@@ -105,9 +106,12 @@ def finetune_on_rank(
     while True:
         inputs = prepare(recipe, trust, steps)
         if changed is None:
+            named = [each.name for each in recipe.techniques]
             if recipe.techniques or recipe.memory is None:  # else the planner chooses the precision
                 recipe = settle_precision(recipe, inputs.checkpoint.module, ranks, cache, steps)
             recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
+            if ranks.world == 1:
+                report_costs(recipe, named, inputs.structure, inputs.length, ranks.device, steps)
             room = measure_available(ranks.device)
         try:
             result, evaluator = run_training(inputs, recipe, folder, ranks, observers, cache, steps)
