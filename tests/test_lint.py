@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from export.lint.tensorrt_lint import RULES, count_quantized, lint_tensorrt
+from export.lint.sparsity_rules import SparseCount
+from export.lint.tensorrt_lint import RULES, count_quantized, count_sparse_layers, lint_tensorrt
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.errors import SourceError
 from laconic.hashing import digest_file, seal, unseal
@@ -207,6 +208,13 @@ def write_mask(model):
     put(model, "half", np.array([-np.inf], np.float16))
 
 
+def keep_weights(shape, axis, count):
+    """INT8 weights, of which `count` of every four along an axis are not zero."""
+    weight = np.moveaxis(np.full(shape, 3, np.int8), axis, -1)
+    weight[..., np.arange(weight.shape[-1]) % 4 >= count] = 0
+    return np.moveaxis(weight, -1, axis)
+
+
 SPOILED = {
     "opset": lambda model: set_opset(model, 26),
     "quantization-opset": lambda model: set_opset(model, 12),
@@ -237,6 +245,7 @@ SPOILED = {
     "half-quantized": lambda model: node(model, "fc0").input.__setitem__(0, "x"),
     "quantized-bias": quantize_bias,
     "external-data": lose_data,
+    "sparsity": lambda model: put(model, "fc0/weight/int8", keep_weights((8, 16), 0, 2)),
 }
 """A change to the two-layer network for each rule on such a graph."""
 WARNINGS = {  # the rules without an error
@@ -247,6 +256,7 @@ WARNINGS = {  # the rules without an error
     "scale-mismatch",
     "weight-quantizer",
     "residual-add",
+    "sparsity",
 }
 
 
@@ -291,6 +301,54 @@ def test_every_rule_is_on_its_page():
     )
     assert [name for name, _ in rows] == list(RULES)
     assert {name for name, severity in rows if severity == "warning"} == WARNINGS
+
+
+def make_linear(weight, dtype=np.float16, quantized=False, transposed=False):
+    """One linear layer with this weight [in, out]."""
+    net = Net(dtype)
+    name = net.constant("fc/weight", weight.T.astype(dtype) if transposed else weight.astype(dtype))
+    if quantized:
+        name = net.add("DequantizeLinear", [net.constant("fc/int8", weight), net.constant("s", dtype(0.1))], "fc/DQ")
+    if transposed:
+        name = net.add("Transpose", [name], "fc/T")
+    net.add("MatMul", [net.quantize("x") if quantized else "x", name], "fc")
+    return net.build(["batch", weight.shape[0]], "fc")
+
+
+@pytest.mark.parametrize("form", [{}, {"quantized": True, "dtype": np.float32}, {"transposed": True}])
+def test_two_weights_of_four_along_the_inputs_of_a_wide_layer_are_counted_and_have_no_finding(form, lint, tmp_path):
+    assert lint(make_linear(keep_weights((256, 512), 0, 2), **form)) == []
+    assert count_sparse_layers(tmp_path / "model.onnx") == SparseCount(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("weight", "form", "words"),
+    [
+        (keep_weights((256, 512), 1, 2), {}, "groups of four inputs have more than two"),
+        (keep_weights((256, 512), 0, 2) + np.eye(256, 512, dtype=np.int8), {}, "groups of four inputs have more"),
+        (keep_weights((128, 512), 0, 2), {}, "below 256 channels, and the layer has 128 inputs and 512 outputs"),
+        (keep_weights((256, 512), 0, 2), {"dtype": np.float32}, "computes in FP32"),
+        (keep_weights((256, 512), 0, 2)[:254], {}, "254 inputs are no multiple of four"),
+    ],
+    ids=["along the outputs", "a few more", "narrow", "fp32", "odd"],
+)
+def test_zeros_that_save_no_time_are_named(weight, form, words, lint):
+    (finding,) = lint(make_linear(weight, **form))
+    assert (finding.rule, finding.severity, finding.node) == ("sparsity", "warning", "fc")
+    assert words in finding.message
+
+
+def test_a_sparse_convolution_is_seen_along_its_input_channels(lint, tmp_path):
+    net = Net(np.float16)
+    weight = net.constant("conv/weight", keep_weights((256, 256, 1, 1), 1, 2).astype(np.float16))
+    net.add("Conv", ["x", weight], "conv")
+    assert lint(net.build(["batch", 256, 4, 4], "conv")) == []
+    assert count_sparse_layers(tmp_path / "model.onnx") == SparseCount(1, 1)
+
+
+def test_dense_weights_are_not_counted_as_sparse(lint, tmp_path):
+    assert lint(make_linear(keep_weights((256, 512), 0, 4))) == []
+    assert count_sparse_layers(tmp_path / "model.onnx") == SparseCount(0, 1)
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -391,7 +449,8 @@ def test_fp8_is_taken_from_opset_19(opset, rules, lint):
     for each in model.graph.initializer:
         if each.data_type == TensorProto.INT8:
             kind, size = TensorProto.FLOAT8E4M3FN, int(np.prod(each.dims))
-            each.CopyFrom(helper.make_tensor(each.name, kind, each.dims, bytes(size), raw=True))
+            number = b"\x38" if each.name.endswith("int8") else b"\0"  # weights are 1, zero points 0
+            each.CopyFrom(helper.make_tensor(each.name, kind, each.dims, number * size, raw=True))
     set_opset(model, opset)
     assert {finding.rule for finding in lint(model)} == rules
 

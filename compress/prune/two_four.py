@@ -7,12 +7,11 @@ from compress.prune.sparsity import sparsify
 from compress.prune.sparsity_pattern import TwoOfFour
 from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_inputs import weight_matrix
+from export.lint.sparsity_rules import LEAST_CHANNELS
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
 
 NAME = "prune.two-four"
-FEWEST = 256
-"""Input or output channels below which TensorRT was seen to use no sparse kernel (its issue 4065)."""
 NAMED = 3
 """Layers that a warning names."""
 
@@ -29,7 +28,7 @@ class TwoFour(SparsityStage):
         layers = {path: own.module.get_submodule(path) for path in selection.paths}
         odd = {path: count_channels(layer)[0] for path, layer in layers.items() if count_channels(layer)[0] % 4}
         selection = selection.without({path: f"its {count} inputs are no multiple of 4" for path, count in odd.items()})
-        few = [path for path in selection.paths if min(count_channels(layers[path])) < FEWEST]
+        few = [path for path in selection.paths if min(count_channels(layers[path])) < LEAST_CHANNELS]
         with context.steps.step("prune two of every four weights", len(selection.paths)) as step:
             patterns = {path: TwoOfFour() for path in selection.paths}
             sparsify(
@@ -45,8 +44,9 @@ class TwoFour(SparsityStage):
             step.note = f"{len(selection.paths)} layers, {len(selection.skipped)} skipped"
         if few:
             context.steps.warn(
-                f"{len(few)} layers have fewer than {FEWEST} channels, for which TensorRT has used no sparse kernels: "
-                f"{', '.join(few[:NAMED])}{', ...' if len(few) > NAMED else ''}. Measure, or name them in `keep`"
+                f"{len(few)} layers have fewer than {LEAST_CHANNELS} channels, for which TensorRT has used no sparse "
+                f"kernels: {', '.join(few[:NAMED])}{', ...' if len(few) > NAMED else ''}. Measure, or name them in "
+                "`keep`"
             )
         return checkpoint.after(self.record(NAME, checkpoint, own.module, selection, context), own.module)
 

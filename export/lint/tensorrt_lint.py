@@ -43,6 +43,7 @@ from export.lint.scale_rules import (
     check_weight_quantizers,
     check_zero_points,
 )
+from export.lint.sparsity_rules import SparseCount, check_sparsity, count_sparse
 
 RULES: dict[str, Callable[[LintGraph], Iterator[Problem]]] = {
     "external-data": check_external_data,
@@ -69,6 +70,7 @@ RULES: dict[str, Callable[[LintGraph], Iterator[Problem]]] = {
     "half-quantized": check_half_quantized,
     "quantized-bias": check_bias,
     "residual-add": check_residual_additions,
+    "sparsity": check_sparsity,
 }
 """The rules by name, in the order in which findings are listed."""
 
@@ -99,3 +101,11 @@ def count_quantized(path: Path) -> QuantizedCount:
     Raises SourceError for a file that is not ONNX.
     """
     return count_layers(open_graph(path))
+
+
+def count_sparse_layers(path: Path) -> SparseCount:
+    """Count the linear layers and convolutions of an ONNX file with 2:4 sparse weights.
+
+    Raises SourceError for a file that is not ONNX.
+    """
+    return count_sparse(open_graph(path))

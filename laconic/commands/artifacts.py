@@ -227,7 +227,7 @@ def lint(
 
     The exit code is 3 if there is an error.
     """
-    from export.lint.tensorrt_lint import count_quantized, lint_tensorrt
+    from export.lint.tensorrt_lint import count_quantized, count_sparse_layers, lint_tensorrt
     from laconic.artifacts.artifact import Artifact
     from laconic.commands.tables import print_lint
 
@@ -240,6 +240,7 @@ def lint(
         "target": target,
         "findings": [asdict(finding) for finding in findings],
         "quantized": asdict(count_quantized(path)),
+        "sparse": asdict(count_sparse_layers(path)),
     }
     print_json(found) if as_json else print_lint(found)
     errors = [finding.rule for finding in findings if finding.severity == "error"]

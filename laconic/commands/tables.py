@@ -260,6 +260,9 @@ def print_lint(found: Mapping[str, Any]) -> None:
     floating = f", in float: {', '.join(count['floating'])}" if count["floating"] else ""
     text = f"{count['quantized']} of {count['total']} linear layers and convolutions quantized{floating}"
     print_wrapped("", text, indent=9)
+    sparse = found["sparse"]
+    if sparse["sparse"]:
+        OUT.print(f"{sparse['sparse']} of {sparse['total']} have 2:4 sparse weights", soft_wrap=True)
 
 
 def print_wrapped(head: str, text: str, *, indent: int) -> None:
