@@ -253,7 +253,7 @@ EXTRAS = {
     "onnxruntime": "cpu",
     "openvino": "cpu",
     "tensorrt": "tensorrt",
-    "cuda": "tensorrt",
+    "cuda": "gpu",
     "fastapi": "serve",
     "uvicorn": "serve",
     "orjson": "serve",

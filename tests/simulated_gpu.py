@@ -1,6 +1,7 @@
-"""Stand-ins for `tensorrt` and `cuda.bindings.runtime` that run graphs with ONNX Runtime in host memory.
+"""Stand-ins for `tensorrt` and `cuda.bindings.runtime` that run graphs with ONNX Runtime in host memory, and for a
+session of ONNX Runtime that captures CUDA graphs.
 
-They show that the TensorRT runtime calls in the right order, grows its buffers and forgets its CUDA graphs where it
+They show that the runtimes call in the right order, grow their buffers and forget their CUDA graphs where they
 must. They prove nothing about TensorRT or CUDA. The names are those of the real interface: see tensorrt_surface.json.
 """
 
@@ -329,3 +330,53 @@ def make_tensorrt(gpu, surface):
         assert public <= set(surface["classes"][name]), f"{name} has no {public - set(surface['classes'][name])}"
     module.__dict__.update(made)
     return module
+
+
+class RecordingBinding(ort.IOBinding):
+    """A binding of ONNX Runtime that remembers what was bound."""
+
+    def __init__(self, session):
+        super().__init__(session)
+        self.inputs, self.outputs = {}, {}
+
+    def bind_input(self, name, *given):
+        self.inputs[name] = given
+        super().bind_input(name, *given)
+
+    def bind_output(self, name, *given):
+        self.outputs[name] = given
+        super().bind_output(name, *given)
+
+
+def make_capturing_session(gpu):
+    """Make the class of a session on the CPU provider that captures what is bound, by the number of its CUDA graph, and
+    runs that again whatever is bound later, as the CUDA provider does."""
+
+    class CapturingSession(ort.InferenceSession):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            self.graphs, self.refuses = {}, False
+
+        def io_binding(self):
+            return RecordingBinding(self)
+
+        def run_with_iobinding(self, binding, options):
+            number = options.get_run_config_entry("gpu_graph_id")
+            if number == "-1":
+                return super().run_with_iobinding(binding, options)
+            if self.refuses:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            if number not in self.graphs:
+                self.graphs[number] = dict(binding.inputs), dict(binding.outputs)
+                gpu.counts["captured"] += 1
+            inputs, outputs = self.graphs[number]
+            assert {given[-1] for given in (*inputs.values(), *outputs.values())} <= set(gpu.blocks), "released"
+            replayed = ort.IOBinding(self)
+            for name, given in inputs.items():
+                replayed.bind_input(name, *given)
+            for name, given in outputs.items():
+                replayed.bind_output(name, *given)
+            gpu.counts["launched"] += 1
+            return super().run_with_iobinding(replayed, options)
+
+    return CapturingSession

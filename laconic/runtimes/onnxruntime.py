@@ -32,15 +32,17 @@ NODE_SUFFIX = re.compile(r"(_token_\d+|/MatMulAddFusion|_nchwc)+$")
 class OrtSession(Session):
     """A model loaded by ONNX Runtime."""
 
-    def __init__(self, session: ort.InferenceSession, model: Path) -> None:
-        """session: may be shared between threads, since its `run` is thread-safe. model: the file that was loaded."""
+    def __init__(self, session: ort.InferenceSession, model: Path, options: ort.RunOptions | None = None) -> None:
+        """session: may be shared between threads, since its `run` is thread-safe. model: the file that was loaded.
+        options: of each run."""
         self._session = session
         self._model = model
+        self._options = options
         self._outputs = [output.name for output in session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         try:
-            answers = self._session.run(self._outputs, dict(inputs))
+            answers = self._session.run(self._outputs, dict(inputs), self._options)
         except Exception as error:
             raise RuntimeFailure(f"onnxruntime failed: {error}") from error
         return dict(zip(self._outputs, answers, strict=True))

@@ -16,12 +16,13 @@ import tensorrt as trt
 from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UsageError
-from laconic.runtimes.cuda_device import CudaGraph, CudaStream, DeviceMemory, Gpu, PinnedBuffer, find_gpu
-from laconic.runtimes.device_policy import ReplayCache, grow
+from laconic.runtimes.cuda_device import CudaGraph, CudaStream, DeviceMemory, Gpu, find_gpu
+from laconic.runtimes.device_policy import ReplayCache
 from laconic.runtimes.engine_inspector import parse_kernels
 from laconic.runtimes.engine_messages import explain_builder
 from laconic.runtimes.engine_spec import Bounds, EngineSpec, Shape, describe_model
 from laconic.runtimes.engine_store import ENGINE, EngineStore
+from laconic.runtimes.pinned_buffers import UNBOUNDED, PinnedBuffers
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.runtimes.tensorrt_builder import LoadedEngine, build_engine, deserialize
 
@@ -59,7 +60,7 @@ class TensorRtSession(Session):
         names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
         self._inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
         self._outputs = [name for name in names if name not in self._inputs]
-        self._dtypes = {name: find_dtype(name, engine.get_tensor_dtype(name)) for name in names}
+        dtypes = {name: find_dtype(name, engine.get_tensor_dtype(name)) for name in names}
         shaping = [name for name in names if engine.is_shape_inference_io(name)]
         if shaping:
             raise RuntimeFailure(
@@ -67,7 +68,7 @@ class TensorRtSession(Session):
             )
         self._stream = CudaStream()
         self._memory = DeviceMemory(engine.device_memory_size_v2)
-        self._buffers: dict[str, PinnedBuffer] = {}
+        self._buffers = PinnedBuffers("tensorrt", dtypes, self._forget_replays)
         self._replays: ReplayCache[CapturedRun] = ReplayCache()
         self._captures = True
         self._context = self._make_context()
@@ -85,38 +86,28 @@ class TensorRtSession(Session):
         return parse_kernels(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
     def close(self) -> None:
-        self._release(self._replays.clear())
-        for buffer in self._buffers.values():
-            buffer.close()
-        self._buffers.clear()
+        self._forget_replays()
+        self._buffers.close()
         self._context = None
         self._memory.close()
         self._stream.close()
 
     def _run(self, inputs: Mapping[str, Array]) -> Arrays:
-        self._check(inputs)
+        self._buffers.check(inputs, self._inputs)
         shapes = {name: inputs[name].shape for name in self._inputs}
         key = tuple(shapes.values())
         captured = self._replays.find(key)
         outputs = captured.outputs if captured else self._bind(self._context, shapes)
-        for name in self._inputs:
-            self._buffers[name].write(inputs[name])
+        self._buffers.write(inputs)
         if captured:
             captured.graph.launch(self._stream)
         else:
             self._enqueue(self._context, shapes, outputs)
         self._stream.synchronize()
-        answers = {name: self._buffers[name].read(outputs[name], self._dtypes[name]) for name in self._outputs}
+        answers = self._buffers.read(outputs)
         if not captured and self._captures and self._replays.count(key):
             self._capture(key, shapes)
         return answers
-
-    def _check(self, inputs: Mapping[str, Array]) -> None:
-        if set(inputs) != set(self._inputs):
-            raise RuntimeFailure(f"tensorrt: the inputs are {sorted(inputs)}, expected {sorted(self._inputs)}")
-        for name, array in inputs.items():
-            if array.dtype != self._dtypes[name]:
-                raise RuntimeFailure(f"tensorrt: input {name!r} is {array.dtype}, expected {self._dtypes[name]}")
 
     def _make_context(self) -> Any:
         """Make an execution context. All of a session run one after the other, so they share its scratch memory."""
@@ -139,23 +130,12 @@ class TensorRtSession(Session):
                 raise RuntimeFailure(
                     f"tensorrt: the shape of output {name!r} depends on data. Try another engine (--runtime)"
                 )
-            self._reserve(name, self._size_of(name, shape))
-        for name, buffer in self._buffers.items():
-            context.set_tensor_address(name, buffer.device.address)
+            context.set_tensor_address(name, self._buffers.reserve(name, shape, self._largest(name)))
         return outputs
 
-    def _reserve(self, name: str, needed: int) -> None:
-        held = self._buffers[name].size if name in self._buffers else 0
-        size = grow(needed, held, self._largest(name))
-        if size > held or name not in self._buffers:
-            self._release(self._replays.clear())  # they hold the old address
-            if name in self._buffers:
-                self._buffers.pop(name).close()
-            self._buffers[name] = PinnedBuffer(size)
-
     def _largest(self, name: str) -> int:
-        """Bytes of the largest input that the engine takes; of an output, whose largest shape is not known, 2**62."""
-        return self._size_of(name, self._find_range(name)[1]) if name in self._inputs else 2**62
+        """Bytes of the largest input that the engine takes; the largest shape of an output is not known."""
+        return self._buffers.size_of(name, self._find_range(name)[1]) if name in self._inputs else UNBOUNDED
 
     def _find_range(self, name: str) -> tuple[Shape, Shape]:
         """The smallest and the largest shape of an input."""
@@ -169,16 +149,11 @@ class TensorRtSession(Session):
         least, most = map(list, self._find_range(name))
         return f"and the engine takes {least} to {most}. Give other bounds (shapes), and build again"
 
-    def _size_of(self, name: str, shape: Sequence[int]) -> int:
-        return int(np.prod(shape)) * int(self._dtypes[name].itemsize)
-
     def _enqueue(self, context: Any, shapes: Mapping[str, Shape], outputs: Mapping[str, Shape]) -> None:
-        for name, shape in shapes.items():
-            self._buffers[name].upload(self._size_of(name, shape), self._stream)
+        self._buffers.upload(shapes, self._stream)
         if not context.execute_async_v3(int(self._stream.handle)):
             raise RuntimeFailure(f"tensorrt: {explain_builder(self._loaded.errors.messages)}")
-        for name, shape in outputs.items():
-            self._buffers[name].download(self._size_of(name, shape), self._stream)
+        self._buffers.download(outputs, self._stream)
 
     def _capture(self, key: tuple[Shape, ...], shapes: Mapping[str, Shape]) -> None:
         """Record a run of these shapes as a CUDA graph, in a context of its own, whose shapes then stay."""
@@ -200,6 +175,9 @@ class TensorRtSession(Session):
             self._captures = False
             return
         self._release(self._replays.put(key, CapturedRun(graph, context, outputs)))
+
+    def _forget_replays(self) -> None:
+        self._release(self._replays.clear())
 
     @staticmethod
     def _release(runs: Sequence[CapturedRun]) -> None:
