@@ -16,7 +16,7 @@ from family_images import IMAGE_FAMILIES
 from family_modules import MODULES
 from family_sounds import SOUND_FAMILIES
 from family_texts import TEXT_FAMILIES
-from family_timm import TIMM
+from family_timm import prepare_image, write_timm
 from PIL import Image
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
@@ -94,14 +94,24 @@ def make_module(name: str, folder: Path) -> Subject:
 
 
 def make_timm(name: str, folder: Path) -> Subject:
-    """A model of timm."""
+    """A model of timm, in the folder that timm writes."""
     timm = importlib.import_module("timm")  # not a dependency: only these rows need it
+    source, data = folder / "source", write_images(folder / "images")
+    images = sorted(data.glob("*/*.png"))
+    if not source.exists():
+        write_timm(name, source, images)
 
-    arguments = TIMM[name]
-    images = np.random.default_rng(0).standard_normal((120, 3, 64, 64)).astype(np.float32)
-    return make_built(
-        folder, "timm:create_model", arguments, lambda: timm.create_model(**arguments), lambda: {"x": images}
-    )
+    def pairs(checkpoint: Checkpoint) -> Pairs:
+        model = timm.create_model(f"local-dir:{source}", pretrained=True).eval()
+        for path in images[:COMPARED]:
+            inputs = checkpoint.task.encode([checkpoint.task.parse(path)])
+            with torch.inference_mode():
+                (found,) = call(
+                    checkpoint.module, {key: torch.from_numpy(each) for key, each in inputs.items()}
+                ).values()
+                yield found, model(prepare_image(model, path)[None])
+
+    return Subject(source, data, pairs, ("channels", "heads and FFN", "FFN", "heads"))
 
 
 def make_built(

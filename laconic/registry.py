@@ -237,6 +237,7 @@ EXTRAS = {
     "transformers": "compress",
     "optuna": "compress",
     "ray": "ray",
+    "timm": "timm",
     "torch_pruning": "compress",
     "torchao": "train",
     "peft": "train",

@@ -10,10 +10,6 @@ from laconic.models.checkpoint import load_source
 CONFIG = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 FOLDERS = {
     "diffusers": ({"model_index.json": {"_class_name": "Pipeline"}}, "pipeline of diffusers"),
-    "timm": (
-        {"config.json": {"architecture": "resnet18", "num_classes": 5, "pretrained_cfg": {}}},
-        r"resnet18 of timm.* --builder timm:create_model.* num_classes: 5",
-    ),
     "GPTQ": ({"config.json": CONFIG, "quantize_config.json": {"bits": 4}}, "quantized already, by GPTQ"),
     "bitsandbytes": (
         {"config.json": CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}}},

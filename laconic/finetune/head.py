@@ -9,8 +9,8 @@ import torch
 from laconic import registry
 from laconic.data.reader import read_rows
 from laconic.errors import DataError, InputError, SourceError
-from laconic.models import huggingface
-from laconic.models.checkpoint import Checkpoint, load_source, read_licence, rebuild
+from laconic.models import huggingface, timm_folder
+from laconic.models.checkpoint import Checkpoint, load_model, load_source, read_licence, rebuild
 from laconic.models.checkpoint_card import CARD, prepare
 from laconic.models.embedder import MODULES, read_modules
 from laconic.models.pretrained import is_head_weight, reset_head
@@ -72,8 +72,8 @@ def with_labels(
 ) -> Checkpoint:
     """A classifier for these labels: the source unchanged where it has all of them, else with a new head.
 
-    source: a folder of transformers or sentence-transformers, bare or with another head; a saved checkpoint of such a
-    classifier, or one in memory. labels: names or numbers of classes, in any order and number. Only the head is
+    source: a folder of transformers, sentence-transformers or timm, bare or with another head; a saved checkpoint of
+    such a classifier, or one in memory. labels: names or numbers of classes, in any order and number. Only the head is
     initialized anew (from the seed), and the pooler where the source has none. Raises SourceError, UntrustedSource,
     DataError.
     """
@@ -92,7 +92,7 @@ def with_labels(
     names = kind.new_classes(wanted, read_own_labels(source, task))
     if not names:
         return load_source(source, task=task, trust=trust)
-    found = huggingface.load(source, task=task, trust=trust, labels=names, seed=seed)
+    found = load_model(source, task=task, trust=trust, labels=names, seed=seed)
     return Checkpoint.of(
         found.module,
         found.task,
@@ -141,9 +141,11 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
 
 
 def task_of(source: Path) -> str | None:
-    """The task of a transformers folder or a saved checkpoint; None for anything else."""
+    """The task of a folder of transformers or timm, or of a saved checkpoint; None for anything else."""
     if (source / CARD).is_file():
         return str(read_source_json(source / CARD).get("task"))
+    if timm_folder.is_timm(source):
+        return timm_folder.infer_task(source)
     if (source / CONFIG).is_file() and not (source / MODULES).is_file():
         return huggingface.infer_task(source, read_source_json(source / CONFIG))
     return None
@@ -151,6 +153,8 @@ def task_of(source: Path) -> str | None:
 
 def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
     """The classes of the head in a folder; empty without a head for the task."""
+    if timm_folder.is_timm(folder):
+        return timm_folder.read_labels(timm_folder.read_config(folder))
     where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
     config, kind = read_source_json(where / CONFIG), resolve_task(task)
     name = str((config.get("architectures") or [""])[0])

@@ -3,7 +3,7 @@
 On disk it is a folder: model.safetensors, model.json, and the files of its task. Never a pickle.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from laconic.errors import CorruptArtifact, LaconicError, SourceError, UsageErro
 from laconic.files import replace_folder
 from laconic.hashing import hash_of, seal
 from laconic.models import builder as builders
-from laconic.models import huggingface
+from laconic.models import huggingface, timm_folder
 from laconic.models.adapter import is_adapter, read_adapter
 from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
 from laconic.models.foreign_folder import GGUF, refuse_foreign
+from laconic.models.loaded_model import Loaded
 from laconic.models.processors import plain_task
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
@@ -36,7 +37,7 @@ ONE_LENGTH = (
     "A model that takes inputs of one length alone, as Nystromformer, can be given with a --builder, and samples of "
     "that length in an .npz file"
 )
-BUILD = {"huggingface": huggingface.build, "builder": builders.build}
+BUILD = {"huggingface": huggingface.build, "timm": timm_folder.build, "builder": builders.build}
 """Functions that build a module without its weights, by the kind of its source: BUILDABLE."""
 
 
@@ -233,10 +234,10 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
         refuse_foreign(folder)
         raise SourceError(
-            f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers. "
-            f"For a model of your own, give the file of weights and a --builder"
+            f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers "
+            f"or timm. For a model of your own, give the file of weights and a --builder"
         )
-    found = huggingface.load(folder, task=task, trust=trust)
+    found = load_model(folder, task=task, trust=trust)
     made = found.task
     check_finite(found.module, folder)
     outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs, advice=ONE_LENGTH)
@@ -248,6 +249,18 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
         size=found.size,
         licence=read_licence(folder),
     )
+
+
+def load_model(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
+    """Load a folder of transformers, sentence-transformers or timm.
+
+    labels: the classes of a new head, drawn from the seed, in the place of the folder's own if it has one.
+    Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code,
+    MissingPackage where the library is not installed.
+    """
+    if timm_folder.is_timm(folder):
+        return timm_folder.load(folder, task=task, labels=labels, seed=seed)
+    return huggingface.load(folder, task=task, trust=trust, labels=labels, seed=seed)
 
 
 def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:

@@ -15,7 +15,7 @@ from laconic.tensor import TensorSpec
 
 CARD = "model.json"
 FORMAT: Literal[1] = 1
-BUILDABLE = ("builder", "huggingface")
+BUILDABLE = ("builder", "huggingface", "timm")
 """The kinds of sources that say how their module is built again."""
 
 

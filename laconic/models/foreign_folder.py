@@ -35,13 +35,6 @@ def refuse_foreign(folder: Path) -> None:
     config = read_source_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if not isinstance(config, dict):
         raise SourceError(f"{folder / 'config.json'} holds no settings by name. Copy the model's folder again")
-    name = config.get("architecture")
-    if isinstance(name, str) and "pretrained_cfg" in config:
-        raise SourceError(
-            f"{folder} holds the model {name} of timm. Give its weights, model.safetensors, with --builder "
-            f"timm:create_model, samples in .npz, and in a recipe arguments: {{model_name: {name}, num_classes: "
-            f"{config.get('num_classes', 1000)}}}"
-        )
     refuse_quantized(folder, config)
     if any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
         refuse_pointers(folder)

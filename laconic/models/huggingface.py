@@ -29,6 +29,7 @@ from laconic.models.embedder import (
 from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
+from laconic.models.loaded_model import Loaded
 from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
 from laconic.models.pretrained import (
@@ -118,18 +119,6 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
 }
 """By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A module, its task, and how to build the same module again. output: the name of the module's output. size: bytes
-    of the files with weights."""
-
-    module: nn.Module
-    task: Task
-    output: str
-    source: dict[str, Any]
-    size: int
 
 
 @dataclass(frozen=True)

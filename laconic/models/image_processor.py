@@ -1,7 +1,7 @@
 """The image processor of a checkpoint, and the proof that images are prepared as by transformers' own."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import transformers
 from PIL import Image
 
 from laconic import registry
+from laconic.arrays import Array
 from laconic.errors import SourceError
 from laconic.models.image_processors.standard_processor import read_standard
 from laconic.models.source_json import read_source_json
@@ -58,14 +59,28 @@ def check_preprocess(folder: Path, own: Any, made: ImagePreprocess) -> None:
 
     Compared on probe images of several sizes; and of several modes, where the processor converts them itself.
     """
-    for image in make_probe_images(made.channels, converts=bool(getattr(own, "do_convert_rgb", False))):
+    found = find_difference(
+        lambda image: np.asarray(own(images=image, return_tensors="np")["pixel_values"][0]),
+        made,
+        converts=bool(getattr(own, "do_convert_rgb", False)),
+    )
+    if found:
+        raise SourceError(
+            f"{folder / SETTINGS} is for {type(own).__name__.removesuffix('Pil')}, whose rules Laconic does not "
+            f"know: {found}. Give the model with --builder, and arrays in .npz, prepared by your own code"
+        )
+
+
+def find_difference(own: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
+    """Where another preprocessing gives other pixels than ours, in words; empty where it gives the same.
+
+    own: from an image to [channels, height, width]. converts: whether it takes images of all modes.
+    """
+    for image in make_probe_images(made.channels, converts=converts):
         difference = measure_pixel_error(own, made, image)
         if difference > PIXEL_ERROR:
-            raise SourceError(
-                f"{folder / SETTINGS} is for {type(own).__name__.removesuffix('Pil')}, whose rules Laconic does not "
-                f"know: for an image of {image.width} x {image.height} pixels, {describe_difference(difference)}. "
-                f"Give the model with --builder, and arrays in .npz, prepared by your own code"
-            )
+            return f"for an image of {image.width} x {image.height} pixels, {describe_difference(difference)}"
+    return ""
 
 
 def describe_difference(difference: float) -> str:
@@ -84,11 +99,11 @@ def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]
         yield Image.fromarray(rng.integers(0, 256, (40, 60, 4), np.uint8)).convert(mode)
 
 
-def measure_pixel_error(own: Any, made: ImagePreprocess, image: Image.Image) -> float:
-    """The largest difference of a pixel between a processor of transformers and ours; infinite for inputs of different
-    shapes, and for an image that the processor refuses."""
+def measure_pixel_error(own: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
+    """The largest difference of a pixel between another preprocessing and ours; infinite for inputs of different
+    shapes, and for an image that the other one refuses."""
     try:
-        found = np.asarray(own(images=image, return_tensors="np")["pixel_values"][0])
+        found = own(image)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # not the channels it expects
         return float("inf")
     pixels = made.apply(image)

@@ -11,11 +11,11 @@ from torch import nn
 from laconic import registry
 from laconic.errors import SourceError
 from laconic.models import builder as builders
-from laconic.models import huggingface
+from laconic.models import huggingface, timm_folder
 from laconic.models.checkpoint import is_onnx, rebuild_from_card
 from laconic.models.checkpoint_card import CARD, read_card
 from laconic.models.embedder import MODULES
-from laconic.models.processors import plain_task
+from laconic.models.processors import plain_task, resolve_task
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task, open_task
@@ -63,8 +63,8 @@ def open_meta_model(
 ) -> MetaModel:
     """Read the structure of a model, and none of its weights.
 
-    source: a folder of transformers, of which config.json is enough; a saved checkpoint; or anything, with a `builder`
-    that makes the module. Raises SourceError, UntrustedSource.
+    source: a folder of transformers or timm, of which config.json is enough; a saved checkpoint; or anything, with a
+    `builder` that makes the module. Raises SourceError, UntrustedSource.
     """
     if builder:
         return from_builder(source, builder, arguments or {}, inputs, task)
@@ -80,6 +80,8 @@ def open_meta_model(
             f"{source} has no {CONFIG}; expected a folder of transformers, of which {CONFIG} is enough, a saved "
             f"checkpoint, or a --builder"
         )
+    if timm_folder.is_timm(folder):
+        return from_timm(folder, task)
     return from_transformers(folder, task, trust)
 
 
@@ -123,3 +125,13 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
     limits = [limit for limit in (positions, opened.max_tokens) if limit is not None]
     texts = Preprocessing(max_tokens=min(limits)) if limits else Preprocessing()
     return MetaModel(name, module, opened.task.from_preprocessing(texts), min(limits, default=None))
+
+
+def from_timm(folder: Path, task: str | None) -> MetaModel:
+    """A folder of timm."""
+    source = timm_folder.describe_source(folder, task)
+    with torch.device("meta"):
+        module = timm_folder.build(source)
+    channels, height, width = timm_folder.read_input_size(module)
+    images = Preprocessing(image=ImagePreprocess(channels=channels, resize=(height, width)))
+    return MetaModel(folder.resolve().name, module, resolve_task(source["task"]).from_preprocessing(images), None)

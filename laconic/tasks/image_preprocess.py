@@ -3,6 +3,7 @@
 import io
 import struct
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -33,9 +34,12 @@ BAD_EXIF = (struct.error, KeyError, TypeError)
 class ImagePreprocess(BaseModel):
     """Image preprocessing: resize, crop the centre, scale, normalize; channels first.
 
-    resize: (height, width), or None to keep the size. shortest_edge: resize so that the shorter side has this size;
-    replaces `resize`. longest_edge: the most that the longer side may have then; None without a limit. multiple: both
-    sides are then cut down to a multiple of this. crop: (height, width) after resizing, or None.
+    resize: (height, width), or None to keep the size. keep_ratio: whether the image keeps its ratio of sides, and
+    covers that size, or is contained in it; None where it is stretched to it. shortest_edge: resize so that the shorter
+    side has this size; replaces `resize`. longest_edge: the most that the longer side may have then; None without a
+    limit. multiple: both sides are then cut down to a multiple of this. crop: (height, width) after resizing, or None.
+    centre: where it lies if it leaves an odd number of pixels, half a pixel up (and left) or at the nearest even one.
+    fill: the colour of what is cropped beyond the image, by channel or for all.
     scale multiplies the 0..255 values; mean and std are per channel, after scaling. resample is Pillow's filter. bgr:
     whether the channels are in the order blue, green, red; mean and std are, too.
     """
@@ -44,10 +48,13 @@ class ImagePreprocess(BaseModel):
 
     channels: int = 3
     resize: tuple[int, int] | None = None
+    keep_ratio: Literal["cover", "contain"] | None = None
     shortest_edge: int | None = None
     longest_edge: int | None = None
     multiple: int = 1
     crop: tuple[int, int] | None = None
+    centre: Literal["up", "even"] = "up"
+    fill: tuple[int, ...] = (0,)
     scale: float = 1 / 255
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -86,8 +93,19 @@ class ImagePreprocess(BaseModel):
         if self.crop is None:
             return image
         height, width = self.crop
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        return image.crop((left, top, left + width, top + height))
+        left, top = self.margin(image.width - width), self.margin(image.height - height)
+        if not any(self.fill) or (left >= 0 and top >= 0):
+            return image.crop((left, top, left + width, top + height))  # black beyond the image
+        colour = self.fill if len(self.fill) == len(image.getbands()) else self.fill[:1] * len(image.getbands())
+        filled = Image.new(image.mode, (width, height), colour)
+        filled.paste(image, (-left, -top))
+        return filled
+
+    def margin(self, spare: int) -> int:
+        """The pixels that a crop leaves before it of so many that it leaves in all; negative where it goes beyond."""
+        if self.centre == "up":
+            return spare // 2
+        return round(spare / 2) if spare >= 0 else -(-spare // 2)
 
     def apply_to_map(self, image: Image.Image) -> Image.Image:
         """The numbers in a map of classes where the input has the pixels of its image: the nearest, not a mean."""
@@ -98,7 +116,14 @@ class ImagePreprocess(BaseModel):
         if self.shortest_edge:
             width, height = self.fit(size, self.shortest_edge)
             return width - width % self.multiple, height - height % self.multiple
-        return (self.resize[1], self.resize[0]) if self.resize else size
+        if not self.resize:
+            return size
+        width, height = self.resize[::-1]
+        if self.keep_ratio:
+            ratios = size[0] / width, size[1] / height
+            ratio = min(ratios) if self.keep_ratio == "cover" else max(ratios)
+            width, height = round(size[0] / ratio), round(size[1] / ratio)
+        return width, height
 
     @property
     def side_limits(self) -> tuple[int, int] | None:

@@ -1,0 +1,20 @@
+"""What opening a model's folder gives, whichever library saved it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from laconic.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module, its task, and how to build the same module again. output: the name of the module's output. size: bytes
+    of the files with weights."""
+
+    module: nn.Module
+    task: Task
+    output: str
+    source: dict[str, Any]
+    size: int
