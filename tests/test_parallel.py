@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from laconic.training.data.batch_sampler import BatchSampler
 from laconic.training.objectives.array_targets import Targets
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.parallel.ranks import Ranks, open_ranks
+from laconic.training.run_snapshot import resume, save_snapshot
 from laconic.training.settings import Training
 from laconic.training.snapshots.snapshot import Snapshots
 from laconic.training.step.parallel_strategy import ParallelStrategy
@@ -42,9 +44,18 @@ RUNS = {
     "shards": ({"shard": None}, ()),
     "shards, parts": ({"shard": 2}, (PARTS, "gradient-checkpointing")),
     "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ()),
-    "replicas, frozen and averaged": ({}, (), LESS),
-    "shards, frozen and averaged": ({"shard": None}, (), LESS),
+    "replicas, frozen": ({}, (), {"freeze": ["embedding", "layers.0", "bias"]}),
+    "shards, frozen": ({"shard": None}, (), {"freeze": ["embedding", "layers.0", "bias"]}),
+    "replicas, layer_decay": ({}, (), {"layer_decay": 0.5}),
+    "shards, layer_decay": ({"shard": None}, (), {"layer_decay": 0.5}),
+    "replicas, ema": ({}, (), {"ema": 0.4}),
+    "shards, ema": ({"shard": None}, (), {"ema": 0.4}),
+    "replicas, all three in parts": ({}, (PARTS, "gradient-checkpointing"), LESS),
+    "shards, all three in parts": ({"shard": None}, (PARTS, "gradient-checkpointing"), LESS),
+    "shards, all three in bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, (), LESS),
 }
+KILLED = {"replicas": {}, "shards": {"shard": None}, "shards on the host": {"shard": None, "offload": True}}
+"""Meshes of runs that are killed, with all of LESS."""
 
 
 class Classifier(nn.Module):
@@ -175,6 +186,60 @@ def shard_and_keep(rank, folder):
         assert torch.equal(answers(module), answers(Classifier()))
 
 
+def begin(name, ranks):
+    """A run of KILLED before its first step, with all that a snapshot keeps."""
+    training = settings(KILLED[name] if ranks.world > 1 else {}, (), LESS)
+    state = assembled(training, ranks)
+    state.scheduler = training.components().schedule.build(state.optimizer, STEPS)
+    return state, training
+
+
+def step_on(state, training, ranks, losses, stop):
+    """Steps at the rates of the schedule, up to `stop`."""
+    for number in range(len(losses), stop):
+        losses += learn(state, training, ranks, number, number + 1)
+        state.scheduler.step()
+
+
+def averaged_answers(state):
+    """What an evaluation during the run sees."""
+    with state.averaged_weights(), state.strategy.gather_weights():
+        return answers(state.module).tolist()
+
+
+def train_until_killed(rank, folder):
+    """A snapshot of each run after some steps, one more step, and then the end of the process."""
+    with open_ranks(CPU, Mesh()):
+        for name in KILLED:
+            ranks = Ranks.of(rank, 2, CPU, Mesh(**KILLED[name]))
+            state, training = begin(name, ranks)
+            losses = []
+            step_on(state, training, ranks, losses, KEPT)
+            averaged_answers(state)
+            with Snapshots(folder / name) as snapshots:
+                save_snapshot(snapshots, state, losses, wait=True)
+            step_on(state, training, ranks, losses, KEPT + 1)
+        ranks.any(False)  # a barrier: both are done
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(rank, folder):
+    """The runs that were killed, from their snapshots to the end."""
+    found = {}
+    with open_ranks(CPU, Mesh()):
+        for name in KILLED:
+            ranks = Ranks.of(rank, 2, CPU, Mesh(**KILLED[name]))
+            state, training = begin(name, ranks)
+            rows = BatchSampler(COUNT, BATCH, seed=0, rank=rank, world=2).batch(0)
+            with Snapshots(folder / name) as snapshots:
+                losses = resume(state, snapshots, rows_of(rows))
+            resumed = len(losses), averaged_answers(state)
+            step_on(state, training, ranks, losses, STEPS)
+            state.keep_averages()
+            found[name] = {"resumed": resumed, "losses": losses, "answers": answers(state.finish()).tolist()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
 def fail_on_one(rank, folder):
     training = settings({})
     try:
@@ -233,6 +298,26 @@ def test_a_run_of_two_ranks_goes_on_alone(tmp_path, monkeypatch, alone):
         assert snapshots.load(content_of(state)) == KEPT
     losses = learn(state, training, Ranks(), KEPT, STEPS)
     assert losses == pytest.approx(alone["replicas"]["losses"][KEPT:], abs=1e-5)
+
+
+def test_a_killed_run_keeps_what_is_frozen_and_averaged(tmp_path, monkeypatch):
+    assert by_two_ranks(train_until_killed, tmp_path, monkeypatch) == [-signal.SIGKILL] * 2
+    assert by_two_ranks(go_on, tmp_path, monkeypatch) == [0, 0]
+    state, training = begin("replicas", Ranks())
+    expected = []
+    step_on(state, training, Ranks(), expected, KEPT)
+    kept = averaged_answers(state)
+    step_on(state, training, Ranks(), expected, STEPS)
+    state.keep_averages()
+    module = state.finish()
+    assert torch.equal(module.embedding.weight, Classifier().embedding.weight)
+    for rank in range(2):
+        for found in json.loads((tmp_path / f"{rank}.json").read_text()).values():
+            steps, resumed = found["resumed"]
+            assert steps == KEPT
+            assert torch.tensor(resumed).allclose(torch.tensor(kept), atol=1e-3)
+            assert found["losses"] == pytest.approx(expected, abs=1e-5)
+            assert torch.tensor(found["answers"]).allclose(answers(module), atol=1e-3)
 
 
 def test_a_rank_that_fails_ends_the_other_and_says_why(tmp_path, monkeypatch):
