@@ -28,6 +28,7 @@ TASKS = {
     "token-classification": "laconic.tasks.token_classification:TokenClassification",
     "text-ranking": "laconic.tasks.text_ranking:TextRanking",
     "text-regression": "laconic.tasks.text_regression:TextRegression",
+    "text2text-generation": "laconic.tasks.text2text_generation:Text2TextGeneration",
     "image-embedding": "laconic.tasks.image_embedding:ImageEmbedding",
     "image-classification": "laconic.tasks.image_classification:ImageClassification",
     "object-detection": "laconic.tasks.object_detection:ObjectDetection",

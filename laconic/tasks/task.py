@@ -20,6 +20,7 @@ from laconic.metrics import Scorer
 from laconic.tensor import TensorSpec, sample_inputs
 
 if TYPE_CHECKING:
+    from laconic.tasks.generation import Generation
     from laconic.tasks.preprocessing import Preprocessing
 
 DEFAULT_TASK = "tensors"
@@ -131,6 +132,9 @@ class Task(ABC):
     problem_type: ClassVar[str | None] = None
     """What the config.json of a new head says of its labels; None where it says nothing."""
 
+    generation: "Generation | None" = None
+    """How the model writes its answers token by token; None where one run gives an answer."""
+
     inputs: tuple[TensorSpec, ...]
     padding: dict[str, int]
     """The value that pads each input along its free axis; empty where the samples of a batch must be of one size."""
@@ -236,6 +240,26 @@ class Task(ABC):
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format. samples:
         parsed."""
+
+    def served_inputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a server takes: those of the model, but for what generation makes itself."""
+        return self.inputs
+
+    def served_outputs(self, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """The tensors that a server answers with, by those of the model: what is generated, where it generates."""
+        return outputs
+
+    def encode_request(self, sample: Any) -> Arrays:
+        """The tensors that a server takes, for one parsed sample: [1, ...]."""
+        return self.encode([sample])
+
+    def has_target(self, sample: Any) -> bool:
+        """Whether a sample says what a model is to write for it, where the model reads that too."""
+        return True
+
+    def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
+        """The samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""
+        return list(samples)
 
     def split(self, sample: Any) -> list[Any]:
         """What a served sample is encoded as: itself, or parts of one that is longer than the model takes."""
