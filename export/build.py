@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from export.passes.split_decoder import has_decoder, split_decoder
 from export.place import place
 from export.reference import REFERENCE, open_reference
 from export.rules import PlacementRules, adapt_plan
+from export.split_decoder import has_decoder, split_decoder
 from laconic import registry
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed

@@ -93,6 +93,8 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
             for dataset in (samples.train, samples.calibrate, samples.choose, samples.judge):
                 source.task.check_samples(list(dataset.samples))
         samples = write_targets(samples, source, cache, steps, recipe.seed)
+        if source.task.generation and (difference := source.task.generation.describe_difference()):
+            steps.warn(difference)
         if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
             steps.warn(few)
         if source.task.max_length and (cut := source.task.count_cut(list(samples.judge.samples))):

@@ -37,10 +37,14 @@ def write_targets(samples: SampleSplits, source: Source, cache: Cache, steps: St
     if not lacking:
         return samples
     with steps.step("write answers with the original model", sum(map(len, lacking.values()))) as step:
-        written = {
-            role: add_answers(dataset, module, source, cache, step) for role, dataset in lacking.items()
-        }
-    return replace(samples, **written)
+        found = sets | {role: add_answers(each, module, source, cache, step) for role, each in lacking.items()}
+    return replace(
+        samples,
+        calibrate=found["calibrate"],
+        choose=found["choose"],
+        probe=found["probe"],
+        judge=found["judge"],
+    )
 
 
 def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache: Cache, step: Step) -> Dataset:
@@ -59,8 +63,8 @@ def write_answers(dataset: Dataset, module: EncoderDecoder, task: Task, step: St
     assert settings is not None
     tokens = np.full((len(dataset), settings.max_new_tokens), settings.pad_token_id, np.int64)
     for indices, batch in batches(dataset, task, ROWS):
-        source = (torch.from_numpy(batch[spec.name]) for spec in task.served_inputs())
-        written = module.generate(*source, settings).numpy()
+        source = {spec.name: torch.from_numpy(batch[spec.name]) for spec in task.served_inputs()}
+        written = module.generate(source, settings).numpy()
         tokens[indices, : written.shape[1]] = written
         step.advance(len(indices))
     return {"tokens": tokens}

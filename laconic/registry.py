@@ -47,6 +47,7 @@ OBJECTIVES = {
     "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
     "next-token": "laconic.training.objectives.next_token:NextToken",
     "pixel-cross-entropy": "laconic.training.objectives.pixel_cross_entropy:PixelCrossEntropy",
+    "target-tokens": "laconic.training.objectives.target_tokens:TargetTokens",
     "targets": "laconic.training.objectives.array_targets:Targets",
     "token-cross-entropy": "laconic.training.objectives.token_cross_entropy:TokenCrossEntropy",
     "text-embedding": "laconic.training.objectives.text_embedding_objective:TextEmbeddingObjective",

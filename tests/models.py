@@ -252,11 +252,11 @@ def save_bart_writer(folder: Path, **generation: object) -> Path:
 
 
 def save_writer(folder: Path, model: transformers.PreTrainedModel, **generation: object) -> Path:
-    """The folder of an encoder–decoder that writes differently for different texts."""
+    """The folder of an encoder-decoder that writes differently for different texts."""
     save_transformer(folder, model)
     for name, value in model.named_parameters():
-        # Larger weights: those of `randomize` write the same token again and again.
-        value.data *= 1.0 if value.ndim == 1 else 3.0
+        # With biases, or smaller weights, it would write one token again and again.
+        value.data *= 3.0 if value.ndim > 1 else 0.0 if name.endswith("bias") else 1.0
     model.generation_config.update(**generation)
     model.save_pretrained(folder)
     return folder

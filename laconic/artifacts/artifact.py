@@ -3,7 +3,7 @@
 manifest.json       describes the artifact; sealed with its own digest, and lists the digest of every file that is used
 model.onnx          the graph, with Q/DQ nodes placed for one engine
 golden.safetensors  golden outputs: a few inputs with the outputs they must give, checked at every load
-model.encoder.onnx  of an encoder–decoder; model.onnx is then its decoder
+model.encoder.onnx  of an encoder-decoder; model.onnx is then its decoder
 model.ENGINE.onnx, golden.ENGINE.safetensors   the same for another engine, in a portable artifact
 calibration.safetensors   what calibration found, so that the model can be placed for another engine without samples
 graph.onnx, graph.json   the float graph and its layers, where it was asked for
@@ -186,7 +186,7 @@ class Artifact:
         self, engine: Runtime, placement: Placement, count: int = 1, *, threads: int = 1
     ) -> Sequence[Session]:
         """Open sessions of one placement in an engine, whatever they answer: of the model's file, or of both files of
-        an encoder–decoder."""
+        an encoder-decoder."""
         model = self.path / placement.model
         open_many = partial(engine.open_many, count=count, threads=threads, compute=placement.compute)
         if (generation := self.task().generation) is None:

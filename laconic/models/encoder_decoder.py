@@ -1,5 +1,6 @@
-"""Encoder–decoder models of transformers that write a text: T5, BART and their relatives."""
+"""Encoder-decoder models of transformers that write a text: T5, BART and their relatives."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from transformers.cache_utils import DynamicLayer
 
 from laconic.errors import SourceError
 from laconic.models.pretrained import quiet
-from laconic.tasks.generation import LONGEST, UNSTATED_LENGTH, Generation, as_ids
+from laconic.tasks.decoder_tensors import CacheShape
+from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, as_ids
 from laconic.tasks.token_groups import GROUPS
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
@@ -29,7 +31,7 @@ UNSUPPORTED = (
     "watermarking_config",
     "forced_decoder_ids",
 )
-"""Settings of generation_config.json that would change a greedy answer, and that `Generation` lacks."""
+"""Settings of generation_config.json that would change a greedy answer, and that `GenerationSettings` lacks."""
 
 
 class EncoderDecoder(nn.Module):
@@ -50,12 +52,20 @@ class EncoderDecoder(nn.Module):
         self.model = model
 
     @property
-    def cache_shape(self) -> tuple[int, int, int]:
+    def cache_shape(self) -> CacheShape:
         """Twice the decoder's layers, the heads of its self-attention, and the width of a head."""
-        config = self.model.config
+        config: Any = self.model.config
         layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
         heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
         return 2 * layers, heads, getattr(config, "d_kv", None) or config.d_model // heads
+
+    def logits(self, past_key_values: EncoderDecoderCache | None = None, **inputs: Tensor) -> Tensor:
+        """The logits of the token after each of the target's, [batch, target, vocabulary]. inputs: the source and
+        `decoder_input_ids`. past_key_values: of earlier tokens; without it nothing is kept for later ones."""
+        model: Any = self.model
+        use_cache = past_key_values is not None
+        found: Tensor = model(**inputs, past_key_values=past_key_values, use_cache=use_cache).logits
+        return found
 
     def forward(
         self,
@@ -65,14 +75,12 @@ class EncoderDecoder(nn.Module):
         decoder_attention_mask: Tensor,
         past: Tensor,
     ) -> dict[str, Tensor]:
-        model: Any = self.model
-        logits: Tensor = model(
+        logits = self.logits(
+            make_cache(past),
             input_ids=input_ids,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
-            past_key_values=make_cache(past),
-            use_cache=True,
-        ).logits
+        )
         probabilities = logits.softmax(dim=-1)
         if probabilities.shape[-1] > GROUPS:
             spare = -probabilities.shape[-1] % GROUPS
@@ -82,16 +90,15 @@ class EncoderDecoder(nn.Module):
         return {"probabilities": probabilities * filled, "tokens": logits.argmax(dim=-1)}
 
     @torch.inference_mode()
-    def generate(self, input_ids: Tensor, attention_mask: Tensor, generation: Generation) -> Tensor:
-        """The greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the right."""
+    def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
+        """The greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the right.
+        source: what the encoder reads, by name."""
         model: Any = self.model
-        settings = generation.model_dump(exclude={"num_beams", "do_sample"})
-        # Lists that are empty mean none; transformers takes some of them for a setting.
-        given = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items() if value != ()}
+        settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample"})
+        # An empty list means none; transformers takes some of them for a setting.
+        given = {name: value for name, value in settings.items() if value != []}
         with quiet():
-            written: Tensor = model.generate(
-                input_ids=input_ids, attention_mask=attention_mask, num_beams=1, do_sample=False, use_cache=True, **given
-            )
+            written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **given)
         return written[:, 1:]
 
 
@@ -106,7 +113,7 @@ def make_cache(past: Tensor) -> EncoderDecoderCache:
     return EncoderDecoderCache(cache, DynamicCache())
 
 
-def read_generation(model: Any, pad_id: int, origin: Path) -> Generation:
+def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings:
     """The settings of generation of a model of transformers, from its generation_config.json and its config.json.
 
     Raises SourceError for settings that would change greedy answers, and that are not implemented.
@@ -132,7 +139,7 @@ def read_generation(model: Any, pad_id: int, origin: Path) -> Generation:
     most = next(each for each in limits if each is not None)
     positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
     pad = read("pad_token_id")
-    return Generation(
+    return GenerationSettings(
         decoder_start_token_id=as_ids(start)[0],
         eos_token_id=as_ids(read("eos_token_id")),
         pad_token_id=pad_id if pad is None else pad,

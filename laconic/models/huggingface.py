@@ -47,9 +47,9 @@ from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
+from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import Task, count_outputs
-from laconic.tasks.text2text_generation import PROBABILITIES
 
 ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """By the name of torch's class, what turns the output of a cross-encoder into a score."""

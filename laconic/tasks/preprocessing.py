@@ -7,13 +7,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from laconic.tasks.chat_template import ChatTemplate
-from laconic.tasks.generation import Generation
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
     from laconic.tasks.audio_preprocess import AudioPreprocess
     from laconic.tasks.ctc_vocabulary import CtcVocabulary
+    from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
+    from laconic.tasks.generation_settings import GenerationSettings
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -54,6 +55,6 @@ class Preprocessing:
     activation: Activation = "identity"
     mask_id: int | None = 0
     fixed_length: bool = False
-    generation: Generation | None = None
-    cache_shape: tuple[int, int, int] = (2, 1, 1)
+    generation: "GenerationSettings | None" = None
+    cache_shape: "CacheShape" = (2, 1, 1)
     scoring: "Scoring | None" = None

@@ -20,7 +20,7 @@ from laconic.metrics import Scorer
 from laconic.tensor import TensorSpec, sample_inputs
 
 if TYPE_CHECKING:
-    from laconic.tasks.generation import Generation
+    from laconic.tasks.generation_settings import GenerationSettings
     from laconic.tasks.preprocessing import Preprocessing
 
 DEFAULT_TASK = "tensors"
@@ -131,9 +131,6 @@ class Task(ABC):
     """Whether the model's outputs depend on the labels, so that other labels need a new head."""
     problem_type: ClassVar[str | None] = None
     """What the config.json of a new head says of its labels; None where it says nothing."""
-
-    generation: "Generation | None" = None
-    """How the model writes its answers token by token; None where one run gives an answer."""
 
     inputs: tuple[TensorSpec, ...]
     padding: dict[str, int]
@@ -282,6 +279,11 @@ class Task(ABC):
         return 0
 
     @property
+    def generation(self) -> "GenerationSettings | None":
+        """How the model writes its answers token by token; None where one run gives an answer."""
+        return None
+
+    @property
     def max_length(self) -> int | None:
         """The most tokens that the model takes; None where the task does not read tokens."""
         return None
@@ -340,6 +342,10 @@ class Task(ABC):
                     low, high = spec.bounds.get(axis, (1, length))
                     sizes[axis] = min(max(length, low), high)
         return {spec.name: spec.sample(rng, sizes) for spec in self.inputs}
+
+    def timed(self, batch: int, length: int) -> Arrays:
+        """The inputs of a run that is timed, by which the batch cap is found too; `typical` ones by default."""
+        return self.typical(batch, length)
 
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
         """Random inputs that the model takes. sizes: the size of each free axis, by name."""

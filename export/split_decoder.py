@@ -1,4 +1,4 @@
-"""Splitting the graph of an encoder–decoder into two: the encoder runs once, the decoder for each token.
+"""Splitting the graph of an encoder-decoder into two: the encoder runs once, the decoder for each token.
 
 The graph is that of `EncoderDecoder`: source, target and the stacked keys and values of earlier tokens (`past`) to
 the tokens that are likeliest. What depends on the source alone goes to the encoder's file, the keys and values of
@@ -6,8 +6,9 @@ cross-attention among it; all else to the decoder's. Weights go where they are r
 and values are an input and an output of their own, so that the cache is not stacked and cut at every step.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,15 +17,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from export.capture.model_file import save_model
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
-from laconic.runtimes.encoder_decoder_session import LOGITS, encoder_of, past_name, present_name
-from laconic.tasks.text2text_generation import DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, PAST, TOKENS
+from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name
+from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS, PAST, TARGET_INPUTS, TOKENS
 
-LATE = frozenset({DECODER_INPUT_IDS, DECODER_ATTENTION_MASK, PAST})
+LATE = frozenset(TARGET_INPUTS)
 """The inputs that the encoder does not read."""
 
 
 def has_decoder(graph: Graph) -> bool:
-    """Whether a graph is that of an encoder–decoder that writes."""
+    """Whether a graph is that of an encoder-decoder that writes."""
     return {spec.name for spec in graph.inputs} >= LATE
 
 
@@ -60,22 +61,35 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
         raise CaptureError(f"the shape of {missing[0]!r}, which the decoder reads of the encoder, is not known")
     source = [value for value in model.graph.input if value.name not in LATE]
     read = set(find_read(decoder))
-    caches = [(past_name(index), "past") for index in range(len(presents))]
-    results = [(present_name(index), "whole") for index in range(len(presents))]
-    caches, results = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", past[2].dim_value, axis, past[4].dim_value])
-         for name, axis in each]
-        for each in (caches, results)
-    )
-    scores = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "target", "vocabulary"])
-    crossing = [known[name] for name in border]
+    crossing = [rename_description(known[name], cross_name(index)) for index, name in enumerate(border)]
+    caches = [describe_cache(past_name(index), "past", past) for index in range(len(presents))]
     inputs = [known[DECODER_INPUT_IDS], *(value for value in source if value.name in read), *crossing, *caches]
-    first, second = make_part(model, encoder, source, crossing), make_part(model, decoder, inputs, [scores, *results])
+    outputs = [
+        helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "target", "vocabulary"]),
+        *(describe_cache(present_name(index), "whole", past) for index in range(len(presents))),
+    ]
+    first, second = make_part(model, encoder, source, crossing), make_part(model, decoder, inputs, outputs)
     for node in first.graph.node:
         replace_input(node, DECODER_INPUT_IDS, source[0].name)
-    for old, new in zip([logits, *presents], [scores, *results], strict=True):
+    for old, new in zip(border, crossing, strict=True):
+        rename_value(first.graph, old, new.name)
+    for old, new in zip([*border, logits, *presents], [*crossing, *outputs], strict=True):
         rename_value(second.graph, old, new.name)
     return first, second
+
+
+def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:
+    """The type and shape of a value under another name."""
+    renamed = ValueInfoProto()
+    renamed.CopyFrom(value)
+    renamed.name = name
+    return renamed
+
+
+def describe_cache(name: str, axis: str, past: Sequence[Any]) -> ValueInfoProto:
+    """The keys or values of one layer. axis: the name of the axis of tokens. past: the axes of the stack of all."""
+    shape = ["batch", past[2].dim_value, axis, past[4].dim_value]
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def is_batch_size(node: NodeProto) -> bool:
@@ -137,7 +151,7 @@ def find_logits(producers: dict[str, NodeProto]) -> str:
     node = producers.get(TOKENS)
     if node is None or node.op_type != "ArgMax":
         raise CaptureError(f"the output {TOKENS!r} is not the largest of the logits")
-    return node.input[0]
+    return str(node.input[0])
 
 
 def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
@@ -178,7 +192,7 @@ def find_read(nodes: Collection[NodeProto]) -> list[str]:
 
 
 def make_part(
-    model: ModelProto, nodes: Collection[NodeProto], inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]
+    model: ModelProto, nodes: Sequence[NodeProto], inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]
 ) -> ModelProto:
     """A model of some of the nodes, with the weights that they read."""
     read = set(find_read(nodes))

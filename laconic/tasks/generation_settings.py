@@ -13,7 +13,7 @@ UNSTATED_LENGTH = 256
 """The most new tokens where generation_config.json has no limit; transformers would stop after 20, in mid-sentence."""
 
 
-class Generation(BaseModel):
+class GenerationSettings(BaseModel):
     """The settings of greedy generation, named as in generation_config.json.
 
     max_new_tokens: the most tokens of an answer, its end token included. min_new_tokens: before an answer may end.
@@ -39,6 +39,11 @@ class Generation(BaseModel):
     no_repeat_ngram_size: NonNegativeInt = 0
     num_beams: PositiveInt = 1
     do_sample: bool = False
+
+    @classmethod
+    def of_length(cls, tokens: int) -> "GenerationSettings":
+        """The settings of answers of exactly so many tokens, to be timed."""
+        return cls(decoder_start_token_id=0, max_new_tokens=tokens, min_new_tokens=tokens)
 
     @property
     def highest_id(self) -> int:
@@ -96,9 +101,7 @@ def find_repeats(tokens: list[int], size: int) -> list[int]:
         return []
     begun = tokens[len(tokens) + 1 - size :]
     return [
-        tokens[start + size - 1]
-        for start in range(len(tokens) - size + 1)
-        if tokens[start : start + size - 1] == begun
+        tokens[start + size - 1] for start in range(len(tokens) - size + 1) if tokens[start : start + size - 1] == begun
     ]
 
 
