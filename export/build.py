@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from export.place import place
 from export.reference import REFERENCE, open_reference
 from export.rules import PlacementRules, adapt_plan
+from export.split_decoder import has_decoder, split_decoder
 from laconic import registry
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed
@@ -21,6 +23,7 @@ from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
+from laconic.runtimes.encoder_decoder_session import open_model
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 from laconic.tasks.task import Task
@@ -72,22 +75,28 @@ class EngineOption:
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`."""
         place(graph, self.adapt(graph, plan), self._rules, path, self.compute, self._exceeding)
+        if has_decoder(graph):
+            split_decoder(path)
 
     def open(self, path: Path, threads: int) -> Session:
         """Load a graph that `build` wrote for this engine."""
         if self.reference:
             return self.open_reference(path, threads)
-        return make_runtime(self.runtime).open(path, threads=threads, compute=self.compute)
+        engine = make_runtime(self.runtime)
+        return open_model(path, partial(engine.open, threads=threads, compute=self.compute))
 
     def open_for_trial(self, path: Path, threads: int) -> Session:
         """Load a graph that `build` wrote for this engine, to measure fidelity alone."""
         if self.reference:
             return self.open_reference(path, threads)
-        return make_runtime(self.runtime).open_for_trial(path, threads=threads, compute=self.compute)
+        engine = make_runtime(self.runtime)
+        return open_model(path, partial(engine.open_for_trial, threads=threads, compute=self.compute))
 
     def open_reference(self, path: Path, threads: int) -> Session:
         """Load a graph that `build` wrote for this engine, to be run node by node on the CPU."""
-        return open_reference(path, threads) if self.on_gpu else REFERENCE.open(path, threads=threads, optimize=False)
+        if self.on_gpu:
+            return open_reference(path, threads)
+        return open_model(path, partial(REFERENCE.open, threads=threads, optimize=False))
 
     @property
     def _exceeding(self) -> frozenset[str]:

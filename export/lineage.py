@@ -7,6 +7,7 @@ from typing import Any
 
 from export.job import Job
 from export.sources import open_source
+from export.targets import write_targets
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.record import Record
 from laconic.cache import Cache, open_scratch_folder
@@ -91,6 +92,9 @@ def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, 
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
             for dataset in (samples.train, samples.calibrate, samples.choose, samples.judge):
                 source.task.check_samples(list(dataset.samples))
+        samples = write_targets(samples, source, cache, steps, recipe.seed)
+        if source.task.generation and (difference := source.task.generation.describe_difference()):
+            steps.warn(difference)
         if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
             steps.warn(few)
         if source.task.max_length and (cut := source.task.count_cut(list(samples.judge.samples))):

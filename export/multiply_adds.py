@@ -5,12 +5,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnxscript.optimizer import fold_constants
 
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
+from laconic.runtimes.encoder_decoder_session import encoder_of
 from laconic.runtimes.product import ARITHMETIC, Product, ProductKind
 from laconic.runtimes.runtime import Compute
 
@@ -27,7 +29,8 @@ def fold_shapes(model: ir.Model) -> None:
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        fold_constants(model, onnx_shape_inference=True)
+        with np.errstate(all="ignore"):  # the logarithm of a distance of 0, which T5 then leaves out
+            fold_constants(model, onnx_shape_inference=True)
     finally:
         logger.setLevel(before)
 
@@ -168,9 +171,10 @@ def plan_products(
     arithmetic of the layers that are not quantized. explicit: whether the graph itself is in that arithmetic, so that a
     layer in float32 stays in it.
     """
-    model = onnx.load(placed, load_external_data=False)
-    dequantized = {node.output[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
-    integer = {node.name for node in model.graph.node if len(dequantized & set(node.input[:2])) == 2}
+    files = [file for file in (encoder_of(placed), placed) if file.is_file()]
+    nodes = [node for file in files for node in onnx.load(file, load_external_data=False).graph.node]
+    dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    integer = {node.name for node in nodes if len(dequantized & set(node.input[:2])) == 2}
     static = next((each for each in ("int8", "float8") if each in asked.precision.values()), compute)
     found = []
     for each in products:

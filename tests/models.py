@@ -232,6 +232,36 @@ def save_bart(folder: Path) -> Path:
     return save_transformer(folder, transformers.BartForSequenceClassification(config))
 
 
+def save_t5(folder: Path, **generation: object) -> Path:
+    """T5, which writes a text: gated feed-forward layers, and a head of its own. generation: its settings."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False, pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+    )  # fmt: skip
+    return save_writer(folder, transformers.T5ForConditionalGeneration(config), **generation)
+
+
+def save_bart_writer(folder: Path, **generation: object) -> Path:
+    """BART, which writes a text. generation: its settings."""
+    config = transformers.BartConfig(
+        vocab_size=40, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3, decoder_start_token_id=3,
+    )  # fmt: skip
+    return save_writer(folder, transformers.BartForConditionalGeneration(config), **generation)
+
+
+def save_writer(folder: Path, model: transformers.PreTrainedModel, **generation: object) -> Path:
+    """The folder of an encoder-decoder that writes differently for different texts."""
+    save_transformer(folder, model)
+    for name, value in model.named_parameters():
+        # With biases, or smaller weights, it would write one token again and again.
+        value.data *= 3.0 if value.ndim > 1 else 0.0 if name.endswith("bias") else 1.0
+    model.generation_config.update(**generation)
+    model.save_pretrained(folder)
+    return folder
+
+
 def save_mixtral(folder: Path) -> Path:
     """A mixture of four experts, two of them for each token."""
     config = transformers.MixtralConfig(

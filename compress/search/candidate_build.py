@@ -92,7 +92,7 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
     timer = ReferenceTimer(option, cache)
     with artifact.open(threads=1) as session:
         found = predict(session, task, choose)
-        costs = {batch: timer.measure(session, task.typical(batch, LENGTH)) for batch in TRIAL_BATCHES}
+        costs = {batch: timer.measure(session, task.timed(batch, LENGTH)) for batch in TRIAL_BATCHES}
     drift = artifact.manifest.verdict.drift if artifact.manifest.verdict else ()
     changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]

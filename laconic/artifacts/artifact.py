@@ -3,6 +3,7 @@
 manifest.json       describes the artifact; sealed with its own digest, and lists the digest of every file that is used
 model.onnx          the graph, with Q/DQ nodes placed for one engine
 golden.safetensors  golden outputs: a few inputs with the outputs they must give, checked at every load
+model.encoder.onnx  of an encoder-decoder; model.onnx is then its decoder
 model.ENGINE.onnx, golden.ENGINE.safetensors   the same for another engine, in a portable artifact
 calibration.safetensors   what calibration found, so that the model can be placed for another engine without samples
 graph.onnx, graph.json   the float graph and its layers, where it was asked for
@@ -15,6 +16,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, Runti
 from laconic.files import find_replaced, replace_folder
 from laconic.hardware import this_machine
 from laconic.hashing import check_digest, hash_of
+from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession, encoder_of
 from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
 from laconic.timing.benchmark import measure_speeds
@@ -168,7 +171,7 @@ class Artifact:
         self, engine: Runtime, placement: Placement, count: int = 1, *, threads: int = 1
     ) -> Sequence[Session]:
         """Open sessions of one placement in an engine; golden outputs are checked."""
-        sessions = engine.open_many(self.path / placement.model, count, threads=threads, compute=placement.compute)
+        sessions = self.open_unchecked(engine, placement, count, threads=threads)
         worst = min(self.measure_golden_fidelity(session, placement) for session in sessions)
         if not worst >= placement.golden_floor:
             for session in sessions:
@@ -178,6 +181,22 @@ class Artifact:
                 f"expected at least {placement.golden_floor:.4g}. Try another --runtime, or compress it on this machine"
             )
         return sessions
+
+    def open_unchecked(
+        self, engine: Runtime, placement: Placement, count: int = 1, *, threads: int = 1
+    ) -> Sequence[Session]:
+        """Open sessions of one placement in an engine, whatever they answer: of the model's file, or of both files of
+        an encoder-decoder."""
+        model = self.path / placement.model
+        open_many = partial(engine.open_many, count=count, threads=threads, compute=placement.compute)
+        if (generation := self.task().generation) is None:
+            return open_many(model)
+        if (encoder := encoder_of(model)).name not in self.manifest.files:
+            raise CorruptArtifact(f"{self.path} has no {encoder.name}. Compress the model again")
+        return [
+            EncoderDecoderSession(one, other, model, generation)
+            for one, other in zip(open_many(encoder), open_many(model), strict=True)
+        ]
 
     def measure_golden_fidelity(self, session: Session, placement: Placement) -> float:
         """Measure the fidelity of a placement's worst golden output in a session."""

@@ -88,7 +88,7 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
     try:
         choice = artifact.choose(runtime)
         engine, placement = choice.engine, choice.placement
-        with engine.open(artifact.path / placement.model, compute=placement.compute) as session:
+        with artifact.open_unchecked(engine, placement)[0] as session:
             # OpenVINO chooses kernels for dynamic shapes in the first run.
             session.run(artifact.golden(placement)[0][0])
             running = session.kernels()
@@ -169,7 +169,7 @@ def check_placement(artifact: Artifact, engine: Runtime, placement: Placement) -
     """Check the golden outputs of one placement in an engine, and the engine's version."""
     version, before = engine.version(), artifact.manifest.versions.get(engine.name)
     try:
-        with engine.open(artifact.path / placement.model, compute=placement.compute) as session:
+        with artifact.open_unchecked(engine, placement)[0] as session:
             worst = artifact.measure_golden_fidelity(session, placement)
         found = f"fidelity {worst:.6f} in {engine.name}, required {placement.golden_floor:.4g}"
         yield Check(check="golden outputs", found=found, passed=worst >= placement.golden_floor)

@@ -26,6 +26,7 @@ from laconic.models.embedder import (
     fill_projections,
     read_modules,
 )
+from laconic.models.encoder_decoder import EncoderDecoder, read_generation
 from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
@@ -47,6 +48,7 @@ from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
+from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import Task, count_outputs
 
@@ -117,6 +119,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
+    "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
 }
 """By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
 
@@ -210,6 +213,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
         size += sum(path.stat().st_size for path in sentence.weights)
     embedders = (TextEmbedder, ImageEmbedder, ImageTower, TextTower)
     output = "embedding" if isinstance(module, embedders) else "logits"
+    output = PROBABILITIES if isinstance(module, EncoderDecoder) else output
     return Loaded(module, made, output, opened.source, size)
 
 
@@ -277,6 +281,7 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]
+    writer = module if isinstance(module, EncoderDecoder) else None
     return Preprocessing(
         tokenizer=tokenizer,
         max_tokens=min(limits, default=UNSTATED_LENGTH),
@@ -289,6 +294,8 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         labels=labels,
         activation=read_activation(opened.config),
         mask_id=opened.source.get("mask_id"),
+        generation=read_generation(model, pad_id, opened.path) if writer else None,
+        cache_shape=writer.cache_shape if writer else (2, 1, 1),
     )
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from laconic.models.checkpoint import Checkpoint
+from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.torch_session import TorchSession
+from laconic.models.writing_session import WritingSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
@@ -49,7 +51,9 @@ class CheckpointSource(Source):
         )
 
     def open(self, threads: int) -> Session:
-        return TorchSession(self.checkpoint.module, self.checkpoint.inputs, self.checkpoint.outputs, threads)
+        module, inputs, outputs = self.checkpoint.module, self.checkpoint.inputs, self.checkpoint.outputs
+        kind = WritingSession if isinstance(module, EncoderDecoder) else TorchSession
+        return kind(module, inputs, outputs, threads)
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "CheckpointSource":
         """The same source after a stage has changed its checkpoint."""

@@ -12,7 +12,9 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
     from laconic.tasks.audio_preprocess import AudioPreprocess
     from laconic.tasks.ctc_vocabulary import CtcVocabulary
+    from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
+    from laconic.tasks.generation_settings import GenerationSettings
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -33,8 +35,9 @@ class Preprocessing:
     characters: what speech is written with; None for a model that writes none.
     labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
     for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
-    no mask tells the padding. scoring: how a detector's outputs become objects. The defaults serve for reading samples,
-    or for planning, before a model is opened.
+    no mask tells the padding. generation: how a model writes; None for one that writes nothing. cache_shape: of its
+    decoder's self-attention, twice the layers, the heads, and the width of a head. scoring: how a detector's outputs
+    become objects. The defaults serve for reading samples, or for planning, before a model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -52,4 +55,6 @@ class Preprocessing:
     activation: Activation = "identity"
     mask_id: int | None = 0
     fixed_length: bool = False
+    generation: "GenerationSettings | None" = None
+    cache_shape: "CacheShape" = (2, 1, 1)
     scoring: "Scoring | None" = None

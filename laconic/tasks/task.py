@@ -20,6 +20,7 @@ from laconic.metrics import Scorer
 from laconic.tensor import TensorSpec, sample_inputs
 
 if TYPE_CHECKING:
+    from laconic.tasks.generation_settings import GenerationSettings
     from laconic.tasks.preprocessing import Preprocessing
 
 DEFAULT_TASK = "tensors"
@@ -237,6 +238,26 @@ class Task(ABC):
         """One answer per sample: JSON-ready, except that arrays stay arrays for the JSON writer to format. samples:
         parsed."""
 
+    def served_inputs(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a server takes: those of the model, but for what generation makes itself."""
+        return self.inputs
+
+    def served_outputs(self, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """The tensors that a server answers with, by those of the model: what is generated, where it generates."""
+        return outputs
+
+    def encode_request(self, sample: Any) -> Arrays:
+        """The tensors that a server takes, for one parsed sample: [1, ...]."""
+        return self.encode([sample])
+
+    def has_target(self, sample: Any) -> bool:
+        """Whether a sample says what a model is to write for it, where the model reads that too."""
+        return True
+
+    def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
+        """The samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""
+        return list(samples)
+
     def split(self, sample: Any) -> list[Any]:
         """What a served sample is encoded as: itself, or parts of one that is longer than the model takes."""
         return [sample]
@@ -256,6 +277,11 @@ class Task(ABC):
     def count_tokens(self, inputs: Arrays) -> int:
         """The tokens of an encoded batch without its padding; 0 where the task does not read tokens."""
         return 0
+
+    @property
+    def generation(self) -> "GenerationSettings | None":
+        """How the model writes its answers token by token; None where one run gives an answer."""
+        return None
 
     @property
     def max_length(self) -> int | None:
@@ -316,6 +342,10 @@ class Task(ABC):
                     low, high = spec.bounds.get(axis, (1, length))
                     sizes[axis] = min(max(length, low), high)
         return {spec.name: spec.sample(rng, sizes) for spec in self.inputs}
+
+    def timed(self, batch: int, length: int) -> Arrays:
+        """The inputs of a run that is timed, by which the batch cap is found too; `typical` ones by default."""
+        return self.typical(batch, length)
 
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
         """Random inputs that the model takes. sizes: the size of each free axis, by name."""

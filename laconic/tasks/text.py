@@ -231,7 +231,7 @@ class TextTask(Task):
                 array[row, : len(values)] = values
             return array
 
-        return {spec.name: tensor(spec) for spec in self.inputs}
+        return {spec.name: tensor(spec) for spec in self.inputs if spec.name in parts}
 
     def count_tokens(self, inputs: Arrays) -> int:
         mask = inputs.get("attention_mask")
@@ -309,4 +309,4 @@ class TextTask(Task):
             ids[:, -1] = end
         ones = np.ones((batch, length))
         values = {"input_ids": ids, "attention_mask": ones, "token_type_ids": 0 * ones}
-        return {spec.name: values[spec.name].astype(spec.dtype) for spec in self.inputs}
+        return {spec.name: values[spec.name].astype(spec.dtype) for spec in self.inputs if spec.name in values}

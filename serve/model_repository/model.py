@@ -65,9 +65,9 @@ class Model:
         # Of the placement that was opened: an engine without one of its own runs the preferred graph.
         own = {each.runtime: each.verdict for each in reversed(manifest.placements)}
         self.verdict = own.get(backend.runtime, manifest.verdict)
-        self.inputs = manifest.inputs
-        self.outputs = manifest.outputs
         self.task = artifact.task()
+        self.inputs = self.task.served_inputs()
+        self.outputs = self.task.served_outputs(manifest.outputs)
         self.statistics = Statistics()
         self.batcher = Batcher(
             backend.sessions,
@@ -203,7 +203,7 @@ class Model:
                 if len(found) > (most := self.settings.max_rows):
                     raise InputError(f"it is as long as {len(found)} samples, and this server takes {most} at once")
                 for sample in found:
-                    inputs = self.task.encode([sample])
+                    inputs = self.task.encode_request(sample)
                     check_inputs(self.inputs, inputs)
                     parts.append(self.batcher.layout.make_part(inputs))
             except InputError as error:

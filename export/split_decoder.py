@@ -1,0 +1,220 @@
+"""Splitting the graph of an encoder-decoder into two: the encoder runs once, the decoder for each token.
+
+The graph is that of `EncoderDecoder`: source, target and the stacked keys and values of earlier tokens (`past`) to
+the tokens that are likeliest. What depends on the source alone goes to the encoder's file, the keys and values of
+cross-attention among it; all else to the decoder's. Weights go where they are read. In the decoder, each layer's keys
+and values are an input and an output of their own, so that the cache is not stacked and cut at every step.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, shape_inference
+
+from export.capture.model_file import save_model
+from laconic.errors import CaptureError
+from laconic.quantization.graph import Graph
+from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name
+from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS, PAST, TARGET_INPUTS, TOKENS
+
+LATE = frozenset(TARGET_INPUTS)
+"""The inputs that the encoder does not read."""
+
+
+def has_decoder(graph: Graph) -> bool:
+    """Whether a graph is that of an encoder-decoder that writes."""
+    return {spec.name for spec in graph.inputs} >= LATE
+
+
+def split_decoder(path: Path) -> None:
+    """Replace a model file by its decoder, and write its encoder beside it. Raises CaptureError."""
+    encoder, decoder = split_model(onnx.load(path))
+    path.with_suffix(".data").unlink(missing_ok=True)
+    save_model(encoder, encoder_of(path))
+    save_model(decoder, path)
+
+
+def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
+    """The encoder and the decoder of a model. Raises CaptureError for a graph of another form."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+    known = {value.name: value for value in (*inferred.value_info, *inferred.input)}
+    past = known[PAST].type.tensor_type.shape.dim
+    share_batch_size(model.graph)
+    presents = separate_cache(model.graph)
+    if len(presents) != past[1].dim_value:
+        raise CaptureError(f"the decoder reads {len(presents)} of {past[1].dim_value} keys and values from its cache")
+    producers = {name: node for node in model.graph.node for name in node.output}
+    early, late = find_dependent(model.graph, ["input_ids", "attention_mask"]), find_dependent(model.graph, LATE)
+
+    def belongs(name: str) -> bool:
+        """Whether the decoder computes a value; one that is quantized crosses in INT8, for the pair to be fused."""
+        return name in late or name not in early or producers[name].op_type == "DequantizeLinear"
+
+    logits = find_logits(producers)
+    decoder = collect_nodes(model.graph, [logits, *presents], belongs)
+    border = [name for name in find_read(decoder) if name in producers]
+    encoder = collect_nodes(model.graph, border, lambda name: True)
+    if missing := [name for name in border if name not in known]:
+        raise CaptureError(f"the shape of {missing[0]!r}, which the decoder reads of the encoder, is not known")
+    source = [value for value in model.graph.input if value.name not in LATE]
+    read = set(find_read(decoder))
+    crossing = [rename_description(known[name], cross_name(index)) for index, name in enumerate(border)]
+    caches = [describe_cache(past_name(index), "past", past) for index in range(len(presents))]
+    inputs = [known[DECODER_INPUT_IDS], *(value for value in source if value.name in read), *crossing, *caches]
+    outputs = [
+        helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "target", "vocabulary"]),
+        *(describe_cache(present_name(index), "whole", past) for index in range(len(presents))),
+    ]
+    first, second = make_part(model, encoder, source, crossing), make_part(model, decoder, inputs, outputs)
+    for node in first.graph.node:
+        replace_input(node, DECODER_INPUT_IDS, source[0].name)
+    for old, new in zip(border, crossing, strict=True):
+        rename_value(first.graph, old, new.name)
+    for old, new in zip([*border, logits, *presents], [*crossing, *outputs], strict=True):
+        rename_value(second.graph, old, new.name)
+    return first, second
+
+
+def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:
+    """The type and shape of a value under another name."""
+    renamed = ValueInfoProto()
+    renamed.CopyFrom(value)
+    renamed.name = name
+    return renamed
+
+
+def describe_cache(name: str, axis: str, past: Sequence[Any]) -> ValueInfoProto:
+    """The keys or values of one layer. axis: the name of the axis of tokens. past: the axes of the stack of all."""
+    shape = ["batch", past[2].dim_value, axis, past[4].dim_value]
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def is_batch_size(node: NodeProto) -> bool:
+    """Whether a node is the size of the target's first axis, which the source's is too."""
+    return is_first_size(node) and node.input[0] == DECODER_INPUT_IDS
+
+
+def is_first_size(node: NodeProto) -> bool:
+    """Whether a node is the size of an axis 0."""
+    bounds = {attribute.name: attribute.i for attribute in node.attribute}
+    return node.op_type == "Shape" and bounds == {"start": 0, "end": 1}
+
+
+def share_batch_size(graph: GraphProto) -> None:
+    """Read the size of the batch from the target, wherever it is read from one of the inputs: the exporter takes any of
+    them, also the cache in the middle of the encoder. Each part then reads it from an input of its own."""
+    names = {value.name for value in graph.input}
+    for node in graph.node:
+        if is_first_size(node) and node.input[0] in names:
+            node.input[0] = DECODER_INPUT_IDS
+
+
+def separate_cache(graph: GraphProto) -> list[str]:
+    """Let each layer read its earlier keys and values from an input of its own instead of from the stack of all.
+
+    Returns, in their order, the values that hold the earlier ones with the new ones.
+    """
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    found: dict[int, str] = {}
+    for node in [node for node in graph.node if PAST in node.input]:
+        if node.op_type == "Shape":
+            keep_shape(graph, node)
+            continue
+        if node.op_type != "Gather" or node.input[1] not in weights:
+            raise CaptureError(f"the decoder reads its cache by {node.op_type}; expected one index of it at a time")
+        index = int(numpy_helper.to_array(weights[node.input[1]]))
+        readers = [each for each in graph.node if node.output[0] in each.input]
+        joined = [each for each in readers if each.op_type == "Concat" and each.input[0] == node.output[0]]
+        if len(joined) != 1:
+            raise CaptureError(f"{node.name} is not joined with the keys and values of new tokens")
+        found[index] = joined[0].output[0]
+        for reader in readers:
+            replace_input(reader, node.output[0], past_name(index))
+        graph.node.remove(node)
+    return [found[index] for index in sorted(found)]
+
+
+def keep_shape(graph: GraphProto, node: NodeProto) -> None:
+    """Take the shape of the stack from the first layer's keys, which it has in common but for the stack's own axis."""
+    name = f"{node.name}/stack"
+    graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), f"{name}/axes"))
+    unsqueeze = helper.make_node("Unsqueeze", [past_name(0), f"{name}/axes"], [name], name=name)
+    graph.node.insert(list(graph.node).index(node), unsqueeze)
+    replace_input(node, PAST, name)
+
+
+def find_logits(producers: dict[str, NodeProto]) -> str:
+    """The value whose largest elements are the likeliest tokens."""
+    node = producers.get(TOKENS)
+    if node is None or node.op_type != "ArgMax":
+        raise CaptureError(f"the output {TOKENS!r} is not the largest of the logits")
+    return str(node.input[0])
+
+
+def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
+    """The values that are computed from any of these inputs, but for the size of the batch; from those of the cache,
+    where `past` is among them."""
+    found = {*inputs}
+    if PAST in inputs:
+        found.update(name for node in graph.node for name in node.input if name.startswith("past."))
+    for node in graph.node:
+        if not is_batch_size(node) and any(name in found for name in read_values(node)):
+            found.update(node.output)
+    return found
+
+
+def collect_nodes(graph: GraphProto, results: Collection[str], belongs: Callable[[str], bool]) -> list[NodeProto]:
+    """The nodes that results are computed by, in the graph's order, back to values that do not belong to them."""
+    wanted = {*results}
+    kept = []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(name for name in read_values(node) if belongs(name))
+    return kept[::-1]
+
+
+def read_values(node: NodeProto) -> Iterator[str]:
+    """What a node reads, also in the bodies of loops and branches."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            yield from read_values(inner)
+
+
+def find_read(nodes: Collection[NodeProto]) -> list[str]:
+    """What nodes read that none of them computes, each once."""
+    made = {name for node in nodes for name in node.output}
+    return list(dict.fromkeys(name for node in nodes for name in read_values(node) if name not in made))
+
+
+def make_part(
+    model: ModelProto, nodes: Sequence[NodeProto], inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]
+) -> ModelProto:
+    """A model of some of the nodes, with the weights that they read."""
+    read = set(find_read(nodes))
+    weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
+    part = ModelProto()
+    part.CopyFrom(ModelProto(ir_version=model.ir_version, opset_import=model.opset_import))
+    part.producer_name, part.producer_version = model.producer_name, model.producer_version
+    part.graph.CopyFrom(helper.make_graph(nodes, model.graph.name, inputs, outputs, weights))
+    return part
+
+
+def rename_value(graph: GraphProto, old: str, new: str) -> None:
+    """Give a value another name wherever it is computed and read."""
+    for node in graph.node:
+        replace_input(node, old, new)
+        for place, name in enumerate(node.output):
+            if name == old:
+                node.output[place] = new
+
+
+def replace_input(node: NodeProto, old: str, new: str) -> None:
+    """Let a node read another value in place of one."""
+    for place, name in enumerate(node.input):
+        if name == old:
+            node.input[place] = new

@@ -1,0 +1,161 @@
+"""Encoder-decoder models of transformers that write a text: T5, BART and their relatives."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
+
+from laconic.errors import SourceError
+from laconic.models.pretrained import quiet
+from laconic.tasks.decoder_tensors import CacheShape
+from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, as_ids
+from laconic.tasks.token_groups import GROUPS
+
+NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
+UNSUPPORTED = (
+    *NEUTRAL,
+    "bad_words_ids",
+    "sequence_bias",
+    "exponential_decay_length_penalty",
+    "stop_strings",
+    "max_time",
+    "penalty_alpha",
+    "dola_layers",
+    "constraints",
+    "force_words_ids",
+    "watermarking_config",
+    "forced_decoder_ids",
+)
+"""Settings of generation_config.json that would change a greedy answer, and that `GenerationSettings` lacks."""
+
+
+class EncoderDecoder(nn.Module):
+    """The distributions of the next token after each token of a target, and the likeliest ones.
+
+    input_ids, attention_mask: the source, [batch, seq] int64. decoder_input_ids, decoder_attention_mask: the target
+    behind the start token, [batch, target] int64; the mask tells its padding, on the right. past: the keys and values
+    of the decoder's self-attention for the target's earlier tokens, [batch, 2 layers, heads, past, width] float32, key
+    and value of each layer in turn.
+
+    With an empty past, all tokens of a target run at once (teacher forcing); with one, the next tokens alone. Returns
+    `probabilities`, [batch, target, groups] float32, summed over groups of tokens, zeros at padding; and `tokens`,
+    [batch, target] int64.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """Twice the decoder's layers, the heads of its self-attention, and the width of a head."""
+        config: Any = self.model.config
+        layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
+        heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+        return 2 * layers, heads, getattr(config, "d_kv", None) or config.d_model // heads
+
+    def logits(self, past_key_values: EncoderDecoderCache | None = None, **inputs: Tensor) -> Tensor:
+        """The logits of the token after each of the target's, [batch, target, vocabulary]. inputs: the source and
+        `decoder_input_ids`. past_key_values: of earlier tokens; without it nothing is kept for later ones."""
+        model: Any = self.model
+        use_cache = past_key_values is not None
+        found: Tensor = model(**inputs, past_key_values=past_key_values, use_cache=use_cache).logits
+        return found
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        decoder_input_ids: Tensor,
+        decoder_attention_mask: Tensor,
+        past: Tensor,
+    ) -> dict[str, Tensor]:
+        logits = self.logits(
+            make_cache(past),
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+        )
+        probabilities = logits.softmax(dim=-1)
+        if probabilities.shape[-1] > GROUPS:
+            spare = -probabilities.shape[-1] % GROUPS
+            shape = (*probabilities.shape[:2], -1, GROUPS)
+            probabilities = functional.pad(probabilities, (0, spare)).reshape(shape).sum(dim=-2)
+        filled = decoder_attention_mask.unsqueeze(-1).to(probabilities.dtype)
+        return {"probabilities": probabilities * filled, "tokens": logits.argmax(dim=-1)}
+
+    @torch.inference_mode()
+    def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
+        """The greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the right.
+        source: what the encoder reads, by name."""
+        model: Any = self.model
+        settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample"})
+        # An empty list means none; transformers takes some of them for a setting.
+        given = {name: value for name, value in settings.items() if value != []}
+        with quiet():
+            written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **given)
+        return written[:, 1:]
+
+
+def make_cache(past: Tensor) -> EncoderDecoderCache:
+    """The cache of transformers that holds these keys and values. past: as `EncoderDecoder` takes it."""
+    cache = DynamicCache()
+    for index in range(0, past.shape[1], 2):
+        layer = DynamicLayer()
+        layer.keys, layer.values = past.select(1, index), past.select(1, index + 1)
+        layer.dtype, layer.device, layer.is_initialized = past.dtype, past.device, True
+        cache.layers.append(layer)
+    return EncoderDecoderCache(cache, DynamicCache())
+
+
+def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings:
+    """The settings of generation of a model of transformers, from its generation_config.json and its config.json.
+
+    Raises SourceError for settings that would change greedy answers, and that are not implemented.
+    """
+    found = model.generation_config.to_dict()
+    given = {name: value for name, value in found.items() if value is not None}
+    if refused := [name for name in UNSUPPORTED if given.get(name) and given[name] != NEUTRAL.get(name)]:
+        raise SourceError(
+            f"generation_config.json in {origin} sets {', '.join(refused)}, which Laconic does not implement: its "
+            f"answers would be others than those of transformers. Remove this setting, and look at the answers"
+        )
+
+    def read(name: str) -> Any:
+        return given.get(name, getattr(model.config, name, None))
+
+    start = next((each for each in map(read, ("decoder_start_token_id", "bos_token_id")) if each is not None), None)
+    if start is None:
+        raise SourceError(
+            f"neither generation_config.json nor config.json in {origin} says which token begins an answer. Add "
+            f"decoder_start_token_id to generation_config.json"
+        )
+    limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
+    most = next(each for each in limits if each is not None)
+    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
+    pad = read("pad_token_id")
+    return GenerationSettings(
+        decoder_start_token_id=as_ids(start)[0],
+        eos_token_id=as_ids(read("eos_token_id")),
+        pad_token_id=pad_id if pad is None else pad,
+        max_new_tokens=max(1, min(most, positions, LONGEST)),
+        min_new_tokens=max(given.get("min_new_tokens") or 0, shorten(given.get("min_length")) or 0, 0),
+        forced_bos_token_id=given.get("forced_bos_token_id"),
+        forced_eos_token_id=as_ids(given.get("forced_eos_token_id")),
+        suppress_tokens=as_ids(given.get("suppress_tokens")),
+        begin_suppress_tokens=as_ids(given.get("begin_suppress_tokens")),
+        repetition_penalty=given.get("repetition_penalty", 1.0),
+        no_repeat_ngram_size=given.get("no_repeat_ngram_size", 0),
+        num_beams=given.get("num_beams", 1),
+        do_sample=given.get("do_sample", False),
+    )
+
+
+def shorten(length: int | None) -> int | None:
+    """The new tokens of an answer of this length, which counts the start token."""
+    return None if length is None else length - 1

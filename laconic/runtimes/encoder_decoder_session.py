@@ -1,0 +1,141 @@
+"""An encoder-decoder as a session: its encoder runs once, its decoder token by token, with a cache.
+
+The model file is the decoder's; the encoder's lies beside it. The decoder reads the outputs of the encoder, in their
+order as `cross.0`, `cross.1`, ..., the keys and values of cross-attention among them; and the keys and values of the
+target's earlier tokens, as `past.0`, ..., key and value of each layer in turn. It returns the logits, and as
+`present.0`, ... the keys and values with those of the new tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.onnx_file import read_inputs
+from laconic.runtimes.runtime import Kernel, Session
+from laconic.tasks.decoder_tensors import (
+    DECODER_ATTENTION_MASK,
+    DECODER_INPUT_IDS,
+    NEW_TOKENS,
+    PROBABILITIES,
+    SEQUENCES,
+    TARGET_INPUTS,
+    TOKENS,
+)
+from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.token_groups import group_probabilities
+
+LOGITS = "logits"
+NOT_SOURCE = frozenset({*TARGET_INPUTS, NEW_TOKENS})
+"""The inputs of a run that the encoder does not read."""
+
+
+def encoder_of(model: Path) -> Path:
+    """The path of the encoder that belongs to a model file, if that is a decoder."""
+    return model.with_name(f"{model.stem}.encoder.onnx")
+
+
+def cross_name(index: int) -> str:
+    """The decoder's input for an output of the encoder."""
+    return f"cross.{index}"
+
+
+def past_name(index: int) -> str:
+    """The decoder's input for the keys or values of earlier tokens."""
+    return f"past.{index}"
+
+
+def present_name(index: int) -> str:
+    """The decoder's output for the same with those of the new tokens."""
+    return f"present.{index}"
+
+
+def open_model(
+    model: Path, open_file: Callable[[Path], Session], generation: GenerationSettings | None = None
+) -> Session:
+    """Open a model file, and the encoder beside it if there is one. open_file: opens one file in an engine."""
+    if not encoder_of(model).is_file():
+        return open_file(model)
+    return EncoderDecoderSession(open_file(encoder_of(model)), open_file(model), model, generation)
+
+
+class EncoderDecoderSession(Session):
+    """Runs targets (teacher forcing), or writes them.
+
+    With `decoder_input_ids` among the inputs it returns what `EncoderDecoder` does, for an empty past; without, the
+    tokens that it writes greedily, as `sequences` [batch, max_new_tokens] int64, padded behind the end token. All rows
+    of a batch are written together, until the last has ended. With `new_tokens` it writes so many, to be timed.
+    """
+
+    def __init__(
+        self, encoder: Session, decoder: Session, model: Path, generation: GenerationSettings | None = None
+    ) -> None:
+        """model: the decoder's file. generation: without it, the session writes nothing."""
+        self.encoder = encoder
+        self.decoder = decoder
+        self.generation = generation
+        try:
+            self._inputs = read_inputs(model)
+        except (OSError, ValueError) as error:
+            raise RuntimeFailure(f"{model} does not read: {error}") from error
+        shapes = {each.name: each.shape for each in self._inputs}
+        layers = [shapes[name] for name in map(past_name, range(len(shapes))) if name in shapes]
+        self._cache = [(shape[1], shape[3]) for shape in layers if len(shape) == 4]
+        if not layers or len(self._cache) < len(layers) or DECODER_INPUT_IDS not in shapes:
+            raise RuntimeFailure(f"{model} is no decoder with a cache. Compress the model again")
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        source = {name: inputs[name] for name in inputs if name not in NOT_SOURCE}
+        # By order: OpenVINO may give an output another of its names.
+        encoded = {cross_name(index): array for index, array in enumerate(self.encoder.run(source).values())}
+        encoded |= source
+        rows = len(next(iter(source.values())))
+        if NEW_TOKENS in inputs:
+            return {SEQUENCES: self._write(encoded, rows, GenerationSettings.of_length(int(inputs[NEW_TOKENS])))}
+        if DECODER_INPUT_IDS not in inputs:
+            if self.generation is None:
+                raise RuntimeFailure("nothing says how this model writes. Give it decoder_input_ids")
+            return {SEQUENCES: self._write(encoded, rows, self.generation)}
+        ids, mask = inputs[DECODER_INPUT_IDS], inputs[DECODER_ATTENTION_MASK]
+        logits = self._step(encoded, ids, self._empty(len(ids)))[LOGITS]
+        return {PROBABILITIES: group_probabilities(logits) * mask[..., None], TOKENS: logits.argmax(axis=-1)}
+
+    def kernels(self) -> list[Kernel]:
+        return [*self.encoder.kernels(), *self.decoder.kernels()]
+
+    def close(self) -> None:
+        self.encoder.close()
+        self.decoder.close()
+
+    def _write(self, encoded: Arrays, rows: int, settings: GenerationSettings) -> Array:
+        """The answers, [batch, max_new_tokens] int64. encoded: what the decoder reads of the source."""
+        written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
+        ended = np.zeros(rows, bool)
+        past = self._empty(rows)
+        while written.shape[1] <= settings.max_new_tokens and not ended.all():
+            outputs = self._step(encoded, written[:, -1:], past)
+            tokens = settings.choose(outputs[LOGITS][:, -1], written)
+            tokens[ended] = settings.pad_token_id
+            ended |= np.isin(tokens, settings.eos_token_id)
+            written = np.concatenate([written, tokens[:, None]], axis=1)
+            past = {past_name(index): outputs[present_name(index)] for index in range(len(self._cache))}
+        sequences = np.full((rows, settings.max_new_tokens), settings.pad_token_id, np.int64)
+        sequences[:, : written.shape[1] - 1] = written[:, 1:]
+        return sequences
+
+    def _step(self, encoded: Arrays, ids: Array, past: Arrays) -> Arrays:
+        """Run the decoder on the next tokens. ids: [batch, tokens]."""
+        given = {**encoded, **past, DECODER_INPUT_IDS: ids}
+        try:
+            return self.decoder.run({each.name: given[each.name] for each in self._inputs})
+        except KeyError as error:
+            raise RuntimeFailure(f"the decoder and its encoder do not fit: {error} is missing") from None
+
+    def _empty(self, rows: int) -> Arrays:
+        """The keys and values of no tokens."""
+        return {
+            past_name(index): np.zeros((rows, int(heads), 0, int(width)), np.float32)
+            for index, (heads, width) in enumerate(self._cache)
+        }

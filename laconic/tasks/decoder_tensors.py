@@ -1,0 +1,37 @@
+"""The tensors of a decoder that writes token by token, beside those of its source."""
+
+from laconic.tensor import BATCH, TensorSpec
+
+DECODER_INPUT_IDS = "decoder_input_ids"
+"""A target behind the start token, [batch, target] int64."""
+DECODER_ATTENTION_MASK = "decoder_attention_mask"
+"""Ones at the target's tokens, zeros at its padding, [batch, target] int64."""
+PAST = "past"
+"""The keys and values of earlier tokens in the decoder's self-attention, [batch, 2 layers, heads, past, width] float32,
+key and value of each layer in turn; and their free axis."""
+TARGET_INPUTS = (DECODER_INPUT_IDS, DECODER_ATTENTION_MASK, PAST)
+NEW_TOKENS = "new_tokens"
+"""How many tokens are written where writing is timed, in place of a target: a number, int64 []."""
+
+PROBABILITIES = "probabilities"
+"""The distribution of the token after each of the target's, in groups; zeros at padding."""
+TOKENS = "tokens"
+"""The likeliest token after each of the target's, [batch, target] int64."""
+SEQUENCES = "sequences"
+"""What is written, [batch, max_new_tokens] int64, padded behind the end token."""
+
+TARGET = "target"
+"""The free axis of a target."""
+CacheShape = tuple[int, int, int]
+"""Twice the decoder's layers, the heads of its self-attention, and the width of a head."""
+
+
+def describe_target(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
+    """The inputs of a target of at most `longest` tokens."""
+    layers, heads, width = cache
+    masked = (
+        TensorSpec(name=name, dtype="int64", shape=(BATCH, TARGET), bounds={TARGET: (1, longest)})
+        for name in (DECODER_INPUT_IDS, DECODER_ATTENTION_MASK)
+    )
+    shape = (BATCH, layers, heads, PAST, width)
+    return (*masked, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))

@@ -1,0 +1,118 @@
+"""Text-to-text generation: a text to the text that an encoder-decoder writes for it, as a translation or a summary."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from tokenizers import Tokenizer
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import CorruptArtifact, InputError
+from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
+from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import LABEL, PREPROCESS, read_asset
+from laconic.tasks.text import TEXT_SCHEMA, TextTask
+from laconic.tasks.written_text import WrittenText
+from laconic.tensor import BATCH, TensorSpec
+
+
+class TargetedText(str):
+    """A text with what is to be written for it. target: the ids of its tokens, the end token included."""
+
+    target: tuple[int, ...]
+
+    def __new__(cls, text: str, target: Sequence[int]) -> "TargetedText":
+        made = super().__new__(cls, text)
+        made.target = tuple(target)
+        return made
+
+
+class Text2TextGeneration(WrittenText, TextTask):
+    """A sample is a text."""
+
+    name = "text2text-generation"
+    columns: ClassVar[tuple[str, ...]] = (LABEL, TARGET)
+    field_description = "A text, or a list of texts."
+    auto_class = "AutoModelForSeq2SeqLM"
+    architectures = ("ForConditionalGeneration", "MTModel")
+    source_inputs = ("input_ids", "attention_mask")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        max_tokens: int,
+        pad_id: int,
+        generation: GenerationSettings,
+    ) -> None:
+        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        self.settings = generation
+
+    @classmethod
+    def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        """Whether the model reads texts: encoder-decoders of images and sound have the same names."""
+        return bool(config.get("is_encoder_decoder")) and not {"num_mel_bins", "vision_config"} & set(config)
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        given = preprocessing
+        generation = given.generation or GenerationSettings(decoder_start_token_id=given.start_id)
+        inputs = (*cls.signature(given), *describe_target(generation.max_new_tokens, given.cache_shape))
+        return cls(given.tokenizer, inputs, max_tokens=given.max_tokens, pad_id=given.pad_id, generation=generation)
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        if [spec.name for spec in inputs] != [*cls.source_inputs, *TARGET_INPUTS]:
+            raise CorruptArtifact(f"{folder} has other inputs than an encoder-decoder. Compress the model again")
+        preprocess, generation = read_asset(folder, PREPROCESS), cls.read_generation(folder)
+        return cls(cls.read_tokenizer(folder), inputs, **preprocess, generation=generation)
+
+    def assets(self) -> dict[str, bytes]:
+        return super().assets() | self.pack_generation()
+
+    def limit_ids(self, count: int) -> None:
+        super().limit_ids(count)
+        self.check_generation(count)
+
+    def sample_schema(self) -> dict[str, Any]:
+        return TEXT_SCHEMA
+
+    def parse(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        raise InputError(f"a sample must be a text, not {type(value).__name__}")
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """The text of a row with its target, in the column of that name or of a label."""
+        (text,), label = super().read_row(values, folder)
+        target = values.get(TARGET, label)
+        if target is None or not isinstance(text, str):
+            return (text,), target
+        return (TargetedText(text, self.encode_text(target)),), target
+
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """The ids of the target's tokens."""
+        return list(self.encode_text(value))
+
+    def has_target(self, sample: Any) -> bool:
+        return isinstance(sample, TargetedText)
+
+    def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
+        return [TargetedText(text, self.cut(ids)) for text, ids in zip(samples, written.tolist(), strict=True)]
+
+    def encode(self, samples: Sequence[Any]) -> Arrays:
+        """Source and target; a sample without a target has the start token alone."""
+        return super().encode(samples) | self.encode_targets([getattr(each, "target", ()) for each in samples])
+
+    def check_values(self, inputs: Arrays) -> None:
+        super().check_values(self.select_source(inputs))
+
+    def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
+        return super().typical(batch, length, seed) | self.draw_target(batch, length, 0, seed)
+
+    def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+        rows = sizes.get(BATCH, 1)
+        source = super().typical(rows, sizes.get("seq", 1), seed)
+        return source | self.draw_target(rows, sizes.get(TARGET, 1), sizes.get(PAST, 0), seed)

@@ -1,0 +1,335 @@
+"""Encoder-decoders: with a cache they write what transformers writes, token for token, up to the HTTP answer."""
+
+import json
+import shutil
+
+import models
+import numpy as np
+import pytest
+import torch
+import transformers
+from served import running
+
+from compress.pipeline import compress
+from export.sources import capture_graph
+from export.split_decoder import split_decoder
+from export.targets import write_targets
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import MANIFEST, MODEL
+from laconic.cache import Cache
+from laconic.data.reader import read
+from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError
+from laconic.finetune.finetune import finetune
+from laconic.hashing import seal, unseal
+from laconic.models.checkpoint import load_source
+from laconic.models.encoder_decoder import EncoderDecoder
+from laconic.models.source import CheckpointSource
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.recipes.splits import make_samples
+from laconic.runtimes.encoder_decoder_session import encoder_of, open_model
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.task import open_task
+from laconic.tasks.text2text_generation import TargetedText
+from laconic.tasks.token_groups import GROUPS, group_probabilities
+from laconic.training.observers import ObserverSettings
+from laconic.training.settings import TrainingRecipe
+
+QUIET = Steps(quiet=True)
+FAMILIES = {"t5": models.save_t5, "bart": models.save_bart_writer}
+SETTINGS = {
+    "short": {"max_new_tokens": 5},
+    "penalty": {"repetition_penalty": 1.7},
+    "no repeats": {"no_repeat_ngram_size": 2},
+    "at least": {"min_new_tokens": 12},
+    "forced": {"forced_bos_token_id": 7, "forced_eos_token_id": (3,), "max_new_tokens": 9},
+    "suppressed": {"suppress_tokens": (8, 30), "begin_suppress_tokens": (23, 15)},
+    "forced, then suppressed": {"forced_bos_token_id": 7, "begin_suppress_tokens": (23, 8, 30)},
+    "two ends": {"eos_token_id": (3, 8, 30)},
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a saved model of each family, and a cache."""
+    made = tmp_path_factory.mktemp("writers")
+    for name, save in FAMILIES.items():
+        save(made / name, max_length=24)
+    return made
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, folder):
+    """A checkpoint, its graph in one piece, and the path of its decoder, with the encoder beside it."""
+    checkpoint = load_source(folder / request.param)
+    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+    parts = folder / f"{request.param}-parts" / MODEL
+    parts.parent.mkdir()
+    shutil.copy(graph.path, parts)
+    split_decoder(parts)
+    with OnnxRuntime().open(graph.path) as whole:
+        yield checkpoint, whole, parts
+
+
+def encode(task, count=8):
+    """Texts as a server encodes them."""
+    encoded = task.encode(task.examples(count))
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+
+def write_by_transformers(checkpoint, source, generation):
+    """What transformers writes greedily, padded to the most tokens."""
+    tensors = {name: torch.from_numpy(array) for name, array in source.items()}
+    written = checkpoint.module.generate(tensors, generation).numpy()
+    padded = np.full((len(written), generation.max_new_tokens), generation.pad_token_id)
+    padded[:, : written.shape[1]] = written
+    return padded
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_what_is_written_is_what_transformers_writes(family, engine):
+    checkpoint, _, parts = family
+    source = encode(checkpoint.task)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(str(parts.parent).removesuffix("-parts"))
+    tensors = {name: torch.from_numpy(array) for name, array in source.items()}
+    wanted = model.generate(**tensors, do_sample=False, num_beams=1)[:, 1:].numpy()
+    with open_model(parts, make_runtime(engine).open, checkpoint.task.generation) as session:
+        found = session.run(source)["sequences"]
+    assert len({tuple(row) for row in wanted.tolist()}) > 1
+    np.testing.assert_array_equal(found[:, : wanted.shape[1]], wanted)
+    assert (found[:, wanted.shape[1] :] == 0).all()
+
+
+@pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
+def test_settings_of_generation_do_what_those_of_transformers_do(family, changes):
+    checkpoint, _, parts = family
+    generation = checkpoint.task.generation.model_copy(update=changes)
+    source = encode(checkpoint.task)
+    with open_model(parts, OnnxRuntime().open, generation) as session:
+        found = session.run(source)["sequences"]
+    np.testing.assert_array_equal(found, write_by_transformers(checkpoint, source, generation))
+
+
+def test_both_parts_answer_a_target_as_the_whole_graph(family):
+    checkpoint, whole, parts = family
+    targets = checkpoint.task.sample_inputs({"batch": 3, "seq": 9, "target": 6, "past": 0})
+    with open_model(parts, OnnxRuntime().open) as session:
+        found, wanted = session.run(targets), whole.run(targets)
+        np.testing.assert_allclose(found["probabilities"], wanted["probabilities"], atol=1e-6)
+        np.testing.assert_array_equal(found["tokens"], wanted["tokens"])
+        with pytest.raises(RuntimeFailure, match="nothing says how this model writes"):
+            session.run(encode(checkpoint.task))
+
+
+def test_the_encoder_computes_all_that_depends_on_the_source_alone(family):
+    _checkpoint, _, parts = family
+    with open_model(parts, OnnxRuntime().open) as session:
+        layers = [kernel.node for kernel in session.decoder.kernels()]
+        cross = [kernel.node for kernel in session.encoder.kernels() if "decoder" in kernel.node]
+    assert layers
+    assert not any("encoder." in name for name in layers)
+    assert len(cross) == 4  # keys and values of two layers' cross-attention
+
+
+def test_a_decoder_without_its_encoder_is_refused(family, tmp_path):
+    _, _, parts = family
+    lone = tmp_path / MODEL
+    lone.write_bytes(encoder_of(parts).read_bytes())
+    encoder_of(lone).write_bytes(parts.read_bytes())
+    with pytest.raises(RuntimeFailure, match="no decoder with a cache"):
+        open_model(lone, OnnxRuntime().open)
+
+
+def test_large_vocabularies_are_compared_in_groups():
+    config = transformers.T5Config(vocab_size=2 * GROUPS + 100, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    ids = torch.tensor([[4, 5, 6]])
+    found = EncoderDecoder(model)(ids, torch.ones_like(ids), ids, torch.tensor([[1, 1, 0]]), torch.zeros(1, 2, 2, 0, 8))
+    logits = model(input_ids=ids, decoder_input_ids=ids).logits
+    np.testing.assert_allclose(
+        found["probabilities"][0, :2].detach(), group_probabilities(logits.detach().numpy())[0, :2], atol=1e-6
+    )
+    assert (found["probabilities"][0, 2] == 0).all()
+
+
+@pytest.fixture(scope="module")
+def artifact(folder):
+    """T5 in INT8, from texts with targets."""
+    source = folder / "t5"
+    texts = load_source(source).task.examples(80)
+    rows = [{"text": text, "target": " ".join(text.split()[:4])} for text in texts]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = Recipe.parse(
+        {
+            "source": str(source),
+            "data": {"calibrate": str(folder / "rows.jsonl")},
+            "stages": ["quantize.static"],
+            "engine_only": "onnxruntime",
+            "goal": {"fidelity": 0.9},
+        }
+    )
+    cache = Cache(folder / "cache")
+    return compress(recipe, folder / "t5.laconic", steps=QUIET, cache=cache).artifact, texts
+
+
+def test_an_artifact_in_int8_is_proven_on_targets_and_measured_while_it_writes(artifact):
+    made, _texts = artifact
+    (drift,) = made.manifest.verdict.drift
+    assert made.manifest.verdict.passed
+    assert drift.figures["fidelity"] > 0.9
+    assert {"metric", "metric_original", "agreement"} <= set(drift.figures)
+    assert "int8" in made.manifest.precision.values()
+    assert {"model.onnx", "model.encoder.onnx", "generation.json"} <= set(made.manifest.files)
+    assert made.measured.knee >= 1
+    with made.open() as session:
+        source = encode(made.task())
+        together = session.run(source)["sequences"]
+        assert together.shape == (8, 23)
+
+
+def test_a_server_answers_with_what_the_model_writes(artifact):
+    made, texts = artifact
+    task = made.task()
+    with made.open() as session:
+        alone = [session.run(task.encode_request(text))["sequences"] for text in texts[:12]]
+    wanted = [task.decode({"sequences": each}, [text])[0] for each, text in zip(alone, texts, strict=False)]
+    with running(made.path) as server, server.client() as client:
+        answer = client.post("/v1/models/t5/predict", json={"text": texts[:12]})
+        assert answer.status_code == 200
+        # In a batch sums are rounded otherwise, so that a near tie may go the other way.
+        assert np.mean([one == other for one, other in zip(answer.json()["answers"], wanted, strict=True)]) > 0.8
+        lone = client.post("/v1/models/t5/predict", json={"text": texts[0]}).json()
+        assert lone["answers"] == wanted[:1]
+        described = client.get("/v2/models/t5").json()
+        assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
+        assert [each["name"] for each in described["outputs"]] == ["sequences"]
+        for wrong in (5, ["a", 5], [["a", "b"]], {"text": "a"}):
+            refused = client.post("/v1/models/t5/predict", json={"text": wrong})
+            assert refused.status_code == 400, wrong
+        assert client.get("/openapi.json").status_code == 200
+
+
+def test_a_missing_or_changed_encoder_is_told(artifact, tmp_path):
+    made, _ = artifact
+    copy = tmp_path / "copy.laconic"
+    shutil.copytree(made.path, copy)
+    encoder = copy / "model.encoder.onnx"
+    encoder.write_bytes(encoder.read_bytes()[:-1] + b"?")
+    with pytest.raises(ArtifactError, match=r"model\.encoder\.onnx"):
+        Artifact.load(copy)
+    encoder.unlink()
+    with pytest.raises(ArtifactError, match=r"model\.encoder\.onnx"):
+        Artifact.load(copy)
+    manifest = unseal(copy / MANIFEST)
+    del manifest["files"]["model.encoder.onnx"]
+    (copy / MANIFEST).write_bytes(seal(manifest))
+    with pytest.raises(ArtifactError, match=r"has no model\.encoder\.onnx"):
+        Artifact.load(copy).open()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_new_tokens": 10**6}, {"decoder_start_token_id": -1}, {"repetition_penalty": 0}, {"code": "x"}]
+)
+def test_settings_of_generation_out_of_bounds_are_refused(artifact, tmp_path, changes):
+    made, _ = artifact
+    for file in ("tokenizer.json", "preprocess.json", "generation.json"):
+        shutil.copy(made.path / file, tmp_path)
+    settings = json.loads((tmp_path / "generation.json").read_text()) | changes
+    (tmp_path / "generation.json").write_text(json.dumps(settings))
+    with pytest.raises(CorruptArtifact, match="does not hold the files of task"):
+        open_task("text2text-generation", tmp_path, made.manifest.inputs)
+
+
+def test_settings_that_would_change_answers_are_refused_where_they_are_not_implemented(tmp_path):
+    source = models.save_t5(tmp_path / "t5", bad_words_ids=[[5]], encoder_no_repeat_ngram_size=3)
+    with pytest.raises(SourceError, match="sets encoder_no_repeat_ngram_size, bad_words_ids, which"):
+        load_source(source)
+
+
+def test_beams_and_sampling_are_told(tmp_path):
+    generation = load_source(models.save_t5(tmp_path / "t5", num_beams=4)).task.generation
+    assert "searches with 4 beams" in generation.describe_difference()
+    assert "samples" in generation.model_copy(update={"do_sample": True}).describe_difference()
+    assert generation.model_copy(update={"num_beams": 1}).describe_difference() is None
+
+
+def test_lengths_are_those_of_the_settings_or_a_default(tmp_path):
+    assert load_source(models.save_t5(tmp_path / "a")).task.generation.max_new_tokens == 256
+    assert load_source(models.save_t5(tmp_path / "b", max_length=30)).task.generation.max_new_tokens == 29
+    assert load_source(models.save_t5(tmp_path / "c", max_new_tokens=30)).task.generation.max_new_tokens == 30
+    assert load_source(models.save_bart_writer(tmp_path / "d")).task.generation.max_new_tokens == 64  # its positions
+
+
+def test_samples_come_with_targets_or_without(tmp_path):
+    task = load_source(models.save_bart_writer(tmp_path / "m")).task
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "hello world", "target": "a b"}\n{"text": "b", "label": "world"}')
+    rows = read(path, task)
+    assert [sample.target for sample in rows.samples] == [tuple(label) for label in rows.labels]
+    assert task.tokenizer.decode(rows.labels[0]) == "[CLS] a b [SEP]"
+    assert rows.labels[0][-1] == 3
+    batch = task.encode(rows.samples)
+    assert batch["decoder_input_ids"].tolist() == [[3, *rows.labels[0][:-1]], [3, *rows.labels[1][:-1], 0]]
+    assert batch["decoder_attention_mask"].sum() == sum(map(len, rows.labels))
+    path.write_text('{"text": "hello world"}')
+    (plain,) = read(path, task).samples
+    assert not task.has_target(plain)
+    assert task.encode([plain])["decoder_input_ids"].tolist() == [[3]]
+    for wrong in ('{"text": "hello", "target": 5}', '{"text": "hello", "target": " "}', '{"text": 5, "target": "a"}'):
+        path.write_text(wrong)
+        with pytest.raises(DataError, match="row 1"):
+            read(path, task)
+
+
+def test_a_text_of_another_language_begins_with_the_token_that_is_forced(tmp_path):
+    task = load_source(models.save_bart_writer(tmp_path / "m", forced_bos_token_id=7)).task
+    assert task.encode_text("hello world")[:2] == (7, task.tokenizer.token_to_id("hello"))
+    assert task.encode_text("hello world")[-1] == 3
+
+
+def test_targets_of_unlabelled_samples_are_what_the_original_writes(tmp_path):
+    source = CheckpointSource.of(load_source(models.save_t5(tmp_path / "m", max_length=12)))
+    splits = make_samples(source.task, 0)
+    found = write_targets(splits, source, Cache(tmp_path / "cache"), QUIET, 0)
+    (sample, *_) = found.judge.samples
+    assert all(map(source.task.has_target, found.judge.samples))
+    assert isinstance(sample, TargetedText)
+    inputs = {name: array for name, array in source.task.encode([str(sample)]).items() if "decoder" not in name}
+    del inputs["past"]
+    written = write_by_transformers(source.checkpoint, inputs, source.task.generation)
+    assert list(sample.target) == source.task.cut(written[0].tolist())
+    assert found.judge.fingerprint != splits.judge.fingerprint
+    again = write_targets(found, source, Cache(tmp_path / "cache"), QUIET, 0)
+    assert again.judge is found.judge
+
+
+def test_fine_tuning_teaches_what_to_write(tmp_path):
+    source = models.save_t5(tmp_path / "m", max_new_tokens=8)
+    task = load_source(source).task
+    rows = [{"text": text, "target": "hello world"} for text in task.examples(64)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = TrainingRecipe.load(
+        None,
+        source=str(source),
+        data={"train": str(tmp_path / "rows.jsonl")},
+        loader={"workers": 0},
+        batch_size=16,
+        steps=40,
+        optimizer={"name": "adamw", "config": {"lr": 0.01}},
+        generate=2,
+    )
+    observers, cache = ObserverSettings(quiet=True), Cache(tmp_path / "cache")
+    tuned = finetune(recipe, tmp_path / "tuned", observers=observers, steps=QUIET, cache=cache)
+    assert tuned.after["loss"] < tuned.before["loss"] / 2
+    assert tuned.after["perplexity"] == pytest.approx(np.exp(tuned.after["loss"]))
+    told = (tmp_path / "tuned" / "training" / "answers.jsonl").read_text().splitlines()
+    assert json.loads(told[-1]).keys() == {"step", "given", "answer", "wanted"}
+    checkpoint = load_source(tmp_path / "tuned")
+    assert checkpoint.task.generation == task.generation
+    texts = task.examples(5, seed=3)
+    inputs = {name: array for name, array in task.encode(texts).items() if name in ("input_ids", "attention_mask")}
+    written = write_by_transformers(checkpoint, inputs, task.generation)
+    assert all("hello world" in answer["text"] for answer in task.decode({"sequences": written}, texts))
