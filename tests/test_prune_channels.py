@@ -417,6 +417,32 @@ def test_an_unknown_criterion_is_refused_when_the_recipe_is_read(stage):
         Recipe.parse({"source": "m", "stages": [{stage: {"criterion": "magnitud"}}]})
 
 
+class Windows(nn.Module):
+    """Convolutions of their own, and two layers of attention within windows of an image, as in CoAtNet and MaxViT."""
+
+    inputs = (TensorSpec(name="image", dtype="float32", shape=("batch", 3, 8, 8)),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1))
+        self.mixers = nn.ModuleList(nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, image):
+        x = self.stem(image)
+        for mixer in self.mixers:
+            count = x.shape[0]
+            tokens = x.reshape(count, 8, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, 8)
+            mixed = mixer(tokens, tokens, tokens, need_weights=False)[0]
+            x = x + mixed.reshape(count, 4, 4, 2, 2, 8).permute(0, 5, 1, 3, 2, 4).reshape(count, 8, 8, 8)
+        return self.head(x.mean(dim=(2, 3)))
+
+
+def test_beside_attention_in_windows_only_channels_between_convolutions_are_found():
+    groups = find_channel_groups(Windows().eval(), {"image": torch.randn(2, 3, 8, 8)})
+    assert [(group.name, group.width) for group in groups] == [("stem.0", 16)]
+
+
 class Attention(nn.Module):
     """A convolution, and attention over its places."""
 

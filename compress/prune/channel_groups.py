@@ -5,7 +5,7 @@ The dependency graph is Torch-Pruning's (Fang et al., DepGraph: Towards Any Stru
 which channels are coupled; they are removed by Laconic's own code, whose result is compared with the masked model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
                 module, dict(inputs), forward_fn=lambda m, x: list(call(m, x).values()), verbose=False
             )
         names: dict[Any, str] = {each: path for path, each in (*module.named_modules(), *module.named_parameters())}
-        found = [convert_group(each.items, names) for each in graph.get_all_groups()]
+        found = [convert_group(items, names) for items in enumerate_groups(graph, convolutional=attends)]
     except LaconicError:
         raise
     except Exception as error:  # Torch-Pruning does not know every operation, and says so in many ways
@@ -97,14 +97,48 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
         if group is not None:  # of two groups with the same first layer, one is named after another member
             name = group.members[0].path if group.name in taken else group.name
             taken[name] = replace(group, name=name)
-    if attends:
-        taken = {name: group for name, group in taken.items() if is_convolutional(module, group)}
-        if not taken:
-            raise UsageError(
-                f"prune.channels prunes convolutions, and this model has attention and no convolution whose channels "
-                f"could go alone. Use {suggest_instead(module)}"
-            )
+    if attends and not taken:
+        raise UsageError(
+            f"prune.channels prunes convolutions, and this model has attention and no convolution whose channels "
+            f"could go alone. Use {suggest_instead(module)}"
+        )
     return sorted(taken.values(), key=lambda group: order.index(group.name))
+
+
+def enumerate_groups(graph: Any, *, convolutional: bool) -> Iterator[Sequence[Any]]:
+    """The items of each group of Torch-Pruning's dependency graph, as by its `get_all_groups`.
+
+    convolutional: only of groups that convolutions compute and read. What may reach a transformer block by way of a
+    reshaped image is not even listed: Torch-Pruning lists each pixel of each channel there, at every operation. For
+    timm's coatnet_pico_rw_224 it had taken 12 GB when it was stopped.
+    """
+    seen: set[Any] = set()
+    for layer in list(graph.module2node):
+        if layer in seen or not isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED, nn.Linear)):
+            continue
+        pruner = graph.get_pruner_of_module(layer)
+        if convolutional and reaches_block(graph.module2node[layer], pruner.prune_out_channels):
+            continue
+        items = graph.get_pruning_group(
+            layer, pruner.prune_out_channels, list(range(pruner.get_out_channels(layer)))
+        ).items
+        seen.update(each.dep.target.module for each in items if graph.is_out_channel_pruning_fn(each.dep.handler))
+        if not convolutional or is_convolutional([each.dep.target.module for each in items]):
+            yield items
+
+
+def reaches_block(node: Any, handler: Any) -> bool:
+    """Whether the channels of a node of the dependency graph may be coupled, through a reshaped image, with layers that
+    are no convolutions. handler: Torch-Pruning's pruning function of the node. Which channels is not asked."""
+    seen, todo = set(), [(node, handler)]
+    while todo:
+        node, handler = step = todo.pop()
+        if step not in seen:
+            seen.add(step)
+            todo += [(each.target, each.handler) for each in node.dependencies if each.is_triggered_by(handler)]
+    reached = [node for node, _ in seen]
+    reshaped = any(each.type == torch_pruning.ops.OPTYPE.RESHAPE for each in reached)
+    return reshaped and not is_convolutional([each.module for each in reached])
 
 
 def convert_group(items: Sequence[Any], names: Mapping[Any, str]) -> ChannelGroup | None:
@@ -177,10 +211,10 @@ def get_layer(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
     return found
 
 
-def is_convolutional(module: nn.Module, group: ChannelGroup) -> bool:
-    """Whether a group's channels are computed by convolutions, and read by convolutions."""
-    layers = [get_layer(module, member.path) for member in group.members]
-    return all(isinstance(layer, (*PER_CHANNEL, *CONVOLUTIONS, *TRANSPOSED)) for layer in layers)
+def is_convolutional(layers: Sequence[Any]) -> bool:
+    """Whether those of Torch-Pruning's layers that have weights are convolutions, and what acts on each channel."""
+    weighted = [each for each in layers if isinstance(each, nn.Parameter) or list(each.parameters())]
+    return all(isinstance(each, (*PER_CHANNEL, *CONVOLUTIONS, *TRANSPOSED)) for each in weighted)
 
 
 def suggest_instead(module: nn.Module) -> str:
