@@ -7,6 +7,12 @@ AdamW (foreach) and fused attention, as PyTorch and transformers do by default. 
 machine was measured to do, so they are a processor's, where copies to the host cost little; all are relative to the
 baseline.
 
+Beside it what the usual tools reach on one device: FSDP2 with its CPU offload, simulated like the rest; and DeepSpeed's
+ZeRO-Offload and ZeRO-Infinity by DeepSpeed's own formulas of weights, gradients and optimizer state
+(`estimate_zero2_model_states_mem_needs` and zero3's of DeepSpeed 0.19.8, whose factor of 1.5 for buffers on the host is
+left out; Ren et al., arXiv 2101.06840; Rajbhandari et al., arXiv 2104.07857), plus the activations and temporaries that
+are predicted for the same means here.
+
 Then the memory of each rank of a fleet that shares an 8 B Llama in shards, as one process predicts it.
 """
 
@@ -71,7 +77,8 @@ TABLE: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
     ("adapters", ("sdpa", "chunked-cross-entropy", "qlora", "bf16", "gradient-checkpointing", ACCUMULATE), "adamw"),
 )  # fmt: skip
 """What kind of training it is, its techniques and its optimizer."""
-PARTS = ("table", "speed", "fleet")
+LEANER = ", micro-batches of 1 row, fused linear cross-entropy"
+PARTS = ("table", "peers", "speed", "fleet")
 RANKS = (8, 64, 1024)
 MESHES = (Mesh(shard=None), Mesh(shard=None, precision="bf16"), Mesh(shard=None, precision="bf16", offload=True))
 
@@ -97,6 +104,39 @@ def table(model: Model, rates: DeviceRates) -> None:
             f"{found.seconds / plain.seconds:.2f}x",
         ]
         print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def peers(model: Model, rates: DeviceRates) -> None:
+    """Print what FSDP2 and DeepSpeed take on one device, with gradient checkpointing and fused attention; and with
+    micro-batches of one row and a fused linear cross-entropy, as Liger Kernel has it."""
+    plain = predict(model.subject, settings(("sdpa",), BASELINE, ROWS), TOKENS, rates)
+    means = ("sdpa", "gradient-checkpointing")
+    lines: list[tuple[str, str, float, float]] = []
+    variants: tuple[tuple[str, tuple[Any, ...]], ...] = (("", ()), (LEANER, (ACCUMULATE, "chunked-cross-entropy")))
+    for mesh in (Mesh(shard=None, offload=True), Mesh(shard=None, offload=True, precision="bf16")):
+        for words, more in variants:
+            training = settings((*means, *more), "adamw", ROWS).model_copy(update={"mesh": mesh})
+            found = predict_rank(model.subject, training, TOKENS, rates, 1)
+            name = f"FSDP2 with CPU offload, {(mesh.precision or 'fp32').upper()}{words}"
+            lines.append(("near" if mesh.precision else "exact", name, found.peak, found.host))
+    count = model.subject.parameters
+    layers = model.subject.module.modules()
+    largest = max(sum(each.numel() for each in part.parameters(recurse=False)) for part in layers)
+    for name, device, host in (
+        ("DeepSpeed ZeRO-Offload", 2 * count, 16 * count),
+        ("DeepSpeed ZeRO-3 with parameters and optimizer on the host", 4 * largest, 18 * count),
+    ):
+        for words, more in variants:
+            parts = predict(model.subject, settings((*means, "bf16", *more), "adamw", ROWS), TOKENS, rates).phases
+            beside = max(each["activations"] + each["temporaries"] for each in parts.values())
+            lines.append(("near", f"{name}{words}", device + beside, host))
+    print(f"\n| losses | tool, with gradient checkpointing | device | less | host | less in all |\n|{' --- |' * 6}")
+    for kind, name, device, host in lines:
+        print(
+            f"| {kind} | {name} | {device / GIB:.2f} | {plain.peak / device:.1f}x | {host / GIB:.2f} "
+            f"| {plain.total / (device + host):.1f}x |",
+            flush=True,
+        )
 
 
 def speed(models: tuple[Model, ...], rates: DeviceRates) -> None:
@@ -157,6 +197,8 @@ def main() -> None:
     llama = shared.llama(arguments.cache, ROWS, TOKENS)
     if "table" in parts:
         table(gpt, rates)
+    if "peers" in parts:
+        peers(gpt, rates)
     if "speed" in parts:
         speed((gpt, llama), rates)
     if "fleet" in parts:

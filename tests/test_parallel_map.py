@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from laconic.planner import parallel_map
 from laconic.planner.memory_plan import PredictionJob
 from laconic.planner.meta_model import open_meta_model
-from laconic.planner.parallel_map import is_sendable, map_parallel
+from laconic.planner.parallel_map import is_sendable, map_parallel, preload_workers
 from laconic.training.settings import Training
 
 TRAININGS = [
@@ -62,6 +62,14 @@ def test_what_dead_workers_leave_is_predicted_here(job, monkeypatch):
 
     monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     monkeypatch.setattr(parallel_map, "ProcessPoolExecutor", Dying)
+    assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
+
+
+def test_workers_fork_from_a_server_that_has_loaded_the_module(job, monkeypatch):
+    preload_workers(PredictionJob.__module__, 1)
+    preload_workers(PredictionJob.__module__, 2)
+    preload_workers(PredictionJob.__module__, 2)
+    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
 
 

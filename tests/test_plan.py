@@ -152,6 +152,19 @@ def test_the_fastest_that_fits_is_chosen_for_any_memory(roomy):
         )
 
 
+def test_of_equally_fast_combinations_one_that_clips_is_chosen(roomy):
+    near = [row for row in roomy.rows if row.combination.whole and not row.combination.exact]
+    clips = next(row for row in near if row.combination.training.max_grad_norm is not None)
+    smaller = next(row for row in near if row.combination.training.max_grad_norm is None)
+    alike = [
+        replace(row, prediction=replace(clips.prediction, peak=peak, host=0))
+        for row, peak in ((clips, 2_000), (smaller, 1_000))
+    ]
+    plain = replace(roomy.plain, prediction=replace(roomy.plain.prediction, peak=10**9))
+    assert choose_row([plain, *alike], 10**6) is alike[0]
+    assert choose_row([plain, *alike], 1_500) is alike[1]
+
+
 def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
     rows = [replace(row, shared=False) for row in roomy.rows]
     for memory in sorted({round(row.need * factor) for row in rows for factor in (0.99, 1.06)}):

@@ -3,9 +3,11 @@ by the line through two shallow ones."""
 
 import json
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,6 +19,7 @@ from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.files import read_json
 from laconic.models import huggingface
+from laconic.planner import meta_kernels, simulate
 from laconic.planner.device_rates import (
     DeviceRates,
     RateCurve,
@@ -240,6 +243,59 @@ def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer
     assert lengthened.host == pytest.approx(whole.host, rel=0.001)
     assert sum(lengthened.at_peak.values()) == pytest.approx(whole.peak, rel=0.001)
     assert lengthened.seconds == pytest.approx(whole.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "optimizer"),
+    [("gpt2", *each) for each in COMBINATIONS + TEXT] + [("bert", *COMBINATIONS[2]), ("vit", *COMBINATIONS[4])],
+    ids=str,
+)
+def test_meta_kernels_predict_what_the_fake_mode_alone_predicts(tmp_path, monkeypatch, kind, choice, optimizer):
+    subject, _ = opened(tmp_path, kind, 2)
+    training = settings(choice, optimizer)
+    predict(subject, training, LENGTH, RATES)  # what a process makes once, as the code of QLoRA, is in the first
+    found = predict(subject, training, LENGTH, RATES)
+    monkeypatch.setattr(simulate, "run_operation", lambda func, args, kwargs: func(*args, **kwargs))
+    expected = predict(subject, training, LENGTH, RATES)
+    assert (found.peak, found.host, found.phases, found.cost) == (
+        expected.peak,
+        expected.host,
+        expected.phases,
+        expected.cost,
+    )
+    assert found.timeline is not None
+    assert expected.timeline is not None
+    assert found.timeline.positions == expected.timeline.positions
+    for name in ("accounts", "changes", "places"):
+        assert np.array_equal(getattr(found.timeline, name), getattr(expected.timeline, name))
+
+
+@pytest.mark.parametrize("name", sorted(str(func) for func in meta_kernels.PURE | meta_kernels.IN_PLACE))
+def test_a_meta_kernel_gives_the_shape_strides_and_storage_of_the_real_one(name):
+    calls: dict[str, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+        "amax": lambda a, b: (a, [-1], True),
+        "mm": lambda a, b: (b, b.t()),
+        "slice": lambda a, b: (a, 1, 1, 3),
+        "sum": lambda a, b: (a, [0], False),
+        "t": lambda a, b: (b,),
+        "transpose": lambda a, b: (a, 0, 2),
+        "unsqueeze": lambda a, b: (a, 1),
+        "view": lambda a, b: (a, [2, 20]),
+        "_unsafe_view": lambda a, b: (a, [2, 20]),
+        "detach": lambda a, b: (a,),
+    }
+    (func,) = (each for each in meta_kernels.PURE | meta_kernels.IN_PLACE if str(each) == name)
+    make = calls.get(name.split(".")[1], lambda a, b: (a, b))
+    real = make(torch.ones(2, 4, 5, dtype=torch.bfloat16), torch.ones(4, 5, dtype=torch.bfloat16))
+    expected = func(*real)
+    with make_fake_mode():
+        fake = make(torch.ones(2, 4, 5, dtype=torch.bfloat16), torch.ones(4, 5, dtype=torch.bfloat16))
+        found = meta_kernels.run_operation(func, fake, {})
+    described = [(each.shape, each.stride(), each.dtype, each.device) for each in (found, expected)]
+    assert described[0] == described[1]
+    shared = [out.untyped_storage()._cdata == given[0].untyped_storage()._cdata for out, given in
+              ((found, fake), (expected, real))]  # fmt: skip
+    assert shared[0] == shared[1]
 
 
 def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):

@@ -10,7 +10,7 @@ from laconic.errors import RecipeError
 from laconic.planner.combinations import Combination, list_combinations
 from laconic.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
 from laconic.planner.meta_model import MetaModel
-from laconic.planner.parallel_map import map_parallel
+from laconic.planner.parallel_map import map_parallel, preload_workers
 from laconic.planner.prediction import MemoryPrediction, predict_per_device
 from laconic.progress import Steps
 from laconic.training.settings import Training
@@ -19,7 +19,8 @@ from laconic.units import format_count
 HEADROOM = 0.05
 """Share of the memory that is left free, for fragmentation of the allocator and for libraries."""
 SAME_TIME = 1.03
-"""Times within this factor count as equal: an exact combination is preferred, then the one with the least memory."""
+"""Times within this factor count as equal: an exact combination is preferred, then one that clips the gradient as the
+settings ask, then the one with the least memory."""
 ATTEMPTS = 12
 """Most predictions in the search for the largest batch."""
 LARGEST_INPUT = 2**26
@@ -133,6 +134,7 @@ def plan_memory(
     apart = device.type != "cpu" if apart is None else apart
     if model.longest is not None and length > model.longest:
         raise RecipeError(f"{model.name} takes at most {model.longest} tokens, and {length} are asked for")
+    preload_workers(__name__, workers)
     combinations = list_combinations(model, training, device, devices)
     with steps.step("measure the device's speed") as step:
         rates = rates or measure_rates(device)
@@ -167,8 +169,8 @@ def are_rates_of_device(row: PlanRow, rates: DeviceRates) -> bool:
 def choose_row(rows: Sequence[PlanRow], memory: int, *, copy_timed: bool = True) -> PlanRow | None:
     """The fastest that fits and trains all weights; where none does, the fastest that fits.
 
-    copy_timed: whether copies between device and host were measured. Otherwise, combinations that need none are
-    preferred.
+    rows: the first is plain training. copy_timed: whether copies between device and host were measured. Otherwise,
+    combinations that need none are preferred.
     """
     fitting = [row for row in rows if row.fits(memory)]
     allowed = [row for row in fitting if row.combination.whole] or fitting
@@ -178,7 +180,10 @@ def choose_row(rows: Sequence[PlanRow], memory: int, *, copy_timed: bool = True)
         allowed = [row for row in allowed if not row.prediction.host] or allowed
     best = min(row.prediction.seconds for row in allowed)
     near = [row for row in allowed if row.prediction.seconds <= SAME_TIME * best]
-    return min(near, key=lambda row: (not row.combination.exact, row.need))
+    clip = rows[0].combination.training.max_grad_norm
+    return min(
+        near, key=lambda row: (not row.combination.exact, row.combination.training.max_grad_norm != clip, row.need)
+    )
 
 
 def find_largest_batch(

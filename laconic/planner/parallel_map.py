@@ -1,6 +1,7 @@
 """A function over many items, in this process or spread over worker processes."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import pickle
 import signal
 import threading
@@ -15,7 +16,8 @@ import torch
 from laconic.training.data.batch_builder import START, exit_with_parent
 
 WORTH = 8.0
-"""Seconds of work that are worth starting processes for, which takes about four."""
+"""Seconds of work that are worth starting processes for, which takes about four unless `preload_workers` was called
+before."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,6 +37,16 @@ def map_parallel(work: Callable[[T], R], items: Sequence[T], *, workers: int) ->
             yield from map_in_pool(work, items, range(len(items) - 1, 0, -1), workers)
             return
         yield index, work(item)
+
+
+def preload_workers(module: str, workers: int) -> None:
+    """Let the server that worker processes are forked from import a module, while this process does other things.
+
+    workers: most processes, as of `map_parallel`; nothing is done for one.
+    """
+    if workers > 1 and START == "forkserver":
+        multiprocessing.get_context(START).set_forkserver_preload([module])
+        multiprocessing.forkserver.ensure_running()
 
 
 def is_sendable(work: Callable[[T], R]) -> bool:

@@ -1,7 +1,7 @@
 """Training steps on fake tensors, which allocate nothing, and the tracking of every allocation, fake or real.
 
-The only file that uses names of torch which are not public: FakeTensorMode, the dispatch mode, weak dictionaries, the
-fake process group.
+With meta_kernels.py the only file that uses names of torch which are not public: FakeTensorMode, the dispatch mode,
+weak dictionaries, the fake process group.
 """
 
 import copy
@@ -30,6 +30,7 @@ from laconic.models.repeated_layers import find_layers
 from laconic.offload.chunked_loops import iterate_with
 from laconic.offload.memory_accounting import Category, current_account
 from laconic.planner.memory_timeline import AllocationLog, MemoryTimeline
+from laconic.planner.meta_kernels import run_operation
 from laconic.planner.sampled_loops import SampledIteration
 from laconic.planner.step_cost import STEPPING, CostMeter
 from laconic.training.step.objective import Batch
@@ -70,7 +71,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # it comes again as operations on local shards
         if self.paused:
             return func(*args, **(kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+        out = run_operation(func, args, kwargs or {})
         if func is torch.ops.aten.add.Tensor and self._adds_in_place(args[0], sys._getframe(2).f_back):
             self.log.resize(self.record(args[0])[0], 0)
         if isinstance(out, Tensor):
