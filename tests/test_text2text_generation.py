@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import models
 import numpy as np
@@ -11,6 +13,7 @@ import transformers
 from served import running
 
 from compress.pipeline import compress
+from export.parity.follower import make_parity_ledger
 from export.sources import capture_graph
 from export.split_decoder import split_decoder
 from export.targets import write_targets
@@ -18,7 +21,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
 from laconic.data.reader import read
-from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError
+from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError, UsageError
 from laconic.finetune.finetune import finetune
 from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import load_source
@@ -210,6 +213,29 @@ def test_a_server_answers_with_what_the_model_writes(artifact):
             refused = client.post("/v1/models/t5/predict", json={"text": wrong})
             assert refused.status_code == 400, wrong
         assert client.get("/openapi.json").status_code == 200
+
+
+def test_requests_that_end_do_not_disturb_those_in_their_batch(artifact):
+    made, texts = artifact
+    with running(made.path) as server, server.client() as client:
+        address = f"/v1/models/{made.name}/predict"
+        wanted = [client.post(address, json={"text": text}).json()["answers"][0] for text in texts[:6]]
+        gone = []
+        for text in texts[:6]:  # clients that leave before they have an answer
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                body = json.dumps({"text": [text] * 8}).encode()
+                head = f"POST {address} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                gone.append(body)
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda text: client.post(address, json={"text": text}).json(), texts[:6]))
+        assert [each["answers"][0] for each in found] == wanted
+
+
+def test_the_ledger_is_refused_for_models_of_two_graphs(artifact):
+    made, _ = artifact
+    with pytest.raises(UsageError, match="is an encoder and a decoder"):
+        make_parity_ledger(made, made.path, made.choose(), None)
 
 
 def test_a_missing_or_changed_encoder_is_told(artifact, tmp_path):
