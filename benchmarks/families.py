@@ -152,10 +152,11 @@ def describe(group: str, name: str, folder: Path) -> str:
     subject = make_subject(group, name, folder)
     try:
         checkpoint = subject.open()
+        pairs = list(subject.pairs(checkpoint))
     except LaconicError as error:
         return f"refused: {error}"
     worst = 0.0
-    for found, expected in subject.pairs(checkpoint):
+    for found, expected in pairs:
         found, expected = found.float().squeeze(), expected.float().squeeze()
         if found.shape != expected.shape:
             return f"{checkpoint.task.name}|wrong: {tuple(found.shape)} in place of {tuple(expected.shape)}"

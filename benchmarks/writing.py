@@ -8,7 +8,6 @@ tokens again at each step; and transformers' `generate`, greedily, with its own 
 """
 
 import argparse
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -21,15 +20,18 @@ import torch
 import transformers
 from family_checkpoint import WORDS, save_tokenizer
 
-from compress.pipeline import compress
+from compress.quantize.calibration import observe_activations
+from compress.quantize.ranges import minmax
+from export.build import EngineOption
+from export.sources import capture_graph
 from laconic.arrays import Arrays
-from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
-from laconic.progress import Steps
-from laconic.recipes.recipe import Recipe
+from laconic.models.source import CheckpointSource
+from laconic.quantization.plan import Plan
 from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession
+from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.decoder_tensors import NEW_TOKENS
 from laconic.tasks.generation_settings import GenerationSettings
 
@@ -47,24 +49,24 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     source = write_model(arguments.folder / "t5")
-    module = load_source(source).module
+    checkpoint = load_source(source)
+    task, module = checkpoint.task, checkpoint.module
     assert isinstance(module, EncoderDecoder)
     print("| engine | layers | texts | tokens/s | without the cache | transformers |\n|---|---|---|---|---|---|")
     for engine in ENGINES:
-        for stages in ([], ["quantize.static"]):
-            artifact = make_artifact(arguments.folder, source, engine, stages)
-            with artifact.open(engine) as session:
+        for layers, path in build_models(arguments.folder, source, engine).items():
+            with EngineOption(engine, "float32").open(path, 1) as session:
                 assert isinstance(session, EncoderDecoderSession)
                 for rows in ROWS:
-                    texts = artifact.task().timed(rows, arguments.length) | {NEW_TOKENS: np.array(arguments.tokens)}
+                    texts = task.timed(rows, arguments.length) | {NEW_TOKENS: np.array(arguments.tokens)}
                     runs = {
                         "cache": partial(session.run, texts),
                         "whole": partial(write_whole, session, texts),
                         "transformers": partial(write_by_transformers, module, texts),
                     }
                     speeds = [rows * arguments.tokens / each for each in measure(runs, arguments.rounds).values()]
-                    layers = "INT8" if stages else "FP32"
-                    print(f"| {engine} | {layers} | {rows} | " + " | ".join(f"{each:.0f}" for each in speeds) + " |")
+                    cells = " | ".join(f"{each:.0f}" for each in speeds)
+                    print(f"| {engine} | {layers} | {rows} | {cells} |", flush=True)
 
 
 def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -96,24 +98,21 @@ def write_by_transformers(module: EncoderDecoder, texts: Arrays) -> None:
     module.generate(source, GenerationSettings.of_length(int(texts[NEW_TOKENS])))
 
 
-def make_artifact(folder: Path, source: Path, engine: str, stages: list[str]) -> Artifact:
-    """The artifact for an engine, all layers in INT8 if they are quantized, unless it is there."""
-    path = folder / f"{engine}-{'int8' if stages else 'float'}.laconic"
-    if not path.exists():
-        rng = np.random.default_rng(0)
-        rows = [{"text": " ".join(rng.choice(WORDS, 40)), "target": " ".join(rng.choice(WORDS, 20))} for _ in range(40)]
-        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-        recipe = Recipe.parse(
-            {
-                "source": str(source),
-                "data": {"calibrate": str(folder / "rows.jsonl")},
-                "stages": stages,
-                "engine_only": engine,
-                "goal": {"fidelity": 0},
-            }
-        )
-        compress(recipe, path, steps=Steps(quiet=True), cache=Cache(folder / "cache"))
-    return Artifact.load(path)
+def build_models(folder: Path, source: Path, engine: str) -> dict[str, Path]:
+    """The model files for an engine, in FP32 and with all layers in INT8."""
+    checkpoint = load_source(source)
+    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+    rng = np.random.default_rng(0)
+    texts = [checkpoint.task.encode([" ".join(rng.choice(WORDS, 40))]) for _ in range(4)]
+    histograms = observe_activations(graph, texts, OnnxRuntime(), folder).histograms
+    ranges = {name: minmax(histogram) for name, histogram in histograms.items()}
+    paths = {}
+    for layers, precision in (("FP32", "float32"), ("INT8", "int8")):
+        paths[layers] = folder / f"{engine}-{layers}" / "model.onnx"
+        paths[layers].parent.mkdir(exist_ok=True)
+        plan = Plan(dict.fromkeys((layer.node for layer in graph.layers), precision), ranges)
+        EngineOption(engine, "float32").build(graph, plan, paths[layers])
+    return paths
 
 
 def write_model(folder: Path) -> Path:
