@@ -29,6 +29,7 @@ from family_sounds import SOUND_FAMILIES
 from family_subject import make_subject
 from family_texts import TEXT_FAMILIES
 from family_timm import TIMM
+from family_writers import WRITER_FAMILIES
 
 from laconic import cli
 from laconic.artifacts.artifact import Artifact
@@ -38,7 +39,7 @@ from laconic.models.checkpoint import load_source
 from laconic.runtimes.runtime import make_runtime
 
 GROUPS: dict[str, list[str]] = {
-    "transformers": [*TEXT_FAMILIES, *IMAGE_FAMILIES, *SOUND_FAMILIES],
+    "transformers": [*TEXT_FAMILIES, *WRITER_FAMILIES, *IMAGE_FAMILIES, *SOUND_FAMILIES],
     "timm": list(TIMM),
     "modules": list(MODULES),
 }
@@ -151,10 +152,11 @@ def describe(group: str, name: str, folder: Path) -> str:
     subject = make_subject(group, name, folder)
     try:
         checkpoint = subject.open()
+        pairs = list(subject.pairs(checkpoint))
     except LaconicError as error:
         return f"refused: {error}"
     worst = 0.0
-    for found, expected in subject.pairs(checkpoint):
+    for found, expected in pairs:
         found, expected = found.float().squeeze(), expected.float().squeeze()
         if found.shape != expected.shape:
             return f"{checkpoint.task.name}|wrong: {tuple(found.shape)} in place of {tuple(expected.shape)}"
@@ -188,12 +190,12 @@ def compare_endpoint(path: Path) -> str:
     """Whether the server gives what the artifact gives when it is loaded."""
     artifact = Artifact.load(path)
     task = artifact.task()
-    inputs = task.encode(task.examples(1))
+    inputs = task.encode_request(task.examples(1)[0])
     try:
         with open_served(artifact, artifact.manifest.placement) as served:
             found = served.run(inputs)
         engine = make_runtime(artifact.manifest.placement)
-        with engine.open(artifact.path / "model.onnx", threads=1, compute=artifact.manifest.compute) as session:
+        with artifact.open_unchecked(engine, artifact.manifest.placements[0])[0] as session:
             expected = session.run(inputs)
     except LaconicError as error:
         return f"failed: {error}"

@@ -43,6 +43,11 @@ class Family:
         return "texts" if self.processor is None else "sounds" if self.processor == EXTRACTOR else "images"
 
     @property
+    def writes(self) -> bool:
+        """Whether it is an encoder-decoder that writes texts."""
+        return self.head in (WRITER, TRANSLATOR)
+
+    @property
     def reads_bytes(self) -> bool:
         """Whether a token is a byte."""
         return self.config in BYTE_LEVEL
@@ -57,6 +62,8 @@ class Family:
         )
         kind = getattr(transformers, f"{self.config}{self.head}")
         model = sharpen(kind(config).eval())
+        if self.writes:
+            model.generation_config.update(max_length=MAX_LENGTH)
         model.save_pretrained(folder)
         if self.head == CTC:
             save_characters(folder)
@@ -166,6 +173,9 @@ VIT: dict[str, Any] = {
 }
 SQUARE = {"size": {"height": SIZE, "width": SIZE}}
 CLASSIFIER, IMAGES, CAUSAL, BARE = "ForSequenceClassification", "ForImageClassification", "ForCausalLM", "Model"
+WRITER, TRANSLATOR = "ForConditionalGeneration", "MTModel"
+MAX_LENGTH = 24
+"""Of what a model writes, in tokens."""
 CTC, EXTRACTOR = "ForCTC", "Wav2Vec2FeatureExtractor"
 CHARACTERS = ("<pad>", "<unk>", "|", *"ETAOINSHRDLU")
 RATE = 16_000

@@ -17,6 +17,7 @@ from family_modules import MODULES
 from family_sounds import SOUND_FAMILIES
 from family_texts import TEXT_FAMILIES
 from family_timm import prepare_image, write_timm
+from family_writers import WRITER_FAMILIES, compare_written, write_targets
 from PIL import Image
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ def make_subject(group: str, name: str, folder: Path) -> Subject:
 
 def make_family(name: str, folder: Path) -> Subject:
     """A family of transformers."""
-    family = (TEXT_FAMILIES | IMAGE_FAMILIES | SOUND_FAMILIES)[name]
+    family = (TEXT_FAMILIES | WRITER_FAMILIES | IMAGE_FAMILIES | SOUND_FAMILIES)[name]
     source = folder / "source"
     if not source.exists():
         family.write(source)
@@ -68,6 +69,9 @@ def make_family(name: str, folder: Path) -> Subject:
     prunes = ("heads and FFN", "FFN", "heads", *(("channels",) if family.reads == "images" else ()))
 
     def pairs(checkpoint: Checkpoint) -> Pairs:
+        if family.writes:
+            yield from compare_written(family, source, checkpoint, read_samples(family, data))
+            return
         model = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
         for value in read_samples(family, data):
             inputs = checkpoint.task.encode([checkpoint.task.parse(value)])
@@ -84,6 +88,8 @@ def write_samples(family: Family, folder: Path) -> Path:
         return write_images(folder / "images")
     if family.reads == "sounds":
         return write_sounds(folder / "sounds", classes=family.head != CTC)
+    if family.writes:
+        return write_targets(folder / "texts.csv")
     return write_texts(folder / "texts.csv", LETTERS if family.reads_bytes else CLASSES)
 
 

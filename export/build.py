@@ -18,7 +18,7 @@ from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
-from laconic.errors import MissingPackage, UnsupportedPrecision
+from laconic.errors import MissingPackage, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import cores, this_machine
 from laconic.hashing import code_version, hash_of
 from laconic.quantization.graph import Graph
@@ -73,7 +73,10 @@ class EngineOption:
         return adapt_plan(graph, plan, self._rules, self.compute, self._exceeding)
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
-        """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`."""
+        """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`; the encoder of an
+        encoder-decoder beside it. Raises RuntimeFailure for one of those on a GPU."""
+        if has_decoder(graph) and self.on_gpu:
+            raise RuntimeFailure(f"{self.runtime} does not run encoder-decoders yet. Choose --target cpu")
         place(graph, self.adapt(graph, plan), self._rules, path, self.compute, self._exceeding)
         if has_decoder(graph):
             split_decoder(path)

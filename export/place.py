@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from export.capture.model_file import save_model
@@ -17,6 +18,9 @@ from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
 from laconic.quantization.qparams import ActivationType, quantize_int4
 from laconic.runtimes.engine_spec import AXIS_PROPERTY
 from laconic.runtimes.runtime import Compute
+
+ZERO = "relu/zero"
+"""The name of the constant in a Max that stands for a Relu."""
 
 
 def place(
@@ -59,11 +63,24 @@ def place(
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     model = rewrite.finish()
+    if rules.relu_as_max:
+        replace_relu(model.graph)
     if rules.explicit:
         write_axis_bounds(model, graph)
     if rules.explicit and compute != "float32":
         convert_to_half(model, compute, overflow=overflow, float32=rules.float32)
     save_model(model, path)
+
+
+def replace_relu(graph: onnx.GraphProto) -> None:
+    """Write Max with 0 for each Relu that reads a product without a bias."""
+    products = {name for node in graph.node if node.op_type == "MatMul" for name in node.output}
+    found = [node for node in graph.node if node.op_type == "Relu" and node.input[0] in products]
+    for node in found:
+        node.op_type = "Max"
+        node.input.append(ZERO)
+    if found:
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), ZERO))
 
 
 def write_axis_bounds(model: onnx.ModelProto, graph: Graph) -> None:

@@ -31,8 +31,9 @@ class PlacementRules:
     signed: whether quantized activations are signed and symmetric, else unsigned and asymmetric. fused_add: whether a
     convolution takes an addition after it into its kernel, so that only the other input is quantized. float8:
     operators that run in FP8. instead: for a precision that the engine has no kernels for, the one that its layers get.
-    explicit: whether the graph itself must be in the arithmetic of the layers that are not quantized, since the engine
-    does not choose it; float32: operators that stay in FP32 then.
+    relu_as_max: whether the engine runs a product without a bias in float where a Relu reads it, so that Max takes the
+    Relu's place. explicit: whether the graph itself must be in the arithmetic of the layers that are not quantized,
+    since the engine does not choose it; float32: operators that stay in FP32 then.
     """
 
     inputs: frozenset[str]
@@ -48,6 +49,7 @@ class PlacementRules:
     fused_add: bool = False
     float8: frozenset[str] = frozenset()
     instead: Mapping[Precision, Precision] = field(default_factory=dict)
+    relu_as_max: bool = False
     explicit: bool = False
     float32: frozenset[str] = frozenset()
 

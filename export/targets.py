@@ -40,6 +40,7 @@ def write_targets(samples: SampleSplits, source: Source, cache: Cache, steps: St
         found = sets | {role: add_answers(each, module, source, cache, step) for role, each in lacking.items()}
     return replace(
         samples,
+        train=found["calibrate"] if samples.train is samples.calibrate else samples.train,
         calibrate=found["calibrate"],
         choose=found["choose"],
         probe=found["probe"],

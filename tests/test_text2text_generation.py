@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import models
 import numpy as np
@@ -11,6 +13,10 @@ import transformers
 from served import running
 
 from compress.pipeline import compress
+from compress.quantize.calibration import observe_activations
+from compress.quantize.ranges import minmax
+from export.build import EngineOption
+from export.parity.follower import make_parity_ledger
 from export.sources import capture_graph
 from export.split_decoder import split_decoder
 from export.targets import write_targets
@@ -18,13 +24,14 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
 from laconic.data.reader import read
-from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError
+from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError, UsageError
 from laconic.finetune.finetune import finetune
 from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource
 from laconic.progress import Steps
+from laconic.quantization.plan import Plan, Smoothing
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import make_samples
 from laconic.runtimes.encoder_decoder_session import encoder_of, open_model
@@ -212,6 +219,29 @@ def test_a_server_answers_with_what_the_model_writes(artifact):
         assert client.get("/openapi.json").status_code == 200
 
 
+def test_requests_that_end_do_not_disturb_those_in_their_batch(artifact):
+    made, texts = artifact
+    with running(made.path) as server, server.client() as client:
+        address = f"/v1/models/{made.name}/predict"
+        wanted = [client.post(address, json={"text": text}).json()["answers"][0] for text in texts[:6]]
+        gone = []
+        for text in texts[:6]:  # clients that leave before they have an answer
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                body = json.dumps({"text": [text] * 8}).encode()
+                head = f"POST {address} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                gone.append(body)
+        with ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(lambda text: client.post(address, json={"text": text}).json(), texts[:6]))
+        assert [each["answers"][0] for each in found] == wanted
+
+
+def test_the_ledger_is_refused_for_models_of_two_graphs(artifact):
+    made, _ = artifact
+    with pytest.raises(UsageError, match="is an encoder and a decoder"):
+        make_parity_ledger(made, made.path, made.choose(), None)
+
+
 def test_a_missing_or_changed_encoder_is_told(artifact, tmp_path):
     made, _ = artifact
     copy = tmp_path / "copy.laconic"
@@ -247,6 +277,44 @@ def test_settings_that_would_change_answers_are_refused_where_they_are_not_imple
     source = models.save_t5(tmp_path / "t5", bad_words_ids=[[5]], encoder_no_repeat_ngram_size=3)
     with pytest.raises(SourceError, match="sets encoder_no_repeat_ngram_size, bad_words_ids, which"):
         load_source(source)
+
+
+def test_models_that_keep_no_such_cache_and_vocabularies_of_two_languages_are_refused(tmp_path):
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, num_experts=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    switch = models.save_transformer(
+        tmp_path / "switch", transformers.SwitchTransformersForConditionalGeneration(config)
+    )
+    with pytest.raises(SourceError, match="does not run with a cache as T5 and BART do"):
+        load_source(switch)
+    marian = models.save_bart_writer(tmp_path / "marian")
+    (marian / "tokenizer.json").unlink()
+    (marian / "source.spm").touch()
+    with pytest.raises(SourceError, match="a vocabulary for each of two languages"):
+        load_source(marian)
+
+
+def test_a_relu_without_a_bias_before_it_keeps_no_layer_from_int8_in_onnxruntime(tmp_path):
+    config = transformers.T5Config(
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, feed_forward_proj="relu"
+    )
+    checkpoint = load_source(models.save_transformer(tmp_path / "relu", transformers.T5EncoderModel(config)))
+    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(tmp_path / "cache"))
+    statistics = observe_activations(
+        graph, [checkpoint.task.encode([text]) for text in checkpoint.task.examples(4)], OnnxRuntime(), tmp_path
+    )
+    layers = [layer for layer in graph.layers if layer.kind == "MatMul"]
+    ranges = {name: minmax(histogram) for name, histogram in statistics.histograms.items()}
+    (first,) = (layer for layer in layers if layer.module.endswith("wo"))
+    smoothing = {first.input: Smoothing(np.ones(64, np.float32), ranges[first.input])}
+    precision = {layer.node: "int8" if layer in layers else "float32" for layer in graph.layers}
+    option = EngineOption("onnxruntime", "float32")
+    option.build(graph, Plan(precision, ranges, smoothing), tmp_path / MODEL)
+    with option.open(tmp_path / MODEL, 1) as session:
+        found = {kernel.node: kernel.precision for kernel in session.kernels()}
+    assert {found[layer.node] for layer in layers} == {"int8"}
 
 
 def test_beams_and_sampling_are_told(tmp_path):

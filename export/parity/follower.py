@@ -16,7 +16,7 @@ from laconic.artifacts.parity_ledger import ParityLedger, ParityRow
 from laconic.artifacts.verdict import Comparison
 from laconic.data.dataset import Dataset
 from laconic.data.reader import make_dataset, read
-from laconic.errors import CaptureError, RuntimeFailure, SourceError, UnprovenArtifact
+from laconic.errors import CaptureError, RuntimeFailure, SourceError, UnprovenArtifact, UsageError
 from laconic.models.source import CheckpointSource, GraphSource, Source
 from laconic.progress import Steps
 from laconic.runtimes.predict import predict
@@ -38,9 +38,15 @@ def make_parity_ledger(
     """Follow the outputs of a few samples, each in a batch of its own, from the original to the HTTP response.
 
     data: a file of samples; synthetic examples of the task without one. builder, trust: as for `open_original_source`.
-    Raises SourceError for an original that is another model, DataError, and what opening either raises.
+    Raises SourceError for an original that is another model, UsageError for a model that writes texts, DataError, and
+    what opening either raises.
     """
     task = artifact.task()
+    if task.generation is not None:
+        raise UsageError(
+            f"the ledger follows a model that is one graph, and {artifact.name} is an encoder and a decoder. Leave out "
+            f"--ledger; the verdict compares both with the original"
+        )
     dataset = read_samples(data, task)
     source = open_original_source(original, artifact.path, builder=builder, trust=trust)
     check_original(source, original, artifact.path, artifact.manifest)

@@ -16,5 +16,6 @@ RULES: dict[Compute, PlacementRules] = {
         normalization=False,
         weight="dequantize",
         int4="blocks",
+        relu_as_max=True,
     )
 }

@@ -51,14 +51,6 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.model = model
 
-    @property
-    def cache_shape(self) -> CacheShape:
-        """Twice the decoder's layers, the heads of its self-attention, and the width of a head."""
-        config: Any = self.model.config
-        layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
-        heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
-        return 2 * layers, heads, getattr(config, "d_kv", None) or config.d_model // heads
-
     def logits(self, past_key_values: EncoderDecoderCache | None = None, **inputs: Tensor) -> Tensor:
         """The logits of the token after each of the target's, [batch, target, vocabulary]. inputs: the source and
         `decoder_input_ids`. past_key_values: of earlier tokens; without it nothing is kept for later ones."""
@@ -111,6 +103,30 @@ def make_cache(past: Tensor) -> EncoderDecoderCache:
         layer.dtype, layer.device, layer.is_initialized = past.dtype, past.device, True
         cache.layers.append(layer)
     return EncoderDecoderCache(cache, DynamicCache())
+
+
+def find_cache_shape(model: Any, start: int, origin: Path) -> CacheShape:
+    """The shape of the cache of a decoder's self-attention, from one run. start: a token.
+
+    Raises SourceError for a model that keeps something else, or other shapes in its layers.
+    """
+    ids = torch.tensor([[start, start]])
+    try:
+        with torch.inference_mode():
+            kept = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).past_key_values
+        layers = kept.self_attention_cache.layers
+        shapes = {tuple(each.shape) for layer in layers for each in (layer.keys, layer.values)}
+    except Exception as error:  # whatever code of a model makes of it
+        raise SourceError(
+            f"{origin} holds a {type(model).__name__}, which does not run with a cache as T5 and BART do: "
+            f"{type(error).__name__}, {' '.join(str(error).split())[:200]}. Try --task text-embedding for its encoder"
+        ) from error
+    if len(shapes) != 1 or len(shape := next(iter(shapes))) != 4 or shape[2] != ids.shape[1]:
+        raise SourceError(
+            f"{origin} holds a {type(model).__name__}, whose layers keep tensors of the shapes {sorted(shapes)}; "
+            f"expected [batch, heads, tokens, width] in each. Try --task text-embedding for its encoder"
+        )
+    return 2 * len(layers), shape[1], shape[3]
 
 
 def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings:

@@ -26,7 +26,7 @@ from laconic.models.embedder import (
     fill_projections,
     read_modules,
 )
-from laconic.models.encoder_decoder import EncoderDecoder, read_generation
+from laconic.models.encoder_decoder import EncoderDecoder, find_cache_shape, read_generation
 from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
@@ -281,7 +281,8 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]
-    writer = module if isinstance(module, EncoderDecoder) else None
+    generation = read_generation(model, pad_id, opened.path) if isinstance(module, EncoderDecoder) else None
+    shape = find_cache_shape(model, generation.decoder_start_token_id, opened.path) if generation else (2, 1, 1)
     return Preprocessing(
         tokenizer=tokenizer,
         max_tokens=min(limits, default=UNSTATED_LENGTH),
@@ -294,8 +295,8 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         labels=labels,
         activation=read_activation(opened.config),
         mask_id=opened.source.get("mask_id"),
-        generation=read_generation(model, pad_id, opened.path) if writer else None,
-        cache_shape=writer.cache_shape if writer else (2, 1, 1),
+        generation=generation,
+        cache_shape=shape,
     )
 
 

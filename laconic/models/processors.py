@@ -96,6 +96,11 @@ def find_mask_id(folder: Path) -> int:
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
     """Convert the older vocabulary files to a tokenizer. Raises SourceError for a folder without any."""
+    if (folder / "source.spm").is_file():
+        raise SourceError(
+            f"{folder} has a vocabulary for each of two languages (source.spm, target.spm), as Marian's translators, "
+            f"and Laconic reads one tokenizer.json for both. Make one of them, or choose another translator"
+        )
     if not any(
         (folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
     ):

@@ -118,7 +118,7 @@ def probe_module(
         try:
             with torch.inference_mode():
                 answers = call(module, {name: torch.from_numpy(array) for name, array in arrays.items()})
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
             shapes = {name: list(array.shape) for name, array in arrays.items()}
             raise SourceError(
                 f"the module does not run on inputs of the shapes {shapes}: {str(error).splitlines()[0]}. {advice}"

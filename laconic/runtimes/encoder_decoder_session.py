@@ -27,7 +27,7 @@ from laconic.tasks.decoder_tensors import (
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.token_groups import group_probabilities
 
-LOGITS = "logits"
+LOGITS, CROSS = "logits", "cross."
 NOT_SOURCE = frozenset({*TARGET_INPUTS, NEW_TOKENS})
 """The inputs of a run that the encoder does not read."""
 
@@ -39,7 +39,7 @@ def encoder_of(model: Path) -> Path:
 
 def cross_name(index: int) -> str:
     """The decoder's input for an output of the encoder."""
-    return f"cross.{index}"
+    return f"{CROSS}{index}"
 
 
 def past_name(index: int) -> str:
@@ -87,20 +87,32 @@ class EncoderDecoderSession(Session):
             raise RuntimeFailure(f"{model} is no decoder with a cache. Compress the model again")
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        source = {name: inputs[name] for name in inputs if name not in NOT_SOURCE}
+        encoded = self.encode({name: inputs[name] for name in inputs if name not in NOT_SOURCE})
+        if DECODER_INPUT_IDS in inputs:
+            logits = self.decode(encoded, inputs[DECODER_INPUT_IDS])[LOGITS]
+            filled = inputs[DECODER_ATTENTION_MASK][..., None]
+            return {PROBABILITIES: group_probabilities(logits) * filled, TOKENS: logits.argmax(axis=-1)}
+        settings = GenerationSettings.of_length(int(inputs[NEW_TOKENS])) if NEW_TOKENS in inputs else self.generation
+        if settings is None:
+            raise RuntimeFailure("nothing says how this model writes. Give it decoder_input_ids")
+        return {SEQUENCES: self._write(encoded, settings)}
+
+    def encode(self, source: Arrays) -> Arrays:
+        """What the decoder may read of a source: the source itself, and what the encoder makes of it."""
         # By order: OpenVINO may give an output another of its names.
-        encoded = {cross_name(index): array for index, array in enumerate(self.encoder.run(source).values())}
-        encoded |= source
-        rows = len(next(iter(source.values())))
-        if NEW_TOKENS in inputs:
-            return {SEQUENCES: self._write(encoded, rows, GenerationSettings.of_length(int(inputs[NEW_TOKENS])))}
-        if DECODER_INPUT_IDS not in inputs:
-            if self.generation is None:
-                raise RuntimeFailure("nothing says how this model writes. Give it decoder_input_ids")
-            return {SEQUENCES: self._write(encoded, rows, self.generation)}
-        ids, mask = inputs[DECODER_INPUT_IDS], inputs[DECODER_ATTENTION_MASK]
-        logits = self._step(encoded, ids, self._empty(len(ids)))[LOGITS]
-        return {PROBABILITIES: group_probabilities(logits) * mask[..., None], TOKENS: logits.argmax(axis=-1)}
+        results = {cross_name(index): array for index, array in enumerate(self.encoder.run(source).values())}
+        return results | source
+
+    def decode(self, encoded: Arrays, ids: Array, past: Arrays | None = None) -> Arrays:
+        """Run the decoder on the next tokens: the logits, and the keys and values of all tokens so far.
+
+        encoded: what `encode` returned. ids: [batch, tokens]. past: keys and values of earlier tokens; none where None.
+        """
+        given = {**encoded, **(self._empty(len(ids)) if past is None else past), DECODER_INPUT_IDS: ids}
+        try:
+            return self.decoder.run({each.name: given[each.name] for each in self._inputs})
+        except KeyError as error:
+            raise RuntimeFailure(f"the decoder and its encoder do not fit: {error} is missing") from None
 
     def kernels(self) -> list[Kernel]:
         return [*self.encoder.kernels(), *self.decoder.kernels()]
@@ -109,13 +121,14 @@ class EncoderDecoderSession(Session):
         self.encoder.close()
         self.decoder.close()
 
-    def _write(self, encoded: Arrays, rows: int, settings: GenerationSettings) -> Array:
-        """The answers, [batch, max_new_tokens] int64. encoded: what the decoder reads of the source."""
+    def _write(self, encoded: Arrays, settings: GenerationSettings) -> Array:
+        """The answers, [batch, max_new_tokens] int64."""
+        rows = len(next(array for name, array in encoded.items() if not name.startswith(CROSS)))
         written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
         ended = np.zeros(rows, bool)
-        past = self._empty(rows)
+        past: Arrays | None = None
         while written.shape[1] <= settings.max_new_tokens and not ended.all():
-            outputs = self._step(encoded, written[:, -1:], past)
+            outputs = self.decode(encoded, written[:, -1:], past)
             tokens = settings.choose(outputs[LOGITS][:, -1], written)
             tokens[ended] = settings.pad_token_id
             ended |= np.isin(tokens, settings.eos_token_id)
@@ -124,14 +137,6 @@ class EncoderDecoderSession(Session):
         sequences = np.full((rows, settings.max_new_tokens), settings.pad_token_id, np.int64)
         sequences[:, : written.shape[1] - 1] = written[:, 1:]
         return sequences
-
-    def _step(self, encoded: Arrays, ids: Array, past: Arrays) -> Arrays:
-        """Run the decoder on the next tokens. ids: [batch, tokens]."""
-        given = {**encoded, **past, DECODER_INPUT_IDS: ids}
-        try:
-            return self.decoder.run({each.name: given[each.name] for each in self._inputs})
-        except KeyError as error:
-            raise RuntimeFailure(f"the decoder and its encoder do not fit: {error} is missing") from None
 
     def _empty(self, rows: int) -> Arrays:
         """The keys and values of no tokens."""

@@ -59,6 +59,10 @@ def open_model(artifact: Artifact, settings: Settings, *, name: str, version: st
     )
 
 
+TOKENS_PER_WATCH = 32
+"""Tokens that a model may write in the time that any other has for a batch."""
+
+
 def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str) -> Backend:
     """Open the sessions of an artifact, one for each executor; each is checked against the golden outputs.
 
@@ -78,7 +82,14 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
         runtime=settings.runtime,
         unproven=settings.unproven,
     )
-    return WorkerPool.open(job, environments, Patience(settings.watchdog, settings.max_crashes))
+    batch_seconds = settings.watchdog * count_runs(artifact)
+    return WorkerPool.open(job, environments, Patience(settings.watchdog, settings.max_crashes, batch_seconds))
+
+
+def count_runs(artifact: Artifact) -> int:
+    """How many times the patience of other models a batch of this one gets: a decoder runs for each token."""
+    generation = artifact.task().generation
+    return 1 if generation is None else -(-generation.max_new_tokens // TOKENS_PER_WATCH)
 
 
 def plan_workers(artifact: Artifact, workers: int | None) -> list[dict[str, str]]:

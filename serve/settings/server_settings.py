@@ -48,8 +48,9 @@ class Settings(Strict):
 
     fronts: server processes that share the port and the cores.
 
-    watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch. max_crashes: of a
-    worker in a row, after which it is not started again.
+    watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch; of a model that
+    writes, so many for every 32 tokens of the longest answer. max_crashes: of a worker in a row, after which it is not
+    started again.
 
     models: a folder of artifacts that is watched. keep_versions: the newest versions of each model in it that are
     served. poll: seconds between two looks at the folder. shares: the cores of some models, by name, in place of

@@ -19,11 +19,12 @@ log = logging.getLogger("laconic.serve")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a worker may be silent. seconds: without a heartbeat, or in one batch, after which it is killed.
-    crashes: in a row after which it is not started again."""
+    """How long a worker may be silent. seconds: without a heartbeat, after which it is killed. crashes: in a row after
+    which it is not started again. batch_seconds: in one batch, after which it is killed."""
 
     seconds: float
     crashes: int
+    batch_seconds: float
 
 
 class WorkerPool:
@@ -161,7 +162,7 @@ class WorkerPool:
             if not opened.done():
                 opened.set_result(told)
             try:
-                return process.watch(self.patience.seconds)
+                return process.watch(self.patience.seconds, self.patience.batch_seconds)
             finally:
                 self._drop(process)
         finally:

@@ -94,11 +94,11 @@ class WorkerProcess:
             raise ERRORS.get(told["kind"], RuntimeFailure)(told["error"])
         return told
 
-    def watch(self, patience: float) -> str:
+    def watch(self, patience: float, batch_patience: float) -> str:
         """Wait until the process has died, and tell of what.
 
-        It is killed where it gives no heartbeat, or runs one batch, for longer than `patience` seconds. Time in which
-        this process was stopped too, as a paused container is, does not count.
+        It is killed where it gives no heartbeat for longer than `patience` seconds, or runs one batch for longer than
+        `batch_patience`. Time in which this process was stopped too, as a paused container is, does not count.
         """
         self._control.settimeout(TICK)
         beat = looked = time.monotonic()
@@ -118,9 +118,9 @@ class WorkerProcess:
             if now - beat > patience:
                 kill(self.process)
                 return f"gave no sign of life for {patience:g} s and was killed"
-            if stopped <= 0 and any(now - each.started > patience for each in self.connections):
+            if stopped <= 0 and any(now - each.started > batch_patience for each in self.connections):
                 kill(self.process)
-                return f"ran a batch for more than {patience:g} s and was killed"
+                return f"ran a batch for more than {batch_patience:g} s and was killed"
 
     def close(self) -> None:
         """End the process."""

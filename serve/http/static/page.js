@@ -248,7 +248,7 @@ function showAnswer(box, answer, sample) {
   else if (typeof answer?.mask === "string") parts.push(...showMask(answer));
   else if (boxes && sample instanceof Blob) parts.push(...showBoxes(boxes, sample));
   else if (scores) parts.push(...scores.map(showScore));
-  else if (typeof answer?.text === "string") parts.push(make("p", answer.text || "Nothing was understood."));
+  else if (typeof answer?.text === "string") parts.push(make("p", answer.text || "An empty text."));
   else {
     for (const [name, value] of Object.entries(Object(answer))) if (isVector(value)) parts.push(...showVector(name, value));
   }

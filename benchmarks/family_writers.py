@@ -1,0 +1,88 @@
+"""Families of transformers that write texts: encoder-decoders, with what is compared of them."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from family_checkpoint import IDS, SAMPLES, TRANSLATOR, WORDS, WRITER, Family, text
+from torch import Tensor
+
+from export.sources import capture_graph
+from export.split_decoder import split_decoder
+from laconic.cache import Cache
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source import CheckpointSource
+from laconic.runtimes.encoder_decoder_session import open_model
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.tasks.decoder_tensors import SEQUENCES
+
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+BART = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 3,
+}
+WRITER_FAMILIES: dict[str, Family] = {
+    "T5": text("T5", WRITER, **IDS, **T5),
+    "T5 1.1": text("T5", WRITER, **IDS, **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mT5": text("MT5", WRITER, **IDS, **T5),
+    "UMT5": text("UMT5", WRITER, **IDS, **T5),
+    "LongT5": text("LongT5", WRITER, **IDS, **T5, encoder_attention_type="local"),
+    "Switch Transformers": text("SwitchTransformers", WRITER, **IDS, **T5, num_experts=4),
+    "BART writer": text("Bart", WRITER, **IDS, **BART),
+    "mBART": text("MBart", WRITER, **IDS, **BART),
+    "Marian": text("Marian", TRANSLATOR, **IDS, **BART),
+    "PEGASUS": text("Pegasus", WRITER, **IDS, **BART),
+    "M2M-100": text("M2M100", WRITER, **IDS, **BART),
+    "Blenderbot": text("Blenderbot", WRITER, **IDS, **BART),
+    "PLBart": text("PLBart", WRITER, **IDS, **BART),
+    "LED": text("LED", WRITER, **IDS, **{key: each for key, each in BART.items() if "positions" not in key},
+        max_encoder_position_embeddings=64, max_decoder_position_embeddings=64, attention_window=16,
+    ),
+    "ProphetNet": text("ProphetNet", WRITER, **IDS, hidden_size=64, num_encoder_layers=2, num_decoder_layers=2,
+        num_encoder_attention_heads=4, num_decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        max_position_embeddings=64, decoder_start_token_id=2,
+    ),
+}  # fmt: skip
+
+
+def write_targets(path: Path) -> Path:
+    """Texts of random words, each with a shorter one to write for it."""
+    rng = np.random.default_rng(0)
+    rows = ["text,target"]
+    for _ in range(SAMPLES):
+        rows.append(",".join(" ".join(rng.choice(WORDS, rng.integers(3, most))) for most in (30, 12)))
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def compare_written(
+    family: Family, source: Path, checkpoint: Checkpoint, texts: list[str]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tokens that the captured graphs write for each text in FP32, and those of transformers' greedy search."""
+    model: Any = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    settings = checkpoint.task.generation
+    assert settings is not None
+    with TemporaryDirectory() as folder:
+        graph = capture_graph(CheckpointSource.of(checkpoint), Cache())
+        parts = Path(folder) / "model.onnx"
+        shutil.copy(graph.path, parts)
+        split_decoder(parts)
+        with open_model(parts, OnnxRuntime().open, settings) as session:
+            for value in texts:
+                tokens = tokenizer(value, return_tensors="pt", return_token_type_ids=False)
+                wanted = model.generate(**tokens, num_beams=1, do_sample=False)[0, 1:]
+                written = session.run(checkpoint.task.encode_request(value))[SEQUENCES][0]
+                yield torch.from_numpy(written[: len(wanted)]), wanted
