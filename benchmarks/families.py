@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from family_images import IMAGE_FAMILIES
+from family_maps import MAP_FAMILIES
 from family_modules import MODULES
 from family_sounds import SOUND_FAMILIES
 from family_subject import make_subject
@@ -39,7 +40,7 @@ from laconic.models.checkpoint import load_source
 from laconic.runtimes.runtime import make_runtime
 
 GROUPS: dict[str, list[str]] = {
-    "transformers": [*TEXT_FAMILIES, *WRITER_FAMILIES, *IMAGE_FAMILIES, *SOUND_FAMILIES],
+    "transformers": [*TEXT_FAMILIES, *WRITER_FAMILIES, *IMAGE_FAMILIES, *MAP_FAMILIES, *SOUND_FAMILIES],
     "timm": list(TIMM),
     "modules": list(MODULES),
 }

@@ -57,9 +57,8 @@ class Family:
         torch.manual_seed(0)
         labels = {"id2label": dict(enumerate(CLASSES)), "label2id": {name: i for i, name in enumerate(CLASSES)}}
         name = {"Gemma3": "Gemma3Text"}.get(self.config, self.config)
-        config = getattr(transformers, f"{name}Config")(
-            **self.settings, **(labels if self.head.endswith("Classification") else {})
-        )
+        answers = self.head.endswith(("Classification", "Detection", "Segmentation"))
+        config = getattr(transformers, f"{name}Config")(**self.settings, **(labels if answers else {}))
         kind = getattr(transformers, f"{self.config}{self.head}")
         model = sharpen(kind(config).eval())
         if self.writes:
@@ -127,12 +126,12 @@ def write_texts(path: Path, classes: Sequence[str]) -> Path:
     return path
 
 
-def write_images(folder: Path) -> Path:
-    """Images with edges and colours, in a folder for each class."""
+def write_images(folder: Path, *, classes: bool = True) -> Path:
+    """Images with edges and colours, in a folder for each class, or all in one."""
     rng = np.random.default_rng(0)
     for number in range(SAMPLES):
         tiles = rng.integers(0, 256, (rng.integers(2, 9), rng.integers(2, 9), 3), np.uint8)
-        path = folder / CLASSES[number % 3] / f"{number}.png"
+        path = folder / (CLASSES[number % 3] if classes else ".") / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(tiles).resize((90, 80), Image.Resampling.BICUBIC).save(path)
     return folder

@@ -13,6 +13,7 @@ import torch
 import transformers
 from family_checkpoint import CLASSES, CTC, LETTERS, Family, write_images, write_sounds, write_texts
 from family_images import IMAGE_FAMILIES
+from family_maps import MAP_FAMILIES
 from family_modules import MODULES
 from family_sounds import SOUND_FAMILIES
 from family_texts import TEXT_FAMILIES
@@ -61,7 +62,7 @@ def make_subject(group: str, name: str, folder: Path) -> Subject:
 
 def make_family(name: str, folder: Path) -> Subject:
     """A family of transformers."""
-    family = (TEXT_FAMILIES | WRITER_FAMILIES | IMAGE_FAMILIES | SOUND_FAMILIES)[name]
+    family = (TEXT_FAMILIES | WRITER_FAMILIES | IMAGE_FAMILIES | MAP_FAMILIES | SOUND_FAMILIES)[name]
     source = folder / "source"
     if not source.exists():
         family.write(source)
@@ -83,9 +84,9 @@ def make_family(name: str, folder: Path) -> Subject:
 
 
 def write_samples(family: Family, folder: Path) -> Path:
-    """Samples of the kind that a family reads; recordings without their classes where what is said is asked for."""
+    """Samples of the kind that a family reads, without their classes where it does not tell classes apart."""
     if family.reads == "images":
-        return write_images(folder / "images")
+        return write_images(folder / "images", classes=not family.head.endswith(("Detection", "Segmentation")))
     if family.reads == "sounds":
         return write_sounds(folder / "sounds", classes=family.head != CTC)
     if family.writes:

@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 from compress.prune.channel_groups import find_channel_groups
-from compress.transformer.anatomy import anatomy, iterate_configs
-from compress.transformer.blockwise import BlockwisePass
+from compress.transformer.anatomy import Site, anatomy, iterate_configs
+from compress.transformer.blockwise import BlockwisePass, find_residual
 from compress.transformer.proof import mask_units, relative_difference
 from compress.transformer.shapes import read_sizes
 from compress.transformer.surgery import keep_blocks, keep_units, update_config
@@ -266,3 +266,11 @@ def test_anatomy_needs_no_values():
     with torch.device("meta"):
         module = transformers.BertModel(transformers.BertConfig(**models.TEXT))
     assert len(anatomy(module).sites) == 2
+
+
+@pytest.mark.parametrize("kind", ["heads", "ffn"])
+def test_a_layer_may_be_read_without_being_called(kind):
+    """EVA's attention multiplies by the weight of its layer itself, so that no input of it is seen."""
+    site = Site(kind=kind, block=0, consumer="out", units=4, width=1, sources=())
+    state, y = torch.zeros(2, 3, 4), torch.ones(2, 3, 4)
+    assert torch.equal(find_residual(site, state, state + y, {"x": state, "y": y}, []), state)

@@ -571,6 +571,12 @@ def test_sources_of_no_known_kind_are_refused(tmp_path):
         load_source(tmp_path / "nothing")
     with pytest.raises(SourceError, match=r"config.json"):
         load_source(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(SourceError, match="is an artifact"):
+        load_source(tmp_path)
+    (tmp_path / "m.txt").write_text("hello")
+    with pytest.raises(SourceError, match=r"m.txt is no file of weights"):
+        load_source(tmp_path / "m.txt", builder="models:unsigned")
     (tmp_path / "m.onnx").write_bytes(b"")
     assert is_onnx(tmp_path / "m.onnx")
     with pytest.raises(SourceError, match="ONNX"):

@@ -295,7 +295,7 @@ def test_a_folder_that_makes_no_sense_is_refused(names, message, tmp_path):
 
 
 def test_a_folder_is_no_file_of_texts(tmp_path):
-    with pytest.raises(DataError, match="holds images, task 'text-embedding' reads texts"):
+    with pytest.raises(DataError, match="no file holds rows, and task 'text-embedding' reads no folders of images"):
         read(tmp_path, TEXT)
 
 
@@ -495,7 +495,7 @@ def test_a_dataset_may_lie_in_several_files_of_a_folder(tmp_path):
 def test_a_limited_drop_needs_labels_of_more_than_one_class():
     labelled = make_dataset(["a", "b", "c"], TEXT, labels=["x", "x", "x"])
     kind = type("Classes", (), {"has_class_head": True})
-    with pytest.raises(DataError, match=r"all labels of .* are x"):
+    with pytest.raises(DataError, match=r"all labels of .* are of one class"):
         check_labels(labelled, kind, 0.01)
     with pytest.raises(DataError, match="has no labels"):
         check_labels(make_dataset(["a", "b"], TEXT), kind, 0.01)

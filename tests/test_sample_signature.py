@@ -76,6 +76,17 @@ def test_an_axis_that_only_gets_shorter_alone_belongs_with_the_one_that_it_gets_
         ({"idz": np.ones((4, 6), np.int64), "mask": np.ones((4, 6), np.float32)}, "Did you mean 'ids'"),
         ({"ids": np.ones((4, 6), np.int64)}, "lack mask, which forward takes"),
         ({"ids": np.full((4, 6), 90), "mask": np.ones((4, 6), np.float32)}, "does not run on 2 of the samples"),
+        ({"ids": np.ones((4, 6), np.int64), "mask": np.float32(3)}, r"'mask' of the samples has the shape \[\]"),
+        (
+            {"ids": np.ones((0, 6), np.int64), "mask": np.ones((0, 6), np.float32)},
+            r"shape \[0, 6\], expected",
+        ),
+        (
+            {"ids": np.ones((4, 6), np.int64), "mask": np.ones((3, 6), np.float32)},
+            r"\('ids' 4, 'mask' 3",
+        ),
+        ({"ids": np.array(["a", "b"]), "mask": np.ones((2, 6), np.float32)}, "'ids' of the samples holds str"),
+        ({"ids": np.ones((4, 6)), "mask": np.ones((4, 6))}, r"ids, mask: with \.astype\('float32'\)"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused_with_what_does(arrays, message):

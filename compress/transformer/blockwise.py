@@ -167,18 +167,21 @@ def find_residual(
 ) -> Tensor:
     """The residual stream that the output of a site's consumer is added to.
 
-    state, after: hidden states before and after the block. seen: the inputs of the source and of the consumer, and its
-    output y. followers: input and output of each layer that ran after the consumer. Zeros where y is scaled or
-    normalized before it is added, or its tokens are in another order: its own values are then the target.
+    state, after: hidden states before and after the block. seen: the inputs of the source, unless it is not called, and
+    of the consumer, and its output y. followers: input and output of each layer that ran after the consumer. Zeros
+    where y is scaled or normalized before it is added, or its tokens are in another order: its own values are then the
+    target.
     """
-    y, source = seen["y"], seen["source"]
+    y = seen["y"]
     elsewhere = y.shape != (state if site.kind == "heads" else after).shape  # the windows of Swin's attention
     if elsewhere or any(read is y and written is not y for read, written in followers):
         return torch.zeros_like(y)
     if site.kind == "heads":
         return state
-    total = source + y if source.shape == y.shape else None
-    # A block that ends with a normalization of the sum (post-LN) begins its feed-forward half with the residual stream.
-    if total is not None and any(read.shape == total.shape and torch.equal(read, total) for read, _ in followers):
-        return source
+    source = seen.get("source")  # a module may read the weight of a layer without calling it, as EVA's attention does
+    if source is not None and source.shape == y.shape:
+        total = source + y
+        # A block that ends with a normalization of the sum (post-LN) begins this half with the residual stream.
+        if any(read.shape == total.shape and torch.equal(read, total) for read, _ in followers):
+            return source
     return after - y

@@ -137,6 +137,6 @@ def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[s
         # At least one for this part, and for each part to come.
         stop = min(max(round(share * len(groups)), start + 1), len(groups) - (len(sizes) - number))
         rows = [row for group in groups[start:stop] for row in group]
-        parts[name] = dataset.rows(rows, f"{dataset.name}, {name}")
+        parts[name] = dataset.rows(rows, f"{dataset.name} ({name})")
         start = stop
     return parts

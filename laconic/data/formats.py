@@ -136,7 +136,10 @@ def load_arrays(path: Path) -> dict[str, Array]:
         zlib.error,
         zipfile.BadZipFile,
     ) as error:
-        raise DataError(f"{path.name} does not read as .npz: {error}") from None
+        raise DataError(
+            f"{path.name} does not read as .npz: {error}. Write it anew with numpy.savez, arrays of numbers by the "
+            f"names of the inputs"
+        ) from None
 
 
 def check_expansion(path: Path, expanded: int) -> None:
@@ -162,7 +165,11 @@ def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, i
 def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """A folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
     kind: SampleKind = "audio" if "audio" in task.accepts else "images"
-    refuse_unless(task, kind, path)
+    if kind not in task.accepts:
+        raise DataError(
+            f"{path.name} is a folder in which no file holds rows, and task {task.name!r} reads no folders of "
+            f"{kind}. Give a .jsonl file, with {task.field!r} in each row"
+        )
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     classes = [entry for entry in entries if entry.is_dir()]
     loose = [entry for entry in entries if is_sample(entry, kind)]

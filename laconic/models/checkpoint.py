@@ -13,6 +13,7 @@ from torch import nn
 
 from laconic import registry
 from laconic.arrays import Arrays
+from laconic.artifacts.manifest import MANIFEST
 from laconic.artifacts.record import Record
 from laconic.cache import open_scratch_folder
 from laconic.errors import CorruptArtifact, LaconicError, SourceError, UsageError
@@ -233,6 +234,8 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
         refuse_foreign(folder)
+        if (folder / MANIFEST).is_file():
+            raise SourceError(f"{folder} is an artifact, for engines alone. Give the checkpoint that it was made from")
         raise SourceError(
             f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers "
             f"or timm. For a model of your own, give the file of weights and a --builder"

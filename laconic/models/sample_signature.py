@@ -38,16 +38,19 @@ def infer_inputs(module: nn.Module, samples: Arrays) -> tuple[TensorSpec, ...]:
     """The inputs that a module takes, from samples in arrays that are named as the parameters of its forward.
 
     An axis is free if the module runs with another size of it: alone, or together with the axes of other inputs that
-    have the same size, which then are one axis. Raises SourceError where the names do not fit, or the module does not
-    run on the samples in batches of other sizes.
+    have the same size, which then are one axis. Raises SourceError where the names or the counts of samples do not fit,
+    or the module does not run on the samples in batches of other sizes.
     """
     arrays = {name: array for name, array in samples.items() if name != LABEL}
     check_names(module, arrays)
+    check_rows(arrays)
     for rows in ROWS:
         if failure := run(module, take_rows(arrays, rows)):
+            double = [name for name, array in arrays.items() if array.dtype == np.float64]
+            hint = f" ({', '.join(double)}: with .astype('float32'))" if double else ""
             raise SourceError(
                 f"the module does not run on {rows} of the samples: {failure}. Save arrays with the samples "
-                f"along axis 0, as its forward takes them, or give `inputs` in the recipe"
+                f"along axis 0, as its forward takes them{hint}, or give `inputs` in the recipe"
             )
     few = take_rows(arrays, ROWS[0])
     free: dict[Axis, tuple[str, tuple[int, int]]] = {}
@@ -59,6 +62,22 @@ def infer_inputs(module: nn.Module, samples: Arrays) -> tuple[TensorSpec, ...]:
         if bounds and (not any(axis in free for axis in axes) or bounds[1] > size_of(few, axes[0])):
             free |= dict.fromkeys(axes, (f"{axes[0][0]}_{axes[0][1]}", bounds))
     return tuple(describe(name, array, free) for name, array in arrays.items())
+
+
+def check_rows(arrays: Arrays) -> None:
+    """Raise SourceError unless all arrays hold numbers, and as many samples along axis 0."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise SourceError(f"the array {name!r} of the samples holds {array.dtype.name}, expected numbers")
+        if not array.ndim or not len(array):
+            raise SourceError(
+                f"the array {name!r} of the samples has the shape {list(array.shape)}, expected the samples along "
+                f"axis 0. Save it with numpy.savez({name}=...), as many rows as there are samples"
+            )
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        held = ", ".join(f"{name!r} {count}" for name, count in counts.items())
+        raise SourceError(f"the arrays hold different counts of samples ({held}), expected one along axis 0 of each")
 
 
 def check_names(module: nn.Module, arrays: Arrays) -> None:

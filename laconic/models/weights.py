@@ -50,11 +50,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path, trust: bool) -> Any:
     if is_torchscript(path):
         raise SourceError(f"{path} is a TorchScript archive; expected a state dict. Save it with model.state_dict()")
+    if not is_pickle(path):
+        raise SourceError(
+            f"{path} is no file of weights; expected a state dict saved by torch.save, or .safetensors under that name"
+        )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if not is_pickle(path):
-            raise SourceError(f"{path} is no file of weights; expected a state dict saved by torch.save") from error
         if not trust:
             raise UntrustedSource(
                 f"{path} holds more than tensors, and loading it would execute code that it carries. Save the "
@@ -87,9 +89,10 @@ def is_program(path: Path) -> bool:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file can be a pickle of torch: a zip archive, or the old format."""
+    """Whether a file can be a pickle of torch: a zip archive, even if cut short, or the old format."""
     with path.open("rb") as file:
-        return zipfile.is_zipfile(path) or file.read(1) == b"\x80"
+        start = file.read(2)
+    return zipfile.is_zipfile(path) or start == b"PK" or start[:1] == b"\x80"
 
 
 def _archive_names(path: Path) -> list[str]:

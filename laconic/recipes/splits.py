@@ -98,7 +98,7 @@ def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None
     classes = {str(label) for label in judge.labels or ()}
     if max_drop is not None and task.has_class_head and len(classes) == 1 and len(judge) > 1:
         raise DataError(
-            f"all labels of {judge.name} are {classes.pop()}: a model that answers nothing else would be right. Give "
+            f"all labels of {judge.name} are of one class: a model that answers nothing else would be right. Give "
             f"samples of at least two classes, or leave out max_drop"
         )
 
