@@ -29,8 +29,8 @@ CALIBRATE = 300
 """Texts that the other tools calibrate with."""
 FFN, HEADS = 0.5, 0.67
 """The shares of feed-forward units and of heads that Torch-Pruning leaves: those of the recipe `text-embedding`."""
-TIMED = {(1, 128), (8, 128), (32, 128)}
-"""Rows and tokens of the batches that are timed."""
+TIMED = {(1, 128), (8, 128), (32, 128), (1, 3, 224, 224), (8, 3, 224, 224)}
+"""Shapes of the batches that are timed: rows and tokens, or images."""
 
 Way = tuple[str, Session, int]
 """A name, what answers, and its size in bytes."""
@@ -57,9 +57,9 @@ def peers(graph: Path, original: Checkpoint, data: Path, folder: Path, stack: Ex
             yield f"NNCF, INT8 (OpenVINO, {compute})", stack.enter_context(engine), path.stat().st_size
     half = copy.deepcopy(original.module).bfloat16()
     modules = {
-        "torch eager, BF16": Float32Outputs(half),
+        "torch eager, BF16": InBfloat16(half),
         "torch.compile, FP32": Compiled(original.module),
-        "torch.compile, BF16": Float32Outputs(Compiled(half)),
+        "torch.compile, BF16": InBfloat16(Compiled(half)),
         "Torch-Pruning alone (torch eager)": pruned(original.module, task),
     }
     for name, module in modules.items():
@@ -67,8 +67,8 @@ def peers(graph: Path, original: Checkpoint, data: Path, folder: Path, stack: Ex
         yield name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
 
 
-class Float32Outputs(nn.Module):
-    """A module that computes in another precision, with outputs in float32."""
+class InBfloat16(nn.Module):
+    """A module that computes in BF16, with inputs and outputs in float32."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -76,12 +76,12 @@ class Float32Outputs(nn.Module):
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         """The outputs by name, float32."""
-        found = self.module(*inputs)
+        found = self.module(*(each.bfloat16() if each.is_floating_point() else each for each in inputs))
         return {name: each.float() for name, each in (found if isinstance(found, dict) else {"output": found}).items()}
 
 
 class Compiled(nn.Module):
-    """A module compiled for each shape of the timed length, and once for all others.
+    """A module compiled for each shape that is timed, and once for all others.
 
     With the weights frozen, which is the compiler's best setting for inference on a processor. One compilation for
     every shape is up to 7 % slower on the timed shapes.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from export.build import EngineOption, PlanEvaluator, check_supported
-from export.candidates import EngineCandidate, find_plan, pair_ladders
+from export.candidates import EngineCandidate, find_plan, pair_float_graph, pair_ladders
 from export.job import Job
 from laconic.arrays import Array
 from laconic.artifacts.manifest import MODEL
@@ -36,28 +36,51 @@ class CandidateBuilder:
         """For each engine option, build the first plan that meets the goal, and audit its kernels.
 
         An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
-        engine is left, its error is raised. So it is if no engine has kernels for the smallest plan.
+        engine is left, not even for the float graph, its error is raised. So it is if no engine has kernels for the
+        smallest plan.
         """
         check_supported(self.evaluator.graph, ladder.rungs[0][0], options)
-        built: dict[str, EngineCandidate] = {}
-        refused: list[LaconicError] = []
-        with self.job.steps.step("build the candidates") as step:
-            one = [(ladder, options[0])]
-            pairs = one if self.job.recipe.engine_only else list(pair_ladders(ladder, options))
-            for number, (plans, option) in enumerate(pairs):
-                if option.reference and any(each.met for each in built.values()):
-                    break  # nothing is timed, so the first that meets the goal is the one
-                try:
-                    candidate = self.audit(self.build(plans, option, f"candidate-{number}", step))
-                    built.setdefault(candidate.name, candidate)
-                except (RuntimeFailure, UnsupportedPrecision) as error:
-                    refused.append(error)
-            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
+        pairs = [(ladder, options[0])] if self.job.recipe.engine_only else list(pair_ladders(ladder, options))
+        built, refused = self._build_pairs(pairs, "candidate")
+        built = built or self.build_float_graph(ladder, options)
         if not built:
             raise refused[0]
         for reason in refused:
             self.job.steps.warn(str(reason))
-        return list(built.values())
+        return built
+
+    def build_float_graph(self, ladder: PrecisionLadder, options: Sequence[EngineOption]) -> list[EngineCandidate]:
+        """Build the float graph for the engines that may take it in place of INT8 (`pair_float_graph`), as `build_all`;
+        for none where there are none."""
+        pairs = self.list_float_pairs(ladder, options)
+        built, refused = self._build_pairs(pairs, "float") if pairs else ([], [])
+        for reason in refused:
+            self.job.steps.warn(str(reason))
+        return built
+
+    def list_float_pairs(
+        self, ladder: PrecisionLadder, options: Sequence[EngineOption]
+    ) -> list[tuple[PrecisionLadder, EngineOption]]:
+        """The float graph with the engines that may take it; none where the recipe names the engine."""
+        return [] if self.job.recipe.engine_only else list(pair_float_graph(ladder, options))
+
+    def _build_pairs(
+        self, pairs: Sequence[tuple[PrecisionLadder, EngineOption]], name: str
+    ) -> tuple[list[EngineCandidate], list[LaconicError]]:
+        """The candidates, and the errors of the engines that are left out. name: of their folders, before a number."""
+        built: dict[str, EngineCandidate] = {}
+        refused: list[LaconicError] = []
+        with self.job.steps.step("build the candidates") as step:
+            for number, (plans, option) in enumerate(pairs):
+                if option.reference and any(each.met for each in built.values()):
+                    break  # nothing is timed, so the first that meets the goal is the one
+                try:
+                    candidate = self.audit(self.build(plans, option, f"{name}-{number}", step))
+                    built.setdefault(candidate.name, candidate)
+                except (RuntimeFailure, UnsupportedPrecision) as error:
+                    refused.append(error)
+            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
+        return list(built.values()), refused
 
     def build(self, ladder: PrecisionLadder, option: EngineOption, name: str, step: Step) -> EngineCandidate:
         """Build the first plan that meets the goal with one engine option, and that its engine runs as written.

@@ -66,6 +66,11 @@ class EngineCandidate:
         """Whether nothing was quantized."""
         return set(self.plan.precision.values()) <= {"float32"}
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether it meets the goal, is smaller than the float graph, and no slower than the original."""
+        return self.met and not self.is_plain and self.speedup >= 1
+
 
 def pair_ladders(
     ladder: PrecisionLadder, options: Sequence[EngineOption]
@@ -74,17 +79,30 @@ def pair_ladders(
 
     On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
     in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its
-    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). Last comes the float graph, the way
-    back where a model is so small that INT8 costs more than it saves. Both are ways round arithmetic in INT8: where the
-    recipe asks for weights alone, every candidate has as many of them in as few bits as the goal allows.
+    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). That is a way round arithmetic in
+    INT8: where the recipe asks for weights alone, every candidate has as many of them in as few bits as the goal
+    allows.
     """
-    choice = len(ladder.rungs) > 1 and bool(INTEGER & set(ladder.rungs[0][0].precision.values()))
     tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))
-    on_cpu = [option for option in options if not option.on_gpu]
-    yield from ((tops, option) for option in on_cpu if choice and option.compute == "bfloat16")
+    choice = has_choice(ladder)
+    yield from ((tops, option) for option in options if choice and not option.on_gpu and option.compute == "bfloat16")
     yield from ((ladder, option) for option in options)
+
+
+def pair_float_graph(
+    ladder: PrecisionLadder, options: Sequence[EngineOption]
+) -> Iterator[tuple[PrecisionLadder, EngineOption]]:
+    """Yield each engine option of the CPU with the float graph: the way back where a model is so small that INT8 costs
+    more than it saves, which is known only when the smaller candidates were timed."""
     last = PrecisionLadder.of(ladder.rungs[-1][-1])
-    yield from ((last, option) for option in on_cpu if choice and option.compute == "float32")
+    yield from (
+        (last, option) for option in options if has_choice(ladder) and not option.on_gpu and option.compute == "float32"
+    )
+
+
+def has_choice(ladder: PrecisionLadder) -> bool:
+    """Whether there is a way round arithmetic in INT8."""
+    return len(ladder.rungs) > 1 and bool(INTEGER & set(ladder.rungs[0][0].precision.values()))
 
 
 def find_plan(
@@ -170,8 +188,7 @@ def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
     meeting = [candidate for candidate in candidates if candidate.met]
     if not meeting:
         return max(candidates, key=lambda candidate: float(candidate.fidelity.mean()))
-    quick = [candidate for candidate in meeting if not candidate.is_plain and candidate.speedup >= 1]
-    best, *others = quick or meeting
+    best, *others = [candidate for candidate in meeting if candidate.is_quick] or meeting
     for candidate in others:
         better = candidate.fidelity.mean() > best.fidelity.mean()
         if candidate.speedup > best.speedup * (FAITHFUL_ADVANTAGE if better else ADVANTAGE):

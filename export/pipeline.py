@@ -115,7 +115,13 @@ class EngineBuild:
         )
         built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start
-        candidates = self.race(built, graph)
+        candidates = built
+        if len(built) > 1 or builder.list_float_pairs(ladder, options):
+            candidates = self.race(built, graph)
+        if not any(each.is_quick for each in candidates):
+            named = {each.name for each in built}
+            plain = [each for each in builder.build_float_graph(ladder, options) if each.name not in named]
+            candidates = self.race([*built, *plain], graph) if plain else candidates
         chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
         for name, stage in plan_stages:
             if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
@@ -191,11 +197,11 @@ class EngineBuild:
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
 
     def race(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
-        """Return the candidates with their speed-ups, timed if there is more than one and their engines are here.
+        """Return the candidates with their speed-ups, timed if their engines are here.
 
         Timings are cached, so that the same run chooses the same candidate on the same machine.
         """
-        if len(candidates) == 1 or any(each.option.reference for each in candidates):
+        if any(each.option.reference for each in candidates):
             return candidates
         key = hash_of(
             "raced",

@@ -60,6 +60,7 @@ RUNTIMES = {
     "onnxruntime-cuda": "laconic.runtimes.onnxruntime_cuda:OnnxRuntimeCuda",
     "tensorrt": "laconic.runtimes.tensorrt:TensorRt",
     "torch": "laconic.runtimes.torch_engine:Torch",
+    "torch-cuda": "laconic.runtimes.torch_cuda:TorchCuda",
     "fake": "laconic.runtimes.fake:Fake",
 }
 
@@ -123,6 +124,7 @@ PLACEMENTS = {
     "onnxruntime-cuda": "export.placements.onnxruntime_gpu:RULES",
     "tensorrt": "export.placements.tensorrt_gpu:RULES",
     "torch": "export.placements.torch_cpu:RULES",
+    "torch-cuda": "export.placements.torch_gpu:RULES",
 }
 
 FORMATS = {
@@ -196,7 +198,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """The engines of each target, in order of preference."""
 
-ENGINES_ON_REQUEST: dict[str, tuple[str, ...]] = {"cpu": ("torch",)}
+ENGINES_ON_REQUEST: dict[str, tuple[str, ...]] = {
+    "cpu": ("torch",),
+    "cuda": ("torch-cuda",),
+    "tensorrt": ("torch-cuda",),
+}
 """Further engines of a target, tried only where they are named (`runtimes`, `engine_only`): what compiles for minutes
 would be most of a run's time."""
 

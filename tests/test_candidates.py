@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export.build import EngineOption
-from export.candidates import EngineCandidate, choose_fastest, describe_unmet, find_plan, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, describe_unmet, find_plan, pair_float_graph, pair_ladders
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Tolerance
@@ -119,13 +119,14 @@ def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first()
     low, lifted, last = (Plan({"layer": precision}) for precision in ("int8", "int8-weight", "float32"))
     ladder = PrecisionLadder(((low, lifted), (last,)))
     found = list(pair_ladders(ladder, options))
-    assert found[1:3] == [(ladder, option) for option in options]
-    assert [(each.rungs, option.compute) for each, option in (found[0], found[3])] == [
-        (((lifted,), (last,)), "bfloat16"),
-        (((last,),), "float32"),
+    assert found[1:] == [(ladder, option) for option in options]
+    assert (found[0][0].rungs, found[0][1].compute) == (((lifted,), (last,)), "bfloat16")
+    assert [(each.rungs, option.compute) for each, option in pair_float_graph(ladder, options)] == [
+        (((last,),), "float32")
     ]
     only = PrecisionLadder.of(low)
     assert list(pair_ladders(only, options)) == [(only, option) for option in options], "there is no choice"
+    assert list(pair_float_graph(only, options)) == []
 
 
 def test_weights_alone_in_fewer_bits_leave_no_way_round_them():
@@ -133,6 +134,7 @@ def test_weights_alone_in_fewer_bits_leave_no_way_round_them():
     ladder = PrecisionLadder(((low, lifted), (last,)))
     options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
     assert list(pair_ladders(ladder, options)) == [(ladder, option) for option in options]
+    assert list(pair_float_graph(ladder, options)) == []
 
 
 def test_bits_that_were_asked_for_and_not_reached_are_reported():

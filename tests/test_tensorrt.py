@@ -67,9 +67,9 @@ def test_the_names_of_axes_are_read_from_the_file(tmp_path):
         [numpy_helper.from_array(np.zeros(2, np.float32), "w")],
     )
     assert read_inputs(save(helper.make_model(graph), tmp_path / "model.onnx")) == [
-        GraphInput("ids", ("batch", "seq")),
-        GraphInput("image", ("image.0", 3, "h", 224)),
-        GraphInput("scalar", ()),
+        GraphInput("ids", ("batch", "seq"), TensorProto.INT64),
+        GraphInput("image", ("image.0", 3, "h", 224), TensorProto.FLOAT),
+        GraphInput("scalar", (), TensorProto.FLOAT),
     ]
 
 
@@ -514,7 +514,7 @@ def test_the_extra_asks_for_the_version_whose_interface_was_checked():
 def test_without_tensorrt_the_extra_is_named():
     with pytest.raises(MissingPackage, match=r"pip install 'laconic\[tensorrt\]'"):
         make_runtime("tensorrt")
-    assert registry.missing_package("cuda.bindings").args[0].endswith("pip install 'laconic[tensorrt]'")
+    assert registry.missing_package("cuda.bindings").args[0].endswith("pip install 'laconic[gpu]'")
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import torch._inductor.config as inductor
 from onnx import TensorProto, helper, numpy_helper
 
 from export.build import EngineOption
@@ -18,9 +19,11 @@ from laconic.quantization.plan import Plan
 from laconic.recipes.recipe import Recipe
 from laconic.registry import ENGINES_ON_REQUEST, TARGETS, resolve
 from laconic.runtimes.fallbacks import find_reason
+from laconic.runtimes.inductor_kernels import find_kernels, parse_calls
 from laconic.runtimes.onnx_graph import read_graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.torch_engine import BF16, Torch
+from laconic.runtimes.runtime import Kernel
+from laconic.runtimes.torch_engine import BF16, FROZEN, Torch
 
 MODELS = ["bert", "gpt2", "residual", "mobilenet", "tied"]
 
@@ -77,20 +80,70 @@ def test_products_in_bf16_stay_within_its_precision(name, shared):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, within its compiler
-def test_one_compiled_program_serves_all_sizes(shared, tmp_path):
+def test_what_is_compiled_at_opening_serves_all_sizes_and_tells_its_kernels(shared, tmp_path):
     checkpoint, graph = captured.open_captured(shared, "tied")
     model = tmp_path / "model.onnx"
     EngineOption("torch", "float32").build(graph, Plan({layer.node: "int8" for layer in graph.layers}), model)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with Torch().open(model) as session, OnnxRuntime().open(model, optimize=False) as reference:
-        for rows in (2, 5, 7, 3):
+        compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        for rows in (2, 5, 7, 3, 1):
             given = captured.inputs(checkpoint, rows, 2 * rows, rows)
             expected, found = reference.run(given), session.run(given)
             for name, array in expected.items():
                 assert np.abs(found[name] - array).max() < 1e-5 * np.abs(array).max()
         counters = torch._dynamo.utils.counters["stats"]
-        assert counters["unique_graphs"] == 1
+        assert counters["unique_graphs"] == 2, "for one row, and for several; both were compiled when it was opened"
+        assert compiled == counters["unique_graphs"]
+        assert {kernel.kind for kernel in session.kernels()} <= {"mkldnn._linear_pointwise", "mkl._mkl_linear", "bmm"}
+        assert {kernel.precision for kernel in session.kernels()} == {"float32"}
+
+
+PROGRAM = """
+_frozen_param6 = None  # device(type='cpu') torch.bfloat16 (16, 3, 3, 3) (27, 1, 9, 3) 7f20
+buf0 = empty_strided_cpu((s3, 8), (8, 1), torch.bfloat16)
+# Topologically Sorted Source Nodes: [to, relu], Original ATen: [aten._to_copy, aten.relu]
+buf1 = torch.ops.mkldnn._convolution_pointwise.default(buf0, _frozen_param6, None, [1, 1])
+assert_size_stride(buf1, (3, 4), (4, 1), 'torch.ops.mkldnn._convolution_pointwise.default')
+buf2 = empty_strided_cuda((s3, 8), (8, 1), torch.float16)
+# Topologically Sorted Source Nodes: [linear, to_2, linear_1], Original ATen: [aten.addmm]
+triton_tem_fused_addmm_3.run(buf2, arg1_1, stream=stream0)
+# Topologically Sorted Source Nodes: [multiply], Original ATen: [aten.bmm]
+extern_kernels.bmm(reinterpret_tensor(buf7, (4, 8), (8, 1), 0), buf2, out=buf9)
+cpp_fused_clone_1(buf9)
+"""
+
+
+def test_the_kernels_of_a_compiled_program_are_found_by_name_and_else_by_order():
+    calls = parse_calls(PROGRAM)
+    assert [(call.name, call.kind, call.dtype) for call in calls] == [
+        ("mkldnn._convolution_pointwise", "convolution", "bfloat16"),
+        ("triton_tem_fused_addmm_3", "linear", "float16"),
+        ("bmm", "matmul", "float16"),
+    ]
+    asked = [
+        Kernel("a", "linear", "float32"),
+        Kernel("b", "linear", "float32"),
+        Kernel("c", "convolution", "float32"),
+        Kernel("d", "matmul", "float32"),
+    ]
+    found = find_kernels(asked, ["linear", "linear_1", "convolution", "multiply"], PROGRAM)
+    assert found == [
+        asked[0],
+        Kernel("b", "triton_tem_fused_addmm_3", "float16"),
+        Kernel("c", "mkldnn._convolution_pointwise", "bfloat16"),
+        Kernel("d", "bmm", "float16"),
+    ]
+
+
+def test_weights_are_frozen_while_any_run_is_compiled_and_not_after():
+    assert not inductor.freezing
+    with FROZEN.hold():
+        with FROZEN.hold():
+            assert inductor.freezing
+        assert inductor.freezing
+    assert not inductor.freezing
 
 
 def make_model(nodes, weights=()):
@@ -173,7 +226,7 @@ def test_without_a_compiler_the_engine_says_what_to_install(shared, monkeypatch)
 
 def test_it_is_tried_only_where_it_is_named():
     assert "torch" in ENGINES_ON_REQUEST["cpu"]
-    assert all("torch" not in engines for engines in TARGETS.values())
+    assert all({"torch", "torch-cuda"}.isdisjoint(engines) for engines in TARGETS.values())
     assert Recipe.default("m", engine_only="torch").engines == ("torch",)
     assert Recipe.default("m", runtimes=["openvino", "torch"]).engines == ("openvino", "torch")
     with pytest.raises(RecipeError, match="'torch' is not an engine of target 'cuda'"):

@@ -47,11 +47,14 @@ class ReplayCache(Generic[Replay]):
         return runs >= self.after
 
     def put(self, key: Hashable, replay: Replay) -> list[Replay]:
-        """Keep a replay. Returns those that must be released for it."""
+        """Keep a replay. Returns those that must be released for it; their shapes are counted from the start again, so
+        that shapes beyond the capacity are not captured at every run."""
         released = [self._replays.pop(key)] if key in self._replays else []
         self._replays[key] = replay
         while len(self._replays) > self.capacity:
-            released.append(self._replays.popitem(last=False)[1])
+            displaced, old = self._replays.popitem(last=False)
+            self._runs.pop(displaced, None)
+            released.append(old)
         return released
 
     def clear(self) -> list[Replay]:

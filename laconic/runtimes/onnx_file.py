@@ -14,7 +14,7 @@ GRAPH, PROPERTY = 7, 14
 NODE, INITIALIZER, GRAPH_INPUT = 1, 5, 11
 INPUT, NAME, KIND = 1, 3, 4
 DIMS, DTYPE, TENSOR_NAME, RAW_DATA, EXTERNAL_DATA = 1, 2, 8, 9, 13
-VALUE_NAME, VALUE_TYPE, TENSOR_TYPE, SHAPE, AXIS, AXIS_SIZE, AXIS_NAME = 1, 2, 1, 2, 1, 1, 2
+VALUE_NAME, VALUE_TYPE, TENSOR_TYPE, ELEMENT, SHAPE, AXIS, AXIS_SIZE, AXIS_NAME = 1, 2, 1, 1, 2, 1, 1, 2
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 FIXED = {1: 8, 5: 4}
 """Bytes of the wire types of fixed size."""
@@ -35,10 +35,12 @@ class Node:
 
 @dataclass(frozen=True)
 class GraphInput:
-    """An input of an ONNX graph. shape: an integer for a fixed axis, a name for a dynamic one."""
+    """An input of an ONNX graph. shape: an integer for a fixed axis, a name for a dynamic one. element: the number of
+    its type in onnx.proto; 0 where it is not told."""
 
     name: str
     shape: tuple[int | str, ...]
+    element: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,13 @@ def parse_input(message: bytes) -> GraphInput:
     """Parse an input of a graph."""
     found = {number: content for number, _, content in parse_fields(message)}
     name = found[VALUE_NAME].decode()
-    content = found.get(VALUE_TYPE, b"")
+    content, element = found.get(VALUE_TYPE, b""), 0
     for field in (TENSOR_TYPE, SHAPE):
-        content = {number: inner for number, _, inner in parse_fields(content)}.get(field, b"")
+        fields = list(parse_fields(content))
+        element = next((value for number, value, _ in fields if number == ELEMENT), 0)
+        content = {number: inner for number, _, inner in fields}.get(field, b"")
     axes = [inner for number, _, inner in parse_fields(content) if number == AXIS]
-    return GraphInput(name, tuple(parse_axis(axis, f"{name}.{place}") for place, axis in enumerate(axes)))
+    return GraphInput(name, tuple(parse_axis(axis, f"{name}.{place}") for place, axis in enumerate(axes)), element)
 
 
 def parse_axis(message: bytes, unnamed: str) -> int | str:

@@ -40,7 +40,8 @@ ELEMENTS: dict[int, type[np.generic]] = {
     10: np.float16,
     11: np.float64,
 }
-"""Types of elements by their number in onnx.proto; those that numpy lacks are not read."""
+"""Types of elements by their number in onnx.proto; of those that numpy lacks BF16 alone is read, as FP32."""
+BFLOAT16 = 16
 
 Attribute = int | float | str | tuple[int, ...] | tuple[float, ...] | Array
 
@@ -59,12 +60,16 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """The main graph of a file: its nodes in the order in which they run, and the arrays of its initializers."""
+    """The main graph of a file: its nodes in the order in which they run, and the arrays of its initializers.
+
+    bfloat16: the initializers in BF16, whose arrays are in FP32.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[GraphNode, ...]
     weights: Arrays
+    bfloat16: frozenset[str] = frozenset()
 
 
 def read_graph(path: Path) -> OnnxGraph:
@@ -83,6 +88,7 @@ def read_graph(path: Path) -> OnnxGraph:
             tuple(parse_name(content) for content in parts[GRAPH_OUTPUT]),
             tuple(parse_graph_node(content, path.parent) for content in parts[NODE]),
             weights,
+            frozenset(each.name for each in map(parse_weight, parts[INITIALIZER]) if each.dtype == "bfloat16"),
         )
 
     return parse_graph(path, parse)
@@ -139,9 +145,9 @@ def parse_array(message: bytes, folder: Path) -> tuple[str, Array]:
     weight = parse_weight(message)
     fields = list(parse_fields(message))
     element = next((value for number, value, _ in fields if number == TENSOR_DTYPE), 0)
-    if element not in ELEMENTS:
+    if element not in ELEMENTS and element != BFLOAT16:
         raise ValueError(f"{weight.name} has elements of ONNX's type {element}, which is not read here")
-    dtype, count = np.dtype(ELEMENTS[element]), math.prod(weight.shape)
+    dtype, count = np.dtype(ELEMENTS.get(element, np.uint16)), math.prod(weight.shape)
     if weight.file:
         path = (folder / weight.file).resolve()
         if not path.is_relative_to(folder.resolve()) or not path.is_file():
@@ -155,6 +161,8 @@ def parse_array(message: bytes, folder: Path) -> tuple[str, Array]:
         found = read_typed(fields).astype(dtype)
     if found.size != count:
         raise ValueError(f"{weight.name} has {found.size} elements, expected {count}")
+    if element == BFLOAT16:  # the upper half of FP32
+        found = (found.astype(np.uint32) << 16).view(np.float32)
     return weight.name, found.reshape(weight.shape)
 
 

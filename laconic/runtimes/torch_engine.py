@@ -3,21 +3,28 @@
 What is compiled is kept in the cache folder, as machine code that this engine wrote there; an artifact brings none.
 """
 
+import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hardware import this_machine
 from laconic.hashing import hash_of
-from laconic.runtimes.onnx_file import GraphInput, read_inputs
-from laconic.runtimes.onnx_graph import read_graph
+from laconic.runtimes.engine_spec import AXIS_BOUNDS, read_axis_bounds
+from laconic.runtimes.onnx_file import GraphInput, read_inputs, read_properties
+from laconic.runtimes.onnx_graph import ELEMENTS, read_graph
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.runtimes.torch_graph import GraphTranslator
+from laconic.tensor import BATCH
 
 # By default the compiler keeps its results in the shared folder for temporary files, where others may write. It finds
 # them by the graph, and not by the processor's instructions (torch 2.13): a program for AVX-512 that was found by a
@@ -28,8 +35,13 @@ os.environ.setdefault(
 )
 
 import torch
+import torch._inductor.config as inductor
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from laconic.runtimes.inductor_kernels import find_kernels, record_programs
+
+log = logging.getLogger("laconic.torch")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BF16 = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 """Features of processors that multiply in BF16; without one it is several times slower than FP32."""
 COMPILERS = ("g++", "clang++")
@@ -37,20 +49,96 @@ SHAPES = 64
 """Programs of one model, for shapes that no earlier program fits. Beyond, torch warns, and does not compile a run."""
 
 
-class GraphProgram:
-    """A translated graph with its compiled program, which several sessions may run at a time."""
+ROWS = (1, 2)
+"""Batch sizes that are compiled when a model is opened: a program for one row, and one for any other number."""
+LENGTHS = (AXIS_BOUNDS.usual, 16)
+"""Sizes of other dynamic axes with which a model is compiled, the first that it takes."""
 
-    def __init__(self, model: Path, compute: Compute, *, compiled: bool) -> None:
-        translator = GraphTranslator(read_graph(model), DTYPES[compute])
-        self.module = translator.translate()
+
+class FrozenWeights:
+    """While a run is within it, weights are constants for the compiler, which packs them for the processor.
+
+    The compiler's option `freezing` does not do (torch 2.13): the weights are told from inputs before options hold.
+    Set for the process, it would also freeze the weights of models that are being trained.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs = 0
+        self._before = False
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Freeze the weights of what is compiled in the body."""
+        with self._lock:
+            self._runs += 1
+            if self._runs == 1:
+                self._before, inductor.freezing = inductor.freezing, True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    inductor.freezing = self._before
+
+
+FROZEN = FrozenWeights()
+
+
+class GraphProgram:
+    """A translated graph with its compiled program, which several sessions may run at a time.
+
+    typed: whether the graph says the type of each tensor itself. kernels: of its products, as they were asked for until
+    `compile` has read those that run.
+    """
+
+    def __init__(self, model: Path, compute: Compute, *, typed: bool = False) -> None:
+        self._translator = GraphTranslator(read_graph(model), DTYPES[compute], typed=typed)
+        self.module = self._translator.translate()
         self.inputs: Sequence[GraphInput] = read_inputs(model)
-        self.outputs = translator.graph.outputs
-        self.kernels: Sequence[Kernel] = translator.kernels
-        # One program for all sizes of the dynamic axes, but for size 1, which gets one of its own. Constants, and with
-        # them the packing of weights, are evaluated when it is compiled.
-        self.run: Any = self.module
-        if compiled:
-            self.run = torch.compile(self.module, dynamic=True, options={"freezing": True})
+        self.outputs = self._translator.graph.outputs
+        self.kernels: Sequence[Kernel] = self._translator.kernels
+        self._bounds = read_axis_bounds(read_properties(model), self.inputs)
+        self._program: Any = self.module
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The outputs, in order."""
+        with (
+            torch.inference_mode(),
+            FROZEN.hold(),
+            torch.compiler.config.patch(recompile_limit=SHAPES),  # type: ignore[attr-defined]
+        ):
+            found: Sequence[torch.Tensor] = self._program(*tensors)
+        return found
+
+    def compile(self, device: str = "cpu") -> None:
+        """Compile for one row and for several, so that the first request need not wait, and read the kernels.
+
+        One program serves all sizes of the dynamic axes, but for size 1, which gets one of its own. A model that takes
+        none of the sizes that are tried is compiled by its first run.
+        """
+        self._program = torch.compile(self.module, dynamic=True)
+        for length in LENGTHS:
+            try:
+                for rows in ROWS:
+                    with record_programs() as programs:
+                        self.run([torch.from_numpy(each).to(device) for each in self.make_example(rows, length)])
+                    for program in programs:
+                        self.kernels = find_kernels(self._translator.kernels, self._translator.names, program)
+                return
+            except Exception as error:  # the compiler's exceptions share no base class
+                log.debug("not compiled for axes of size %d: %s", length, first_line(error))
+
+    def make_example(self, rows: int, length: int) -> list[Array]:
+        """Inputs of ones. length: of a dynamic axis for which the graph has no bounds."""
+
+        def size(axis: int | str) -> int:
+            if isinstance(axis, int):
+                return axis
+            return rows if axis == BATCH else self._bounds[axis].usual if axis in self._bounds else length
+
+        return [np.ones([size(axis) for axis in each.shape], ELEMENTS[each.element]) for each in self.inputs]
 
 
 class GraphProgramSession(Session):
@@ -66,8 +154,7 @@ class GraphProgramSession(Session):
         try:
             check_inputs(self._program.inputs, inputs)
             tensors = [torch.tensor(inputs[each.name]) for each in self._program.inputs]
-            with torch.inference_mode(), torch.compiler.config.patch(recompile_limit=SHAPES):  # type: ignore[attr-defined]
-                answers = self._program.run(*tensors)
+            answers = self._program.run(tensors)
         except LaconicError:
             raise
         except Exception as error:  # the compiler's exceptions share no base class
@@ -84,8 +171,7 @@ class GraphProgramSession(Session):
 
 
 class Torch(Runtime):
-    """PyTorch on the CPU, by torch.compile. The first run with one row, and the first with several, wait for the
-    compiler: about a minute each for MiniLM, or some seconds where the cache has the result."""
+    """PyTorch on the CPU, by torch.compile. Opening a model waits for the compiler: for one row, and for several."""
 
     name = "torch"
     package = "torch"
@@ -107,18 +193,24 @@ class Torch(Runtime):
                 "torch compiles a model with a C++ compiler, and found none. Install g++, or try another engine "
                 "(--runtime)"
             )
-        program = self._load(model, compute, compiled=True)
+        program = self._load(model, compute)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)  # the compiler's choices depend on it
+        try:
+            program.compile()
+        finally:
+            torch.set_num_threads(before)
         return [GraphProgramSession(program, threads) for _ in range(count)]
 
     def open_for_trial(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> GraphProgramSession:
         # The same operators and INT8 kernels, not fused.
-        return GraphProgramSession(self._load(model, compute, compiled=False), threads)
+        return GraphProgramSession(self._load(model, compute), threads)
 
-    def _load(self, model: Path, compute: Compute, *, compiled: bool) -> GraphProgram:
+    def _load(self, model: Path, compute: Compute) -> GraphProgram:
         # On a processor without BF16 the model computes in FP32, which is never less exact than what was validated.
         compute = compute if compute in self.computes() else "float32"
         try:
-            return GraphProgram(model, compute, compiled=compiled)
+            return GraphProgram(model, compute)
         except (OSError, ValueError) as error:
             raise RuntimeFailure(f"torch refused {model}: {error}") from error
 

@@ -43,17 +43,26 @@ NUMBERS = 64
 
 
 class GraphTranslator:
-    """Translates one graph. compute: the type that products and convolutions are computed in."""
+    """Translates one graph.
 
-    def __init__(self, graph: OnnxGraph, compute: torch.dtype) -> None:
+    compute: the type that products and convolutions are computed in. typed: whether the graph says the type of each
+    tensor, so that nothing is cast beside what it casts. kernels: the products, as they are asked for; names: of the
+    node of each in the module's program.
+    """
+
+    def __init__(self, graph: OnnxGraph, compute: torch.dtype, *, typed: bool = False) -> None:
         self.graph = graph
         self.compute = compute
+        self.typed = typed
         self.program = fx.Graph()
         self.module = nn.Module()
-        self.values: dict[str, Any] = {name: to_constant(array) for name, array in graph.weights.items()}
+        self.values: dict[str, Any] = {
+            name: to_constant(array, bfloat16=name in graph.bfloat16) for name, array in graph.weights.items()
+        }
         self.producers = {name: node for node in graph.nodes for name in node.outputs}
         self.readers = Counter(name for node in graph.nodes for name in node.inputs) + Counter(graph.outputs)
         self.kernels: list[Kernel] = []
+        self.names: list[str] = []
 
     def translate(self) -> fx.GraphModule:
         """The module: takes the graph's inputs in order, and returns a tuple of its outputs. Raises RuntimeFailure for
@@ -117,14 +126,15 @@ class GraphTranslator:
         if node.kind == "Gemm" or isinstance(weight, fx.Node) or weight.ndim != 2 or not weight.is_floating_point():
             if node.kind == "Gemm":
                 raise NotImplementedError("a Gemm")
-            found = self._call(multiply, *(self.values[name] for name in (left, right)), dtype=self.compute)
+            dtype = None if self.typed else self.compute
+            found = self._call(multiply, *(self.values[name] for name in (left, right)), dtype=dtype)
             self._keep(node, found)
-            self._report(node, "matmul")
+            self._report(node, "matmul", found, self.compute)
             return
         output, bias = self._find_bias(node)
-        lowered = bias if bias is None else bias.to(self.compute)
-        found = self._call(linear, self.values[left], weight.T.contiguous().to(self.compute), lowered)
-        self._report(node, "linear")
+        lowered = self._lower(weight.T.contiguous())
+        found = self._call(linear, self.values[left], lowered, None if bias is None else self._lower(bias))
+        self._report(node, "linear", found, lowered.dtype)
         self.values[output] = found
         self.values.setdefault(node.outputs[0], found)
 
@@ -135,13 +145,17 @@ class GraphTranslator:
             return
         left, right = node.inputs[:2]
         bias = self.values[node.inputs[2]] if len(node.inputs) > 2 and node.inputs[2] else None
-        weight, lowered = self.values[right].to(self.compute), bias if bias is None else bias.to(self.compute)
+        weight, lowered = self._lower(self.values[right]), None if bias is None else self._lower(bias)
         found = self._call(SPATIAL[node.kind], self.values[left], weight, lowered, **attributes)
-        self._report(node, "convolution")
+        self._report(node, "convolution", found, weight.dtype)
         self._keep(node, found)
 
-    def _report(self, node: GraphNode, kind: str) -> None:
-        self.kernels.append(Kernel(node.name, kind, str(self.compute).removeprefix("torch.")))
+    def _lower(self, weight: Tensor) -> Tensor:
+        return weight if self.typed else weight.to(self.compute)
+
+    def _report(self, node: GraphNode, kind: str, found: Any, dtype: torch.dtype) -> None:
+        self.kernels.append(Kernel(node.name, kind, str(dtype).removeprefix("torch.")))
+        self.names.append(found.name if isinstance(found, fx.Node) else "")
 
     def _find_bias(self, node: GraphNode) -> tuple[str, Tensor | None]:
         """The name of the sum of a product and its bias, and the bias; the product's own name and None without one."""
@@ -155,8 +169,11 @@ class GraphTranslator:
         return output, None
 
 
-def to_constant(array: Array) -> Any:
-    """A constant: sizes and single numbers as Python's own, all else as a tensor."""
+def to_constant(array: Array, *, bfloat16: bool = False) -> Any:
+    """A constant: sizes and single numbers as Python's own, all else as a tensor. bfloat16: the type of the tensor,
+    whose values are given in FP32."""
+    if bfloat16:
+        return torch.tensor(array).bfloat16()
     if (array.dtype in (np.int64, np.int32, np.bool_) and array.ndim < 2 and array.size <= NUMBERS) or (
         array.dtype == np.float32 and array.ndim == 0
     ):

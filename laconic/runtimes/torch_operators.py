@@ -22,6 +22,7 @@ DTYPES = {
     9: torch.bool,
     10: torch.float16,
     11: torch.float64,
+    16: torch.bfloat16,
 }
 """Types of elements by their number in onnx.proto."""
 

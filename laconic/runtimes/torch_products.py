@@ -11,9 +11,9 @@ TRANSPOSED = {3: functional.conv_transpose1d, 4: functional.conv_transpose2d, 5:
 """By the number of axes of their input."""
 
 
-def multiply(left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """A product of two activations, computed in a type."""
-    return left.to(dtype) @ right.to(dtype)
+def multiply(left: Tensor, right: Tensor, *, dtype: torch.dtype | None) -> Tensor:
+    """A product of two activations, computed in a type; in their own where it is None."""
+    return left @ right if dtype is None else left.to(dtype) @ right.to(dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -18,6 +18,8 @@ LENGTH = 128
 TRIAL_BATCHES = (1, 8)
 BATCHES = (1, 2, 4, 8, 16, 32)
 ROUNDS = 7
+LEAST_ROUNDS = 3
+"""Rounds that quartiles can still be taken of, for models that take seconds a run."""
 
 PATIENCE = 60.0
 """Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer."""
@@ -33,22 +35,28 @@ def benchmark_sessions(
     step: Step,
     length: int = LENGTH,
     rounds: int = ROUNDS,
+    least_rounds: int | None = None,
     patience: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
     """Time each session at each batch size, interleaved.
 
-    baseline: the session that speed-ups are relative to. batches: in rows. length: size of the dynamic axes. patience:
-    seconds per batch size. clock: see `interleave`.
+    baseline: the session that speed-ups are relative to. batches: in rows. length: size of the dynamic axes. rounds:
+    runs of each; as few as `least_rounds`, where it is given, if the batches before say that they would take longer
+    than a quarter of `patience`. patience: seconds per batch size. clock: see `interleave`.
     """
     found: list[Timing] = []
+    row = 0.0
     for batch in batches:
+        if least_rounds is not None and row:
+            rounds = max(least_rounds, min(rounds, int(patience / 4 / (row * batch))))
         inputs = task.timed(batch, length)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
         seconds = interleave(runs, rounds=rounds, clock=clock)
         found += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
+        row = sum(map(sum, seconds.values())) / rounds / batch
         step.advance()
-        if sum(map(sum, seconds.values())) * 2 > patience:
+        if row * rounds * batch * 2 > patience:
             break
     return found
 

@@ -1,0 +1,268 @@
+"""Models of the shapes of ResNet-50, BERT-base and ViT-B/16: Laconic's default beside other tools, error and speed.
+
+    python benchmarks/shapes.py [SHAPE ...] [--rounds N] [--cache FOLDER]
+
+The weights are random, so the error shows what a tool rounds, and not what that costs a trained model. `laconic
+compress` runs from an empty cache, and its seconds are kept beside the artifact: what is there is not made again. All
+ways take turns, in one thread, and are compared by processor time, so that other programs disturb little. NNCF has
+rows where it is installed. Half an hour for all three on two quiet cores.
+"""
+
+import argparse
+import copy
+import importlib.util
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import transformers
+from family_checkpoint import CLASSES, sharpen, write_images
+from inputs import model_folder, texts
+from judge import print_machine
+from minilm import ORIGINAL, speed_rows
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+from peers import Compiled, InBfloat16, Reader, Way, opened
+from run import table
+
+from export.sources import as_checkpoint_source, open_source
+from laconic.artifacts.artifact import Artifact
+from laconic.cache import VARIABLE, Cache
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
+from laconic.data.reader import read
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.torch_session import TorchSession
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.runtimes.predict import predict
+from laconic.runtimes.runtime import Session, make_runtime
+from laconic.tasks.task import Task
+from laconic.timing.benchmark import benchmark_sessions
+
+CALIBRATE = 64
+"""Samples that the other tools calibrate with."""
+COMPARED = 32
+"""Samples whose outputs are compared: the last ones."""
+SAMPLES = 600
+"""Texts for `laconic`, of which there are 120 images."""
+BATCHES = (1, 8)
+LABELS = (*CLASSES, *(f"class {number}" for number in range(len(CLASSES), 1000)))
+Command = list[str | Path]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published model's shape. config, model: classes of transformers, whose defaults are the shape. processor: of
+    images, with its settings; None where it reads texts. attention: whether it is a transformer."""
+
+    config: str
+    model: str
+    processor: str | None
+    pixels: dict[str, Any]
+    attention: bool
+
+    def write(self, folder: Path, tokenizer: Path) -> None:
+        """Write the checkpoint with random weights of a fixed seed. tokenizer: a folder with that of BERT."""
+        transformers.set_seed(0)
+        labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
+        config = getattr(transformers, self.config)(**(labels if self.processor else {}))
+        model = getattr(transformers, self.model)(config)
+        sharpen(model.eval()).save_pretrained(folder)
+        if self.processor:
+            getattr(transformers, self.processor)(**self.pixels).save_pretrained(folder)
+        else:
+            transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+
+
+SQUARE = {"size": {"height": 224, "width": 224}}
+SHAPES = {
+    "ResNet-50": Shape(
+        "ResNetConfig", "ResNetForImageClassification", "ConvNextImageProcessorPil", {"size": {"shortest_edge": 224}},
+        attention=False,
+    ),
+    "BERT-base": Shape("BertConfig", "BertModel", None, {}, attention=True),
+    "ViT-B": Shape("ViTConfig", "ViTForImageClassification", "ViTImageProcessorPil", SQUARE, attention=True),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Make, measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shapes", nargs="*", default=list(SHAPES), metavar="SHAPE", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each way is run")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
+    arguments = parser.parse_args()
+    print_machine()
+    for name in arguments.shapes:
+        folder = arguments.cache / name
+        folder.mkdir(parents=True, exist_ok=True)
+        measure(name, SHAPES[name], folder, arguments.rounds, *write_inputs(SHAPES[name], folder, arguments.cache))
+
+
+def write_inputs(shape: Shape, folder: Path, cache: Path) -> tuple[Path, Path]:
+    """The checkpoint and its samples, unless they are there."""
+    source = folder / "source"
+    if not source.exists():
+        shape.write(source, model_folder(cache))
+    if shape.processor is None:
+        return source, texts(cache, SAMPLES)[0]
+    images = folder / "images"
+    return source, images if images.exists() else write_images(images)
+
+
+def measure(name: str, shape: Shape, folder: Path, rounds: int, source: Path, data: Path) -> None:
+    """Print the time of `laconic compress`, and the table of all ways."""
+    made = make_artifact(source, data, folder)
+    exported = run_laconic(["export", source, "--data", data, "-o", folder / "export"], folder, "export")
+    artifact = Artifact.load(folder / "compress")
+    task = artifact.task()
+    samples = read(data, task)
+    few, compared = samples.take(CALIBRATE), samples.rows(range(len(samples) - COMPARED, len(samples)), "compared")
+    original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
+    with ExitStack() as stack:
+        graph = Artifact.load(exported).model
+        found = [
+            (ORIGINAL, stack.enter_context(original.open(1)), original.size),
+            (describe(artifact), stack.enter_context(artifact.open()), artifact.size),
+            *peers(graph, as_checkpoint_source(original).checkpoint, few, shape, folder, stack),
+        ]
+        sessions = {way: session for way, session, _ in found}
+        errors = measure_errors(sessions, task, compared)
+        with Steps().step("time all ways in turns", len(BATCHES)) as step:
+            times = benchmark_sessions(
+                sessions, task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step, rounds=rounds,
+                patience=math.inf, clock=time.process_time,
+            )  # fmt: skip
+    print(f"\n### {name}\n\n`laconic compress` from an empty cache: {made['wall']:.0f} s, {made['processor']:.0f} s of")
+    print(f"the processor, exit code {made['code']}. Load of the machine now: {os.getloadavg()[0]:.1f}.")
+    print(f"One thread, {rounds} rounds, by processor time, medians and quartiles.\n")
+    head, rows = speed_rows([each.model_dump() for each in times])
+    columns = ["", "MB", "error, mean", "largest", *head[1:]]
+    table(
+        columns,
+        [
+            [row[0], f"{size / 1e6:.1f}", *(f"{each:.4f}" for each in errors[way]), *row[1:]]
+            for row, (way, _, size) in zip(rows, found, strict=True)
+        ],
+    )
+
+
+def describe(artifact: Artifact) -> str:
+    """The name of the row: what was chosen."""
+    return f"`laconic compress` ({artifact.manifest.placement}, {artifact.manifest.compute})"
+
+
+def make_artifact(source: Path, data: Path, folder: Path) -> dict[str, float]:
+    """Compress with the default recipe from an empty cache, unless that was done. Returns wall and processor seconds,
+    and the exit code."""
+    kept = folder / "compress.json"
+    if not kept.exists():
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        shutil.rmtree(folder / "compress", ignore_errors=True)
+        before, start = processor_seconds(), time.perf_counter()
+        code = run_command(["compress", source, "--data", data, "-o", folder / "compress"], folder)
+        seconds = {"wall": time.perf_counter() - start, "processor": processor_seconds() - before, "code": code}
+        kept.write_text(json.dumps(seconds), encoding="utf-8")
+    made: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+    return made
+
+
+def run_laconic(words: Command, folder: Path, output: str) -> Path:
+    """Run a command whose output is not there yet."""
+    if not (folder / output).exists():
+        run_command(words, folder)
+    return folder / output
+
+
+def run_command(words: Command, folder: Path) -> int:
+    """Run a command of Laconic in one process. Returns its exit code; 3 says that the goal was missed."""
+    command: Command = [sys.executable, "-m", "laconic", *words]
+    code = subprocess.run(command, env=os.environ | {VARIABLE: str(folder / "cache")}).returncode
+    if code not in (0, 3):
+        sys.exit(f"bench: laconic {words[0]} ended with exit code {code}")
+    return code
+
+
+def processor_seconds() -> float:
+    """The processor time of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def peers(
+    graph: Path, original: Checkpoint, few: Dataset, shape: Shape, folder: Path, stack: ExitStack
+) -> Iterator[Way]:
+    """What other tools make of the float graph or of the module, in one thread each."""
+    task = original.task
+    openvino = make_runtime("openvino")
+    yield "ONNX Runtime, FP32", opened(graph, stack), graph.stat().st_size
+    for compute in openvino.computes():
+        session = stack.enter_context(openvino.open(graph, threads=1, compute=compute))
+        yield f"OpenVINO, {compute}", session, graph.stat().st_size
+    if shape.attention:  # its integer convolution has no fast kernel
+        path = folder / "dynamic.onnx"
+        quantize_dynamic(graph, path, per_channel=True, weight_type=QuantType.QInt8)
+        yield "ONNX Runtime, dynamic INT8", opened(path, stack), path.stat().st_size
+    path = folder / "static.onnx"
+    quantize_static(
+        graph, path, Reader(few, task), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+        **({"op_types_to_quantize": ["MatMul"]} if shape.attention else {}),
+    )  # fmt: skip
+    yield "ONNX Runtime, static INT8", opened(path, stack), path.stat().st_size
+    if importlib.util.find_spec("nncf"):
+        path = folder / "nncf.onnx"
+        quantize_by_nncf(graph, few, task, path, attention=shape.attention)
+        for compute in openvino.computes():
+            session = stack.enter_context(openvino.open(path, threads=1, compute=compute))
+            yield f"NNCF, INT8 (OpenVINO, {compute})", session, path.stat().st_size
+    half = copy.deepcopy(original.module).bfloat16()
+    for name, module in {
+        "torch.compile, FP32": Compiled(original.module),
+        "torch.compile, BF16": InBfloat16(Compiled(half)),
+    }.items():
+        size = sum(parameter.nbytes for parameter in module.parameters())
+        yield name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
+
+
+def quantize_by_nncf(graph: Path, few: Dataset, task: Task, path: Path, *, attention: bool) -> None:
+    """NNCF's INT8, with its defaults, for a transformer if it is one."""
+    import nncf
+
+    batch = [inputs for _, inputs in batches(few, task, 1)]
+    kind = {"model_type": nncf.ModelType.TRANSFORMER} if attention else {}
+    onnx.save(nncf.quantize(onnx.load(graph), nncf.Dataset(batch), subset_size=len(batch), **kind), path)
+
+
+def measure_errors(sessions: dict[str, Session], task: Task, compared: Dataset) -> dict[str, tuple[float, float]]:
+    """By way, the norm of the difference from the original's output relative to the norm of that: mean and largest."""
+    (_, original), *_ = sessions.items()
+    reference = predict(original, task, compared, rows=1)
+    found = {}
+    with Steps().step("compare the outputs", len(sessions)) as step:
+        for name, session in sessions.items():
+            outputs = predict(session, task, compared, rows=1)
+            errors = [
+                np.linalg.norm(outputs[key][row] - each) / np.linalg.norm(each)
+                for key in reference
+                for row, each in enumerate(reference[key])
+            ]
+            found[name] = float(np.mean(errors)), float(np.max(errors))
+            step.advance()
+    return found
+
+
+if __name__ == "__main__":
+    main()
