@@ -131,10 +131,10 @@ def peers(model: Model, rates: DeviceRates) -> None:
             beside = max(each["activations"] + each["temporaries"] for each in parts.values())
             lines.append(("near", f"{name}{words}", device + beside, host))
     print(f"\n| losses | tool, with gradient checkpointing | device | less | host | less in all |\n|{' --- |' * 6}")
-    for kind, name, device, host in lines:
+    for kind, name, device_bytes, host_bytes in lines:
         print(
-            f"| {kind} | {name} | {device / GIB:.2f} | {plain.peak / device:.1f}x | {host / GIB:.2f} "
-            f"| {plain.total / (device + host):.1f}x |",
+            f"| {kind} | {name} | {device_bytes / GIB:.2f} | {plain.peak / device_bytes:.1f}x | {host_bytes / GIB:.2f} "
+            f"| {plain.total / (device_bytes + host_bytes):.1f}x |",
             flush=True,
         )
 

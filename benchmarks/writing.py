@@ -29,7 +29,7 @@ from laconic.cache import Cache
 from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource
-from laconic.quantization.plan import Plan
+from laconic.quantization.plan import Plan, Precision
 from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.decoder_tensors import NEW_TOKENS
@@ -59,7 +59,7 @@ def main() -> None:
                 assert isinstance(session, EncoderDecoderSession)
                 for rows in ROWS:
                     texts = task.timed(rows, arguments.length) | {NEW_TOKENS: np.array(arguments.tokens)}
-                    runs = {
+                    runs: dict[str, Callable[[], Any]] = {
                         "cache": partial(session.run, texts),
                         "whole": partial(write_whole, session, texts),
                         "transformers": partial(write_by_transformers, module, texts),
@@ -107,7 +107,8 @@ def build_models(folder: Path, source: Path, engine: str) -> dict[str, Path]:
     histograms = observe_activations(graph, texts, OnnxRuntime(), folder).histograms
     ranges = {name: minmax(histogram) for name, histogram in histograms.items()}
     paths = {}
-    for layers, precision in (("FP32", "float32"), ("INT8", "int8")):
+    precisions: dict[str, Precision] = {"FP32": "float32", "INT8": "int8"}
+    for layers, precision in precisions.items():
         paths[layers] = folder / f"{engine}-{layers}" / "model.onnx"
         paths[layers].parent.mkdir(exist_ok=True)
         plan = Plan(dict.fromkeys((layer.node for layer in graph.layers), precision), ranges)
