@@ -219,8 +219,8 @@ def format_row(row: dict[str, str]) -> str:
 
 
 def shorten(cell: str) -> str:
-    """What came of a step, without the sentence: of several that were tried, what was done, or else the first."""
-    ends = ("refused", "missed", "failed", "wrong")
+    """What came of a step, without the sentence: of several that were tried, the worst."""
+    ends = ("wrong", "failed", "missed", "refused")
     return next((end for end in ends if cell.startswith(f"{end}:") or f": {end}:" in cell), cell)
 
 
