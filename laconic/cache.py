@@ -12,14 +12,16 @@ from typing import Any
 
 import platformdirs
 from filelock import FileLock
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from laconic.arrays import Arrays
 from laconic.errors import UsageError
 from laconic.files import TAKEN, restore_folder
 
 VARIABLE = "LACONIC_CACHE"
+ORDER = "order"
+"""In a file of arrays, what their names are kept under."""
 
 
 class Cache:
@@ -42,13 +44,16 @@ class Cache:
         return json.loads(text)
 
     def arrays(self, key: str, compute: Callable[[], Arrays]) -> Arrays:
-        """Return the arrays under `key`, computed and stored if they are absent."""
+        """Return the arrays under `key`, computed and stored if they are absent, in the order that they were given."""
         path = self.folder / f"{key}.safetensors"
         try:
-            return dict(load_file(path))
+            with safe_open(path, "np") as file:
+                names = (file.metadata() or {}).get(ORDER)
+                return {name: file.get_tensor(name) for name in (json.loads(names) if names else file.keys())}
         except (OSError, SafetensorError):
             value = compute()
-        self._write(path, lambda temporary: save_file(value, temporary))
+        # The file sorts its tensors, and the first output of a model is not always the first by name.
+        self._write(path, lambda temporary: save_file(value, temporary, metadata={ORDER: json.dumps(list(value))}))
         return value
 
     def directory(self, key: str, fill: Callable[[Path], None]) -> Path:

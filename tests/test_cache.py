@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 
 from laconic.cache import Cache
@@ -75,3 +76,13 @@ def test_of_two_processes_that_fill_an_entry_at_once_both_get_a_whole_one(tmp_pa
     found = cache.directory("entry", fill)
     assert [path.name for path in found.iterdir()] == ["theirs"]
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+def test_arrays_come_back_in_the_order_that_they_were_given(tmp_path):
+    """A file of safetensors sorts them, and tasks take the first output for the first."""
+    given = {"logits": np.zeros((2, 3), np.float32), "boxes": np.ones(4, np.float64), "a": np.ones(1, np.int8)}
+    cache = Cache(tmp_path)
+    cache.arrays("key", lambda: given)
+    found = cache.arrays("key", lambda: {})
+    assert list(found) == list(given)
+    assert all(np.array_equal(found[name], array) for name, array in given.items())
