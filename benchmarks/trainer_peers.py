@@ -105,7 +105,8 @@ def open_tiny(study: TrainerStudy) -> nn.Module:
     config = transformers.AutoConfig.from_pretrained(study.folder(0))
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     config.update(sizes if study.classifies else {"n_embd": 8, "n_layer": 1, "n_head": 1})
-    return automatic(study).from_config(config)
+    made: nn.Module = automatic(study).from_config(config)
+    return made
 
 
 def automatic(study: TrainerStudy) -> Any:
@@ -116,7 +117,7 @@ def automatic(study: TrainerStudy) -> Any:
 def run_laconic(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[float]]:
     """`laconic finetune`, with its usual observers."""
     study = run.study
-    settings = {
+    settings: dict[str, Any] = {
         "source": str(study.folder(run.seed)), "task": study.task,
         "data": {"train": str(study.train), "evaluate": str(study.held)},
         "batch_size": study.batch, "max_length": study.length, "steps": run.steps, "seed": run.seed,
