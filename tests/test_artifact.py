@@ -154,7 +154,7 @@ json_values = st.recursive(
 contents = st.dictionaries(st.text(st.characters(codec="utf-8")).filter(lambda key: key != "sha256"), json_values)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=contents)
 def test_what_is_sealed_unseals(content, tmp_path):
     path = tmp_path / "sealed.json"

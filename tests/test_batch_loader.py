@@ -33,7 +33,7 @@ IMAGES = ImageClassification((PIXELS,), preprocess=ImagePreprocess(channels=1), 
 
 counts = st.integers(1, 60)
 sizes = st.integers(1, 17)
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 
 
 def collate(samples, labels):

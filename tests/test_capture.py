@@ -230,7 +230,7 @@ def test_a_large_model_keeps_its_weights_beside_it(tmp_path, monkeypatch):
     assert measure_parity(checkpoint, graph) < 1e-6
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(widths=st.lists(st.integers(1, 9), min_size=2, max_size=4), bias=st.booleans())
 def test_perceptrons_of_any_widths_are_captured(tmp_path, widths, bias):
     checkpoint = built(tmp_path, models.Perceptron, widths=widths, bias=bias)

@@ -37,7 +37,7 @@ ROLES = {"calibrate": 0.4, "choose": 0.2, "holdout": 0.4}
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00\x85\u2028\u2029"), min_size=1).filter(
     str.strip
 )
-fast = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fast = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_jsonl(path, rows):

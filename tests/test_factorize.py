@@ -84,7 +84,7 @@ convolutions = st.builds(
 # The parts
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(layer=convolutions, kind=st.sampled_from(KINDS), size=st.integers(1, 2))
 def test_parts_answer_as_the_one_layer_that_they_make(layer, kind, size):
     assume(kind != "grouped" or not (layer.in_channels % size or layer.out_channels % size))
@@ -102,7 +102,7 @@ def test_parts_answer_as_the_one_layer_that_they_make(layer, kind, size):
         torch.testing.assert_close(parts(image), whole(image), rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(layer=convolutions, kind=st.sampled_from(KINDS), size=st.integers(1, 3))
 def test_multiplications_are_counted_as_they_are_done(layer, kind, size):
     assume(kind != "grouped" or not (layer.in_channels % size or layer.out_channels % size))
@@ -158,7 +158,7 @@ def test_training_together_is_better_than_the_best_one_by_one(monkeypatch):
             assert trained < 0.98 * fit_factors(layer, moments, Factorization(kind=kind, size=2))[1]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     into=st.integers(2, 12), out=st.integers(2, 12), rank=st.integers(1, 6), bias=st.booleans(), seed=st.integers(0, 99)
 )
@@ -195,7 +195,7 @@ def test_the_lowest_rank_that_holds_the_energy_is_taken():
     assert select_by_energy([candidate("a", [1.0] * 8)], 0.9) == {}, "a rank that saves no work is none"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     layers=st.lists(st.lists(st.floats(0.01, 10), min_size=4, max_size=8), min_size=1, max_size=5),
     keep=st.floats(0.3, 0.99),

@@ -507,7 +507,7 @@ networks = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model=networks, data=st.data())
 def test_any_network_is_clean_and_one_change_gives_that_changes_finding(model, data, lint):
     assert lint(model) == []
@@ -527,7 +527,7 @@ def test_any_network_is_clean_and_one_change_gives_that_changes_finding(model, d
     assert {(each.rule, each.node) for each in lint(model)} == {(rule, f"{name}/Q")}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10**6), garbage=st.binary(min_size=1, max_size=8))
 def test_a_damaged_file_gives_findings_or_a_sentence(place, garbage, tmp_path):
     content = make_cnn().SerializeToString()

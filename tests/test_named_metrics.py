@@ -40,7 +40,7 @@ def metric(name: str) -> Metric:
 
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's, of classes that are found and never wanted
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 5), st.integers(3, 40), st.integers(0, 1000))
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_metric_of_classes_is_that_of_scikit_learn(name, classes, rows, seed):

@@ -52,7 +52,7 @@ def test_a_linear_layer_becomes_a_matmul_of_the_same_answers(tmp_path):
     assert str(tmp_path).encode() not in graph.path.read_bytes()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     alpha=st.sampled_from([1.0, 0.5, -2.0]),

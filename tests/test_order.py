@@ -4,7 +4,7 @@ from itertools import combinations, permutations
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic import registry
@@ -83,7 +83,6 @@ def refusal(call):
     return ""
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(list(OWN)), max_size=6), st.booleans())
 def test_an_order_is_accepted_if_and_only_if_each_stage_keeps_what_earlier_ones_made(names, onnx):
     stages = [OWN[name]() for name in names]

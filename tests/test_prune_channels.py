@@ -149,7 +149,7 @@ def widths(module):
 # The proof
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(net=nets, data=st.data())
 def test_a_smaller_network_is_the_larger_one_with_channels_silent(net, data):
     models.randomize(net)
@@ -169,7 +169,7 @@ def test_a_smaller_network_is_the_larger_one_with_channels_silent(net, data):
             assert smaller(**image()).shape == (4, 5)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(
     net=nets, keep=st.floats(0.1, 0.9), round_to=st.integers(1, 4), allocate=st.sampled_from(["uniform", "sensitivity"])
 )

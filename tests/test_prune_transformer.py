@@ -100,7 +100,7 @@ def some_of(data, count):
 
 
 @pytest.mark.parametrize("family", SAVE)
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(shape=shapes, data=st.data())
 def test_a_smaller_model_is_the_larger_one_without_what_was_cut(family, shape, data):
     larger, inputs = build(family, **shape)

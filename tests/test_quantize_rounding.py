@@ -69,7 +69,7 @@ def correlated(count, width, seed):
     return (rng.standard_normal((count, 4)) @ rng.standard_normal((4, width)) + 0.3).astype(np.float32)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2, 24), st.integers(1, 12), st.integers(0, 99), st.sampled_from(["adaround", "gptq"]), st.booleans())
 def test_no_output_is_farther_off_than_by_rounding_to_the_nearest(width, out, seed, rounding, four):
     rows = correlated(50, width, seed)
@@ -113,7 +113,7 @@ def test_adaround_takes_one_of_the_two_neighbours():
     assert (np.abs(found - weight / scales) <= 1 + 1e-4).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(1, 2),
     st.integers(1, 3),

@@ -46,7 +46,7 @@ def test_values_that_are_no_numbers_are_left_out():
 
 
 @pytest.mark.parametrize("method", RANGE_METHODS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(VALUES)
 def test_a_range_lies_within_what_was_seen(method, values):
     histogram = filled(values)

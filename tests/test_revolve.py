@@ -3,7 +3,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.layerwise.revolve import Action, count_advances, make_schedule
@@ -43,7 +43,6 @@ def best(steps: int, snapshots: int) -> int:
     return min(m + best(steps - m, snapshots - 1) + best(m, snapshots) for m in range(1, steps))
 
 
-@settings(deadline=None)
 @CHAINS
 def test_every_step_is_reversed_once_last_first_and_no_more_states_are_kept_than_allowed(steps, snapshots):
     order, _, most = play(steps, snapshots)
@@ -51,7 +50,6 @@ def test_every_step_is_reversed_once_last_first_and_no_more_states_are_kept_than
     assert most <= snapshots
 
 
-@settings(deadline=None)
 @CHAINS
 def test_the_forward_steps_are_those_of_the_binomial_formula(steps, snapshots):
     assert play(steps, snapshots)[1] == count_advances(steps, snapshots)

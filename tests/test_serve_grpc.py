@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from artifacts import write_artifact
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from served import Running, change_artifact, eventually, running
 from tritonclient import grpc as triton
@@ -311,7 +310,6 @@ def test_a_message_of_large_typed_contents_is_told_to_send_them_raw() -> None:
         parse_request(pb.ModelInferRequest(inputs=[given]).SerializeToString())
 
 
-@hypothesis_settings(deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 60), st.binary(max_size=10))
 def test_whatever_bytes_come_they_are_read_or_refused_as_the_clients_fault(
     noise: bytes, place: int, cut: bytes

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from artifacts import X, Y, write_artifact
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from served import Running, change_artifact, request_of, running
 from tritonclient import http as triton
@@ -308,7 +308,6 @@ def read(body: bytes, length: bytes | None) -> None:
     check_inputs((X,), kserve.read_request(body, split, (Y,), Settings()).inputs)
 
 
-@settings(deadline=None)
 @given(REQUESTS, st.binary(max_size=40), st.booleans())
 def test_whatever_json_comes_it_is_read_or_refused_as_the_clients_fault(
     request: Any, tail: bytes, announced: bool
@@ -318,7 +317,6 @@ def test_whatever_json_comes_it_is_read_or_refused_as_the_clients_fault(
         read(header + tail, b"%d" % len(header) if announced else None)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.none() | st.binary(max_size=20))
 def test_whatever_bytes_come_they_are_read_or_refused_as_the_clients_fault(body: bytes, length: bytes | None) -> None:
     with pytest.raises(InputError):

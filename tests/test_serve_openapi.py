@@ -54,7 +54,7 @@ def try_requests(url: str, mode: GenerationMode, count: int) -> Counter[int]:
     for result in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
         operation = result.ok()
 
-        @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=count, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def check(case: schemathesis.Case) -> None:
             case.headers.pop("Request-Timeout", None)  # a short one is answered with 504, as it should be

@@ -58,7 +58,7 @@ dtypes = st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32
 arrays = dtypes.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, min_side=0, max_side=5)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(max_size=8), arrays, max_size=4), st.text(max_size=20))
 def test_a_frame_carries_any_tensors_bit_by_bit(tensors: dict[str, np.ndarray], error: str) -> None:
     ours, theirs = socket.socketpair()

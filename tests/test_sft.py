@@ -105,7 +105,7 @@ def test_an_end_token_follows_a_text_that_has_none(checkpoint):
         task.tokenizer.post_processor = before
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(3, 64))
 def test_blocks_hold_each_token_of_the_documents_as_a_target_once(checkpoint, sizes, limit):
     task, rng = checkpoint.task, np.random.default_rng(len(sizes))

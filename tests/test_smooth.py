@@ -44,7 +44,7 @@ def test_channels_with_outliers_are_smoothed_and_the_error_falls():
     assert found.factors[0] > 3 * found.factors[5]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 20), st.integers(0, 1000), st.sampled_from([0.5, 0.8, 1.0]))
 def test_division_and_multiplication_cancel_and_limits_hold_everything(width, seed, alpha):
     rows, weight = data(width, outliers=5, seed=seed)

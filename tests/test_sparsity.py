@@ -77,7 +77,7 @@ def rows_of(count: int, width: int, seed: int = 0) -> torch.Tensor:
     return (mixed + 0.3 * torch.randn(count, width, generator=generator)) * scales
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
     st.floats(0.01, 0.99),
@@ -113,7 +113,7 @@ def test_each_stretch_of_inputs_gives_its_share_and_more_is_never_less(count):
     assert all(a <= b for a, b in zip(found, more, strict=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 300), st.floats(0, 1), st.booleans(), st.booleans(), st.integers(0, 99))
 def test_what_is_made_up_for_has_exactly_the_zeros_of_its_pattern(outputs, inputs, share, rows, fours, seed):
     inputs += -inputs % 4 if fours else 0

@@ -61,7 +61,7 @@ def gradient(state: TrainState, batch: Batch, **given) -> tuple[float, list[torc
     return loss, state.optimizer.seen
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.integers(1, 8))
 def test_a_ragged_batch_has_one_loss_and_one_gradient_however_it_is_cut(lengths, rows):
     batch = ragged(lengths)
