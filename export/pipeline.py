@@ -118,7 +118,7 @@ class EngineBuild:
         candidates = built
         if len(built) > 1 or builder.list_float_pairs(ladder, options):
             candidates = self.race(built, graph)
-        if not any(each.is_quick for each in candidates):
+        if not any(each.is_quick for each in candidates) and not all(each.is_plain for each in candidates):
             named = {each.name for each in built}
             plain = [each for each in builder.build_float_graph(ladder, options) if each.name not in named]
             candidates = self.race([*built, *plain], graph) if plain else candidates

@@ -130,7 +130,11 @@ def test_objects_are_those_of_the_pipeline(family, tmp_path, monkeypatch):
 def test_images_of_any_form_are_resized_as_by_transformers(family, tmp_path):
     settings = {"image_processor_type": f"{family}ImageProcessor", "size": {"shortest_edge": 50, "longest_edge": 128}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    own, made = open_processor(tmp_path), read_preprocess(tmp_path, channels=3)
+    processor, made = open_processor(tmp_path), read_preprocess(tmp_path, channels=3)
+
+    def own(image):
+        return np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0])
+
     rng = np.random.default_rng(0)
     for height, width in rng.integers(30, 200, (100, 2)).tolist():
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))

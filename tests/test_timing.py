@@ -26,7 +26,7 @@ class Tokens:
 
     inputs = (TensorSpec(name="ids", dtype="int64", shape=("batch", "seq")),)
 
-    def typical(self, batch, length):
+    def timed(self, batch, length):
         return {"ids": np.zeros((batch, length), np.int64)}
 
 
