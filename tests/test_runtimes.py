@@ -1,6 +1,7 @@
 """One contract for every engine: the same answers, its own arrays, errors with a name."""
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,20 @@ def test_several_sessions_run_at_the_same_time(engine, model):
 def test_arithmetic_that_the_processor_lacks_is_replaced_by_a_more_exact_one(compute, engine, model):
     with engine.open(model, compute=compute) as session:
         assert session.run(inputs(2))["y"] == pytest.approx(inputs(2)["x"] @ FACTORS, abs=0.1)
+
+
+def test_openvino_computes_in_fp32_where_onednn_has_no_instructions_for_bf16(model):
+    pytest.importorskip("openvino")
+    code = (
+        "import sys; from pathlib import Path; import numpy as np; from laconic.runtimes.runtime import make_runtime; "
+        "engine = make_runtime('openvino'); print(*engine.computes()); "
+        "session = engine.open(Path(sys.argv[1]), compute='bfloat16'); "
+        "print(session.run({'x': np.ones((2, 3), np.float32), 'n': np.ones(2, np.int64)})['y'].shape)"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-c", code, str(model)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["float32", f"(2, {FACTORS.shape[1]})"]
 
 
 def test_what_an_engine_says_it_runs_goes_by_the_name_of_the_node_or_of_its_output(engine, model):

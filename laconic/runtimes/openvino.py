@@ -1,6 +1,7 @@
 """OpenVINO on the CPU, which loads the same ONNX files."""
 
 import functools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ if sys.modules[CONVERTER] is None:
 
 PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
+WITHOUT_BF16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"})
+"""Values of ONEDNN_MAX_CPU_ISA that leave oneDNN no BF16 instructions."""
 
 
 @functools.cache
@@ -79,8 +82,11 @@ class OpenVino(Runtime):
         return str(ov.__version__)
 
     def computes(self) -> tuple[Compute, ...]:
+        # The capabilities are those of the processor. A model compiled for BF16 without oneDNN's kernels for it gives
+        # outputs without a row (2026.4).
+        held = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in WITHOUT_BF16
         capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        return ("float32", "bfloat16") if "BF16" in capabilities else ("float32",)
+        return ("float32", "bfloat16") if "BF16" in capabilities and not held else ("float32",)
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> OvSession:
         return self.open_many(model, 1, threads=threads, compute=compute)[0]
