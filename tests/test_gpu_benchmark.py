@@ -33,6 +33,11 @@ def scripts():
         yield
 
 
+ERRORS = {"FP32": 1e-5, "FP16": 0.01, "BF16": 0.05, "FP8": 0.3, "INT8": 0.5}
+"""INT8: 0.02 for the tiny ViT in torch; 0.38 without VNNI, where oneDNN's products saturate (docs of oneDNN: Nuances of
+int8 Computations)."""
+
+
 def run(*arguments, blocked=()):
     code = BLOCKED.format(
         names=blocked, folder=str(BENCHMARKS), arguments=[str(each) for each in arguments], script=str(SCRIPT)
@@ -57,7 +62,7 @@ def test_a_dry_run_measures_every_model_way_and_precision_or_says_why_not(dry):
     assert len(told) == 4 * 4 * 5
     for row in results["rows"]:
         assert row["seconds"] > 0
-        assert row["error"] < {"FP32": 1e-5, "FP16": 0.01, "BF16": 0.05, "FP8": 0.3, "INT8": 0.3}[row["precision"]], row
+        assert row["error"] < ERRORS[row["precision"]], row
         assert row["memory"] is row["joules"] is row["share"] is None
     reasons = {each["reason"] for each in results["left"]}
     assert not any("Error" in reason for reason in reasons), reasons
