@@ -232,7 +232,9 @@ def test_a_sound_is_played_and_its_classes_are_shown(browser: Browser, tmp_path:
         page = context.new_page()
         page.goto(server.url)
         page.get_by_role("button", name="Use a test sound").click()
-        page.wait_for_function("document.querySelector('audio')?.duration > 0.99")
+        sound = page.locator("audio")
+        expect(sound).to_have_js_property("readyState", 4)  # all of it is there
+        assert sound.evaluate("element => element.duration") > 0.99
         page.get_by_role("button", name="Try").click()
         expect(page.locator(".bar output")).to_have_count(5)
         page.locator("input[type=file]").set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": b"none"})

@@ -245,8 +245,8 @@ def test_compiled_programs_are_kept_in_the_cache_folder_of_the_user_apart_for_ea
     code = "import laconic.runtimes.torch_engine, os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     folders = []
-    for changes in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
-        environment |= {"LACONIC_CACHE": str(tmp_path)} | changes
+    for instructions in ("avx2", "default"):
+        environment |= {"LACONIC_CACHE": str(tmp_path), "ATEN_CPU_CAPABILITY": instructions}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         folders.append(Path(done.stdout.strip()))
     assert {folder.parent for folder in folders} == {tmp_path / "torch-compile"}
