@@ -1,7 +1,9 @@
 """The machine: its processor, cores, instruction sets and memory."""
 
+import ctypes
 import os
 import platform
+import sys
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -57,3 +59,10 @@ def this_machine() -> Machine:
         memory=pages * (os.sysconf("SC_PAGE_SIZE") if pages else 0),
         system=f"{platform.system()} {platform.machine()}",
     )
+
+
+def return_freed_memory() -> None:
+    """Have the C library give freed blocks back to the system, where it is glibc. After an evaluation of MiniLM on 240
+    texts it held 40 MB of them."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

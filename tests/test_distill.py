@@ -223,7 +223,7 @@ STAGES = {
 def test_each_stage_brings_the_student_nearer_and_leaves_what_it_came_from(originals, context, name):
     source, stage = STAGES[name]
     original, student = originals[source], harmed(originals[source])
-    keys = original.key, student.key
+    keys = key_of(original), key_of(student)
     given = context(original)
     rate, steps = (5e-4, 40) if stage is Heal else (2e-3, 12)
     settings = {"optimizer": {"name": "adamw", "config": {"lr": rate}}, **QUICK, "steps": steps}

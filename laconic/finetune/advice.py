@@ -102,7 +102,7 @@ def as_candidate(recipe: TrainingRecipe) -> Combination:
 def adopt_techniques(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:
     """The recipe with the techniques of a row of the plan, and with a memory limit where one is given."""
     training: Training = row.combination.training
-    low = any(technique.multiplies_in_bf16 for technique in training.components().techniques.values())
+    low = training.components().multiplies_in_bf16
     return recipe.model_copy(
         update={
             "techniques": training.techniques,

@@ -9,6 +9,7 @@ from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.finetune.evaluate import ROWS, evaluate
 from laconic.finetune.metric import Metric
+from laconic.hardware import return_freed_memory
 from laconic.progress import Steps
 from laconic.registry import did_you_mean
 from laconic.training.callbacks.callback import RunLog
@@ -135,7 +136,7 @@ class Evaluator:
     def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
         rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
         with state.averaged_weights(), state.strategy.gather_weights():
-            return evaluate(
+            figures = evaluate(
                 state.module,
                 state.objective,
                 dataset,
@@ -144,6 +145,8 @@ class Evaluator:
                 forward_context=state.forward_context,
                 metrics=self._metrics,
             )
+        return_freed_memory()
+        return figures
 
     def _generate(self, state: TrainState, done: int) -> None:
         """Log answers that the model generates, and report the first."""

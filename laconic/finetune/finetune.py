@@ -23,6 +23,7 @@ from laconic.finetune.class_weights import compute_class_weights
 from laconic.finetune.evaluator import BEST, Evaluator
 from laconic.finetune.head import open_for
 from laconic.finetune.technique_costs import report_costs
+from laconic.hardware import return_freed_memory
 from laconic.hashing import code_version, hash_of
 from laconic.models.adapter import Adapter
 from laconic.models.checkpoint import Checkpoint, check_free, load_source
@@ -35,7 +36,7 @@ from laconic.training.loop import translate_memory_errors
 from laconic.training.observers import ObserverSettings
 from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.precision import settle_precision
-from laconic.training.settings import Training, TrainingRecipe
+from laconic.training.settings import BF16_PADDING, Training, TrainingRecipe
 from laconic.training.step.objective import Objective
 from laconic.training.train import SNAPSHOTS, TrainResult, train
 
@@ -139,7 +140,7 @@ def finetune_on_rank(
 @dataclass(frozen=True)
 class FinetuneInputs:
     """checkpoint: the model to train. objective: its loss. train, validation: the data. structure: the model without
-    weights, for predictions of its memory. length: tokens of the longest text."""
+    weights, for predictions of its memory. length: tokens of the longest text, as padded in BF16."""
 
     checkpoint: Checkpoint
     objective: Objective
@@ -159,10 +160,12 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
         weights = compute_class_weights(recipe.class_weights, checkpoint.task, train_set)
         objective.weigh(weights, recipe.label_smoothing)
         with checkpoint.task.truncated(recipe.max_length):
-            length = measure_longest(checkpoint, train_set)
+            with checkpoint.task.padded(BF16_PADDING):
+                length = measure_longest(checkpoint, train_set)
             train_set, validation = (objective.prepare_rows(each) for each in (train_set, validation))
         step.note = f"{checkpoint.task.name}, {len(train_set.keys)} training and {len(validation.keys)} validation rows"
     structure = copy_structure(checkpoint, Path(recipe.source).name)
+    return_freed_memory()
     return FinetuneInputs(checkpoint, objective, train_set, validation, structure, length)
 
 

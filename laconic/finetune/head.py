@@ -10,7 +10,7 @@ from laconic import registry
 from laconic.data.reader import read_rows
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models import huggingface, timm_folder
-from laconic.models.checkpoint import Checkpoint, load_model, load_source, read_licence, rebuild
+from laconic.models.checkpoint import Checkpoint, load_model, load_source, make_checkpoint, rebuild
 from laconic.models.checkpoint_card import CARD, prepare
 from laconic.models.embedder import MODULES, read_modules
 from laconic.models.pretrained import is_head_weight, reset_head
@@ -93,14 +93,7 @@ def with_labels(
     if not names:
         return load_source(source, task=task, trust=trust)
     found = load_model(source, task=task, trust=trust, labels=names, seed=seed)
-    return Checkpoint.of(
-        found.module,
-        found.task,
-        outputs=probe_module(prepare(found.module), found.task.inputs, (found.output,), found.task.sample_inputs),
-        source=found.source,
-        size=found.size,
-        licence=read_licence(source),
-    )
+    return make_checkpoint(found, source, head=(names, seed))
 
 
 def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:

@@ -208,7 +208,9 @@ def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
     """Move the module to the kit's device, frozen parameters in `frozen_dtype`."""
     for tensor in chain(parts.module.parameters(), parts.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
-        dtype = frozen_dtype if frozen else None
+        dtype = frozen_dtype if frozen else tensor.dtype
+        if (tensor.device, tensor.dtype) == (parts.device, dtype):
+            continue  # weights that the file still holds are read when they are used
         tensor.data = parts.host.copy_to_device(tensor.data, dtype=dtype, category="parameters")
         parts.host.wait()
 

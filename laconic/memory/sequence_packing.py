@@ -1,7 +1,7 @@
 """Sequence packing: several texts in a row of the batch, in place of padding."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,9 +64,9 @@ class PackedLayout(TextLayout):
     def __init__(self, length: int | None = None) -> None:
         self.length = length
 
-    def rows(self, texts: Sequence[TokenizedText]) -> Arrays:
+    def rows(self, texts: Sequence[TokenizedText], round_up: Callable[[int], int]) -> Arrays:
         sizes = [len(text) - 1 for text in texts]
-        width = max(self.length or 0, *sizes)
+        width = max(self.length or 0, round_up(max(sizes)))
         packed = pack_first_fit(sizes, width)
         arrays: dict[str, Any] = blank(len(packed), width)
         # The rest of a row is one more text, whose targets are ignored.

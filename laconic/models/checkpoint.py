@@ -29,6 +29,7 @@ from laconic.models.processors import plain_task
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.special_tokens import read_chat_template
+from laconic.models.weight_files import scan_weights
 from laconic.models.weights import check_finite, fill, fingerprint, is_program, read_safetensors, tie, write_weights
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
@@ -47,7 +48,8 @@ class Checkpoint:
     """A module in evaluation mode, float32, without gradients, that takes the inputs by name in their order.
 
     source: how to build the module, JSON-ready. history: a record of each step since. licence: as the source states it.
-    key: digest of source, history, task, signature and weights. size: bytes of the weight files of the source.
+    weights: a digest that tells the module's weights from all others. key: digest of source, history, task, signature
+    and weights. size: bytes of the weight files of the source.
     """
 
     module: nn.Module
@@ -57,6 +59,7 @@ class Checkpoint:
     source: dict[str, Any]
     history: tuple[Record, ...]
     licence: str | None
+    weights: str
     key: str
     size: int
 
@@ -71,14 +74,19 @@ class Checkpoint:
         size: int,
         history: tuple[Record, ...] = (),
         licence: str | None = None,
+        weights: str | None = None,
     ) -> "Checkpoint":
-        """Prepare the module in place (evaluation mode, float32, no gradients) and compute the key."""
+        """Prepare the module in place (evaluation mode, float32, no gradients) and compute the key.
+
+        weights: a digest that tells them from all others; by default that of the module's values.
+        """
         module = prepare(module)
         signature = [spec.model_dump(mode="json") for spec in (*task.inputs, *outputs)]
         assets = {name: hash_of(content.decode()) for name, content in task.assets().items()}
         steps = [record.key for record in history]
-        key = hash_of(source, steps, task.name, signature, assets, fingerprint(module))
-        return cls(module, task, task.inputs, outputs, source, history, licence, key, size)
+        weights = weights or fingerprint(module)
+        key = hash_of(source, steps, task.name, signature, assets, weights)
+        return cls(module, task, task.inputs, outputs, source, history, licence, weights, key, size)
 
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
         """The checkpoint after a stage; outputs keep their names, and may have other shapes."""
@@ -112,7 +120,8 @@ class Checkpoint:
             for name, content in self.task.assets().items():
                 (made / name).write_bytes(content)
             tied = write_weights(self.module, made / WEIGHTS)
-            (made / CARD).write_bytes(seal(self._card(tied).model_dump(mode="json")))
+            card = self._card(tied, scan_weights([made / WEIGHTS]).digest)
+            (made / CARD).write_bytes(seal(card.model_dump(mode="json")))
             replace_folder(made, folder)
 
     def check_buildable(self) -> None:
@@ -123,9 +132,10 @@ class Checkpoint:
                 f"Give its weights with a --builder"
             )
 
-    def _card(self, tied: Mapping[str, str]) -> Card:
-        names = ("inputs", "outputs", "source", "history", "licence", "key", "size")
-        return Card(task=self.task.name, tied=dict(tied), **{name: getattr(self, name) for name in names})
+    def _card(self, tied: Mapping[str, str], stored: str) -> Card:
+        names = ("inputs", "outputs", "source", "history", "licence", "weights", "key", "size")
+        same = {name: getattr(self, name) for name in names}
+        return Card(task=self.task.name, tied=dict(tied), stored=stored, **same)
 
     @classmethod
     def load(cls, folder: Path, *, trust: bool = False) -> "Checkpoint":
@@ -150,8 +160,10 @@ class Checkpoint:
             size=card.size,
             history=card.history,
             licence=card.licence,
+            weights=card.weights,
         )
-        if loaded.key != card.key:
+        is_stored = card.stored is None or scan_weights([folder / WEIGHTS]).digest == card.stored
+        if loaded.key != card.key or not is_stored:
             raise SourceError(f"{folder} is not the checkpoint that was saved: its files were changed. Copy it again")
         return loaded
 
@@ -240,17 +252,27 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
             f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers "
             f"or timm. For a model of your own, give the file of weights and a --builder"
         )
-    found = load_model(folder, task=task, trust=trust)
+    return make_checkpoint(load_model(folder, task=task, trust=trust), folder)
+
+
+def make_checkpoint(found: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
+    """The checkpoint of a loaded folder. head: what a head was made from that is not in the folder, JSON-ready.
+
+    Raises SourceError for weights that are no numbers, and for a model that does not run.
+    """
+    scan = scan_weights(found.files) if all(path.suffix == ".safetensors" for path in found.files) else None
+    if scan is None or not scan.finite:
+        check_finite(found.module, folder)
     made = found.task
-    check_finite(found.module, folder)
     outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs, advice=ONE_LENGTH)
     return Checkpoint.of(
         found.module,
-        found.task,
+        made,
         outputs=outputs,
         source=found.source,
         size=found.size,
         licence=read_licence(folder),
+        weights=scan and hash_of(scan.digest, *head),
     )
 
 

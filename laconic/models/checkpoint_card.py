@@ -20,7 +20,9 @@ BUILDABLE = ("builder", "huggingface", "timm")
 
 
 class Card(BaseModel):
-    """The content of model.json. tied: names of weights that are stored under another name."""
+    """The content of model.json. tied: names of weights that are stored under another name. weights: the digest that
+    the key was computed from, and stored: that of the tensors in the file; None in a card of an earlier version, whose
+    key has the digest of the module's values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,6 +36,8 @@ class Card(BaseModel):
     key: str
     size: int
     tied: dict[str, str]
+    weights: str | None = None
+    stored: str | None = None
 
 
 def read_card(folder: Path, *, trust: bool) -> Card:

@@ -189,7 +189,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     kind, sentence = opened.task, opened.sentence
     if kind.has_class_head:
         check_head(opened.path, opened.config, kind)
-    model, size = from_pretrained(
+    model, files = from_pretrained(
         opened.path,
         str(kind.auto_class),
         trust=trust,
@@ -200,7 +200,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     )
     parameters = count_parameters(model)
     module = wrap(model, opened.source)
-    size = round(size * count_parameters(module) / parameters)
+    size = round(sum(path.stat().st_size for path in files) * count_parameters(module) / parameters)
     made = kind.from_preprocessing(read_preprocessing(opened, model, module))
     if "texts" in kind.accepts and (count := count_embeddings(model)):
         made.limit_ids(count)
@@ -210,11 +210,12 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
         check_masked(module, opened.path)
     if sentence and isinstance(module, TextEmbedder):
         fill_projections(module, sentence.weights)
+        files = [*files, *sentence.weights]
         size += sum(path.stat().st_size for path in sentence.weights)
     embedders = (TextEmbedder, ImageEmbedder, ImageTower, TextTower)
     output = "embedding" if isinstance(module, embedders) else "logits"
     output = PROBABILITIES if isinstance(module, EncoderDecoder) else output
-    return Loaded(module, made, output, opened.source, size)
+    return Loaded(module, made, output, opened.source, size, tuple(files))
 
 
 def pretrained_tasks() -> list[str]:

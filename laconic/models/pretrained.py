@@ -28,8 +28,8 @@ def from_pretrained(
     problem_type: str | None = None,
     pooler: bool = False,
     seed: int = 0,
-) -> tuple[Any, int]:
-    """The model in float32, and the bytes of its weight files.
+) -> tuple[Any, list[Path]]:
+    """The model in float32, and its weight files.
 
     auto_class: the class of transformers that builds it. labels, problem_type: of a new head, initialized from the
     seed; without labels the folder must hold all weights, including the head's. pooler: of a bare encoder, whether it
@@ -74,7 +74,7 @@ def from_pretrained(
             f"{folder} has no weights for {len(missing)} tensors of {type(model).__name__} ({', '.join(missing[:3])}): "
             f"they would be random. Name the --task that the model was trained for"
         )
-    return model, sum(path.stat().st_size for path in files)
+    return model, files
 
 
 def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:

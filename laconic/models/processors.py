@@ -1,5 +1,7 @@
 """Preprocessing of a checkpoint: its tokenizer, or plain arrays; and the task made from it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +72,32 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
             f"transformers does not read the tokenizer in {folder}, so nothing shows that texts would be prepared as "
             f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
         ) from error
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_padding()
-    copy.enable_truncation(PROBE_LENGTH)
     for text in PROBES:
         expected = list(own(text, truncation=True, max_length=PROBE_LENGTH)["input_ids"])
-        if copy.encode(text).ids != expected:
+        with cut_short(tokenizer):
+            found = tokenizer.encode(text).ids
+        if found != expected:
             raise SourceError(
-                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {copy.encode(text).ids}, and transformers' "
+                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {found}, and transformers' "
                 f"{type(own).__name__} gives it {expected}, since tokenizer_config.json says something else. Save both "
                 f"again with tokenizer.save_pretrained, as the model was trained"
             )
+
+
+@contextmanager
+def cut_short(tokenizer: Tokenizer) -> Iterator[None]:
+    """Truncate texts to PROBE_LENGTH in the body, without padding. A copy would take as much memory again."""
+    truncation, padding = tokenizer.truncation, tokenizer.padding
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(PROBE_LENGTH)
+    try:
+        yield
+    finally:
+        tokenizer.no_truncation()
+        if truncation is not None:
+            tokenizer.enable_truncation(**truncation)
+        if padding is not None:
+            tokenizer.enable_padding(**padding)
 
 
 def find_mask_id(folder: Path) -> int:

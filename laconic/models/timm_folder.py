@@ -101,7 +101,7 @@ def load(folder: Path, *, task: str | None, labels: Sequence[str] = (), seed: in
     module = TimmModel(model)
     check_output(folder, module, made)
     output = "logits" if kind.has_class_head else "embedding"
-    return Loaded(module, made, output, {**source, "config": config}, weights.stat().st_size)
+    return Loaded(module, made, output, {**source, "config": config}, weights.stat().st_size, (weights,))
 
 
 def describe_source(folder: Path, task: str | None) -> dict[str, Any]:

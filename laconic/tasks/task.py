@@ -297,6 +297,10 @@ class Task(ABC):
             return nullcontext()
         raise UsageError(f"max_length is for texts, and this model is for {self.name}. Leave it out")
 
+    def padded(self, multiple: int) -> AbstractContextManager[None]:
+        """Pad the texts of a batch to a multiple of so many tokens in the body, where samples are texts."""
+        return nullcontext()
+
     @abstractmethod
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         """Synthetic samples of varied lengths, to trace, warm up and time with."""

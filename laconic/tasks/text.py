@@ -112,6 +112,8 @@ class TextTask(Task):
         self.max_tokens = max_tokens
         self.set_truncation(max_tokens)
         self.pad_id = pad_id
+        self.multiple = 1
+        """Texts of a batch are padded to a multiple of so many tokens."""
         self.vocabulary = count_ids(tokenizer)
         self.padding = {spec.name: pad_id if spec.name == "input_ids" else 0 for spec in inputs}
 
@@ -192,6 +194,18 @@ class TextTask(Task):
         finally:
             self.set_truncation(self.max_tokens)
 
+    @contextmanager
+    def padded(self, multiple: int) -> Iterator[None]:
+        self.multiple = multiple
+        try:
+            yield
+        finally:
+            self.multiple = 1
+
+    def round_up(self, length: int) -> int:
+        """The tokens to which texts of at most `length` are padded; no more than the model takes."""
+        return max(length, min(-(-length // self.multiple) * self.multiple, self.max_tokens))
+
     def set_truncation(self, length: int) -> None:
         """Truncate texts to `length` tokens from now on; of a pair the longer text."""
         self.tokenizer.enable_truncation(length)
@@ -221,7 +235,8 @@ class TextTask(Task):
         encodings = [sample if isinstance(sample, Tokens) else next(encoded) for sample in samples]
         self.check_id(max((max(encoding.ids, default=0) for encoding in encodings), default=0))
         fixed = self.inputs[0].shape[1]
-        width = fixed if isinstance(fixed, int) else max(len(encoding.ids) for encoding in encodings)
+        longest = max(len(encoding.ids) for encoding in encodings)
+        width = fixed if isinstance(fixed, int) else self.round_up(longest)
         parts = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
         def tensor(spec: TensorSpec) -> Array:

@@ -23,6 +23,11 @@ from laconic.training.step.parameter_settings import ParameterSettings
 from laconic.training.step.technique import Technique
 from laconic.units import Bytes
 
+BF16_PADDING = 8
+"""On a processor oneDNN compiles a product in BF16 for each shape, and keeps it: 40 steps of a GPT-2 of 4 layers on
+texts of up to 64 tokens took 175 MiB with lengths in multiples of 8, else 384, and 0.92 times as long. Tensor Cores
+like multiples of 8, too."""
+
 
 @dataclass(frozen=True)
 class TrainingComponents:
@@ -33,6 +38,16 @@ class TrainingComponents:
     techniques: Mapping[str, Technique]
     parameters: ParameterSettings = field(default_factory=ParameterSettings)
     ema: float | None = None
+
+    @property
+    def multiplies_in_bf16(self) -> bool:
+        """Whether matrix products are computed in BF16."""
+        return any(technique.multiplies_in_bf16 for technique in self.techniques.values())
+
+    @property
+    def padding_multiple(self) -> int:
+        """Texts of a batch are padded to a multiple of so many tokens."""
+        return BF16_PADDING if self.multiplies_in_bf16 else 1
 
 
 class Training(Strict):

@@ -91,7 +91,7 @@ def train(
     factories = (*keep_zeros(checkpoint, components.techniques), *callbacks)
     state = start_training(checkpoint.module, objective, training, ranks, steps)
     every = eval_every or sampler.steps
-    with checkpoint.task.truncated(training.max_length):
+    with checkpoint.task.truncated(training.max_length), checkpoint.task.padded(components.padding_multiple):
         evaluate(state, 0)
         with open_snapshots(folder / SNAPSHOTS) as snapshots:
             batch = first_batch(objective, dataset, sampler, ranks.device)

@@ -107,7 +107,7 @@ class NextToken(Objective):
         return [TokenizedText.of(text) for text in texts]
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        return to_tensors(self.layout.rows(self.texts(samples, labels)))
+        return to_tensors(self.layout.rows(self.texts(samples, labels), self.task.round_up))
 
     def count_terms(self, batch: Batch) -> int:
         return int(batch[LEARNED].sum()) if LEARNED in batch else self.count_tokens(batch)
@@ -150,15 +150,19 @@ class NextToken(Objective):
 class TextLayout:
     """A row for each text."""
 
-    def rows(self, texts: Sequence[TokenizedText]) -> Arrays:
-        """input_ids and targets, [rows, width] int64, and what else the model and `terms` must be told."""
+    def rows(self, texts: Sequence[TokenizedText], round_up: Callable[[int], int]) -> Arrays:
+        """input_ids and targets, [rows, width] int64, and what else the model and `terms` must be told. round_up: from
+        the longest text to the width, where texts are padded."""
         widths = [len(text) - 1 for text in texts]
-        arrays = blank(len(texts), max(widths)) | {"attention_mask": np.zeros((len(texts), max(widths)), np.int64)}
+        is_padded = min(widths) < max(widths)
+        width = round_up(max(widths)) if is_padded else max(widths)
+        arrays = blank(len(texts), width)
+        if is_padded:
+            arrays["attention_mask"] = np.zeros((len(texts), width), np.int64)
         for row, text in enumerate(texts):
             write(arrays, text, row, 0)
-            arrays["attention_mask"][row, : widths[row]] = 1
-        if min(widths) == max(widths):
-            del arrays["attention_mask"]
+            if is_padded:
+                arrays["attention_mask"][row, : widths[row]] = 1
         return arrays | count_learned(texts, [[row] for row in range(len(texts))])
 
     def make_example(self, rows: int, width: int) -> Arrays:
