@@ -7,6 +7,7 @@ import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from laconic.training.settings import TrainingRecipe
 
 LACONIC = "Laconic"
 DECAY, CLIP = 0.01, 1.0
+BF16_MULTIPLE = 8
 MAPPED = 2**16
 """Bytes from which a freed block goes back to the system where memory is measured, so that the resident size is what is
 held and not what glibc keeps."""
@@ -151,11 +153,12 @@ def open_peer(run: TrainerRun) -> tuple[Any, torch.optim.Optimizer, Any]:
 
 
 def make_batches(run: TrainerRun, rows: list[dict[str, Any]]) -> DataLoader[Any]:
-    """The micro-batches of all steps."""
+    """The micro-batches of all steps; in BF16 padded to a multiple of 8 tokens, as transformers' examples do."""
     size = run.means.rows or run.study.batch
     parts = [batch[at : at + size] for batch in run.batches(len(rows)) for at in range(0, len(batch), size)]
     dataset: Any = rows
-    return DataLoader(dataset, batch_sampler=parts, collate_fn=run.study.collate)
+    collate = partial(run.study.collate, multiple=BF16_MULTIPLE if run.means.bf16 else 1)
+    return DataLoader(dataset, batch_sampler=parts, collate_fn=collate)
 
 
 class TurnsCallback(transformers.TrainerCallback):  # type: ignore[misc]
@@ -174,7 +177,8 @@ class TurnsCallback(transformers.TrainerCallback):  # type: ignore[misc]
 def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[float]]:
     """transformers' Trainer, which logs, saves and evaluates nothing."""
     model, optimizer, schedule = open_peer(run)
-    rows, losses = run.study.rows(run.study.train, run.seed), list[torch.Tensor]()
+    tokenizer, losses = run.study.open_tokenizer(run.seed), list[torch.Tensor]()
+    rows = run.study.rows(run.study.train, run.seed, tokenizer)
 
     class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Takes the given batches, and remembers its losses."""
@@ -198,7 +202,7 @@ def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[floa
         )  # fmt: skip
         Trainer(
             model=model, args=settings, train_dataset=rows, optimizers=(optimizer, schedule),
-            callbacks=[TurnsCallback(turns)],
+            processing_class=tokenizer, callbacks=[TurnsCallback(turns)],
         ).train()  # fmt: skip
     return model, [float(each) for each in losses]
 
@@ -209,7 +213,8 @@ def run_accelerate(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[f
     if run.means.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16" if run.means.bf16 else "no")
-    rows = run.study.rows(run.study.train, run.seed)
+    tokenizer = run.study.open_tokenizer(run.seed)
+    rows = run.study.rows(run.study.train, run.seed, tokenizer)
     model, optimizer, loader = accelerator.prepare(model, optimizer, make_batches(run, rows))
     parts = run.study.batch // (run.means.rows or run.study.batch)
     model.train()

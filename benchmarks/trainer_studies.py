@@ -43,9 +43,12 @@ class TrainerStudy:
         """The folder of the model that a seed trains."""
         return Path(self.model.format(seed=seed))
 
-    def rows(self, path: Path, seed: int) -> list[dict[str, Any]]:
+    def open_tokenizer(self, seed: int) -> Any:
+        """The tokenizer of the model that a seed trains. A user's script holds it while it trains."""
+        return transformers.AutoTokenizer.from_pretrained(self.folder(seed))
+
+    def rows(self, path: Path, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
         """The rows of a file as a trainer of transformers takes them: input_ids, and the label of a classifier."""
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder(seed))
         labels = transformers.AutoConfig.from_pretrained(self.folder(seed)).label2id
         rows = []
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -58,20 +61,20 @@ class TrainerStudy:
                 rows.append({"input_ids": ids, "labels": ids})
         return rows
 
-    def collate(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """A batch of rows, padded on the right; padding has the label -100."""
-        ids = [torch.tensor(row["input_ids"]) for row in rows]
-        mask = [torch.ones_like(each) for each in ids]
-        pad = torch.nn.utils.rnn.pad_sequence
-        labels = (
-            torch.tensor([row["labels"] for row in rows])
-            if self.classifies
-            else pad(ids, batch_first=True, padding_value=-100)
-        )
+    def collate(self, rows: list[dict[str, Any]], multiple: int = 1) -> dict[str, torch.Tensor]:
+        """A batch of rows, padded on the right to a multiple of so many tokens; padding has the label -100."""
+        lengths = [len(row["input_ids"]) for row in rows]
+        width = -(-max(lengths) // multiple) * multiple
+
+        def pad(values: list[list[int]], blank: int) -> torch.Tensor:
+            return torch.tensor([each + [blank] * (width - len(each)) for each in values])
+
+        ids = [row["input_ids"] for row in rows]
+        labels = [row["labels"] for row in rows]
         return {
-            "input_ids": pad(ids, batch_first=True),
-            "attention_mask": pad(mask, batch_first=True),
-            "labels": labels,
+            "input_ids": pad(ids, 0),
+            "attention_mask": pad([[1] * length for length in lengths], 0),
+            "labels": torch.tensor(labels) if self.classifies else pad(labels, -100),
         }
 
     def count_terms(self, batch: dict[str, torch.Tensor]) -> int:
@@ -82,7 +85,7 @@ class TrainerStudy:
     def judge(self, module: torch.nn.Module, seed: int) -> dict[str, float]:
         """The loss of a model of transformers on the rows that are held back; of a classifier also its accuracy."""
         module.eval()
-        rows = sorted(self.rows(self.held, seed), key=lambda row: len(row["input_ids"]))
+        rows = sorted(self.rows(self.held, seed, self.open_tokenizer(seed)), key=lambda row: len(row["input_ids"]))
         loss, terms, right = 0.0, 0, 0
         with torch.no_grad():
             for start in range(0, len(rows), 32):

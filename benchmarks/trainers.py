@@ -9,7 +9,7 @@ seeds are the same for all.
 
 Every run has a process of its own, and the three of a seed take their steps in turns (trainer_turns.py). A step's time
 is the processor time of its process, with one thread; ratios are those of steps that were taken one after the other.
-Memory is the greatest resident size in some steps, less the resident size before the model was loaded, with freed
+Memory is the greatest resident size in all steps, less the resident size before the model was loaded, with freed
 blocks returned to the system at once; it is measured apart. Results are kept in the cache.
 """
 
@@ -42,8 +42,6 @@ from laconic.training.callbacks.monitor import StepReport
 from laconic.training.callbacks.run_estimate import RunEstimate
 from laconic.training.settings import Training
 
-MEASURED = 4
-"""Steps in which memory is measured."""
 FASTER = 5
 """By how much the learning rate is higher where adapters learn, as is usual."""
 SKIPPED = 2
@@ -95,7 +93,7 @@ def measure_peak(
     study: TrainerStudy, trainer: str, means: PeerMeans, recipe: Mapping[str, Any], lr: float
 ) -> dict[str, Any]:
     """The peak of a trainer alone, and what else it says."""
-    (found,) = take_turns([TrainerRun(study, trainer, 0, lr, means, recipe, MEASURED, maps=True)])
+    (found,) = take_turns([TrainerRun(study, trainer, 0, lr, means, recipe, study.steps, maps=True)])
     return found
 
 

@@ -154,8 +154,8 @@ class TextLayout:
         """input_ids and targets, [rows, width] int64, and what else the model and `terms` must be told. round_up: from
         the longest text to the width, where texts are padded."""
         widths = [len(text) - 1 for text in texts]
-        is_padded = min(widths) < max(widths)
-        width = round_up(max(widths)) if is_padded else max(widths)
+        width = round_up(max(widths))
+        is_padded = min(widths) < width
         arrays = blank(len(texts), width)
         if is_padded:
             arrays["attention_mask"] = np.zeros((len(texts), width), np.int64)
