@@ -1,6 +1,7 @@
 """One run of a trainer: Laconic's, transformers' Trainer, or a plain loop with Accelerate, on the same batches.
 
-All take AdamW (fused) with weight decay for matrices alone, Laconic's linear schedule, and clip the gradient to 1.
+All take AdamW (fused) with weight decay for matrices alone, Laconic's linear schedule, and clip the gradient to 1. All
+measure their loss on the rows that are held back before they train, as Laconic always does.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ from laconic.training.settings import TrainingRecipe
 
 LACONIC = "Laconic"
 DECAY, CLIP = 0.01, 1.0
-BF16_MULTIPLE = 8
+BF16_MULTIPLE, EVALUATED = 8, 32
 MAPPED = 2**16
 """Bytes from which a freed block goes back to the system where memory is measured, so that the resident size is what is
 held and not what glibc keeps."""
@@ -153,12 +154,33 @@ def open_peer(run: TrainerRun) -> tuple[Any, torch.optim.Optimizer, Any]:
 
 
 def make_batches(run: TrainerRun, rows: list[dict[str, Any]]) -> DataLoader[Any]:
-    """The micro-batches of all steps; in BF16 padded to a multiple of 8 tokens, as transformers' examples do."""
+    """The micro-batches of all steps."""
     size = run.means.rows or run.study.batch
     parts = [batch[at : at + size] for batch in run.batches(len(rows)) for at in range(0, len(batch), size)]
     dataset: Any = rows
-    collate = partial(run.study.collate, multiple=BF16_MULTIPLE if run.means.bf16 else 1)
-    return DataLoader(dataset, batch_sampler=parts, collate_fn=collate)
+    return DataLoader(dataset, batch_sampler=parts, collate_fn=collate(run))
+
+
+def collate(run: TrainerRun) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+    """What makes a batch of rows; in BF16 padded to a multiple of 8 tokens, as in transformers' examples."""
+    return partial(run.study.collate, multiple=BF16_MULTIPLE if run.means.bf16 else 1)
+
+
+def held_rows(run: TrainerRun, tokenizer: Any) -> list[dict[str, Any]]:
+    """The rows that are held back, the shortest first."""
+    return sorted(run.study.rows(run.study.held, run.seed, tokenizer), key=lambda row: len(row["input_ids"]))
+
+
+def evaluate_loss(run: TrainerRun, model: nn.Module, rows: list[dict[str, Any]]) -> float:
+    """The mean loss of a model on some rows."""
+    model.eval()
+    total, terms = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(rows), EVALUATED):
+            batch = collate(run)(rows[start : start + EVALUATED])
+            count = run.study.count_terms(batch)
+            total, terms = total + float(model(**batch).loss) * count, terms + count
+    return total / terms
 
 
 class TurnsCallback(transformers.TrainerCallback):  # type: ignore[misc]
@@ -175,7 +197,7 @@ class TurnsCallback(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[float]]:
-    """transformers' Trainer, which logs, saves and evaluates nothing."""
+    """transformers' Trainer, which logs and saves nothing."""
     model, optimizer, schedule = open_peer(run)
     tokenizer, losses = run.study.open_tokenizer(run.seed), list[torch.Tensor]()
     rows = run.study.rows(run.study.train, run.seed, tokenizer)
@@ -188,7 +210,8 @@ def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[floa
 
         def compute_loss(self, *given: Any, **named: Any) -> Any:
             loss = super().compute_loss(*given, **named)
-            losses.append(loss.detach())
+            if self.model.training:
+                losses.append((loss[0] if isinstance(loss, tuple) else loss).detach())
             return loss
 
     parts = run.study.batch // (run.means.rows or run.study.batch)
@@ -198,12 +221,15 @@ def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[floa
             gradient_accumulation_steps=parts, max_grad_norm=CLIP, bf16=run.means.bf16, seed=run.seed,
             gradient_checkpointing=run.means.checkpointing, logging_strategy="no", save_strategy="no",
             eval_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True,
-            optim="adamw_torch_fused",
+            optim="adamw_torch_fused", per_device_eval_batch_size=EVALUATED, prediction_loss_only=True,
         )  # fmt: skip
-        Trainer(
+        trainer = Trainer(
             model=model, args=settings, train_dataset=rows, optimizers=(optimizer, schedule),
-            processing_class=tokenizer, callbacks=[TurnsCallback(turns)],
-        ).train()  # fmt: skip
+            eval_dataset=held_rows(run, tokenizer), data_collator=collate(run), processing_class=tokenizer,
+            callbacks=[TurnsCallback(turns)],
+        )  # fmt: skip
+        trainer.evaluate()
+        trainer.train()
     return model, [float(each) for each in losses]
 
 
@@ -217,6 +243,7 @@ def run_accelerate(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[f
     rows = run.study.rows(run.study.train, run.seed, tokenizer)
     model, optimizer, loader = accelerator.prepare(model, optimizer, make_batches(run, rows))
     parts = run.study.batch // (run.means.rows or run.study.batch)
+    evaluate_loss(run, model, held_rows(run, tokenizer))
     model.train()
     losses: list[torch.Tensor] = []
     batches = iter(loader)
