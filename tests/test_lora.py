@@ -367,3 +367,13 @@ def test_four_bits_learn_under_autocast(bert):
     state = make_state(bert, Qlora(rank=4), Classes())
     losses = learn(state)
     assert losses[-1] < losses[0]
+
+
+def test_frozen_weights_of_a_cpu_stay_where_they_are(tmp_path):
+    """In the file, where they were mapped from it, of which a step reads what it needs."""
+    module = load_source(models.save_bert(tmp_path)).module
+    before = {name: value.data_ptr() for name, value in module.named_parameters()}
+    parts = StepParts(module, Labels(), None, None, torch.device("cpu"))
+    Lora(train_head=False).apply(parts)
+    kept = [name for name, value in module.named_parameters() if before.get(name) == value.data_ptr()]
+    assert {"model.bert.embeddings.word_embeddings.weight"} <= set(kept)
