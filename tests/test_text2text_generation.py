@@ -350,6 +350,10 @@ def test_samples_come_with_targets_or_without(tmp_path):
         path.write_text(wrong)
         with pytest.raises(DataError, match="row 1"):
             read(path, task)
+    task.limit_ids(task.tokenizer.token_to_id("world"))
+    path.write_text('{"text": "hello", "target": "hello"}\n{"text": "hello", "target": "hello world"}')
+    with pytest.raises(DataError, match="row 2: the text to write has a token with the id"):
+        read(path, task)
 
 
 def test_a_text_of_another_language_begins_with_the_token_that_is_forced(tmp_path):

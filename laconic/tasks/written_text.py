@@ -88,7 +88,8 @@ class WrittenText(Task):
 
     def encode_text(self, text: Any) -> tuple[int, ...]:
         """The tokens that a model should write: those of the tokenizer, with the first token that generation forces,
-        and the end token; at most as many as an answer may have. Raises DataError for anything but a text."""
+        and the end token; at most as many as an answer may have. Raises DataError for anything but a text, and for a
+        token that the model has no embedding for."""
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{TARGET!r} must be the text to write, not {text!r}")
         first, ends = self.settings.forced_bos_token_id, self.settings.eos_token_id
@@ -103,6 +104,11 @@ class WrittenText(Task):
                 self.tokenizer.enable_truncation(truncation["max_length"])
         if ends and ids[-1:] not in ([end] for end in ends):
             ids.append(ends[0])
+        if max(ids) >= self.vocabulary:
+            raise DataError(
+                f"the text to write has a token with the id {max(ids)}, and the model has embeddings for the ids 0 to "
+                f"{self.vocabulary - 1}: the tokenizer is of another model. Give the one that it was trained with"
+            )
         return tuple(ids[: self.settings.max_new_tokens])
 
     def encode_targets(self, targets: Sequence[Sequence[int]]) -> Arrays:
