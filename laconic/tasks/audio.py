@@ -1,6 +1,5 @@
 """Recordings to arrays, for every task that reads audio."""
 
-import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,8 +16,9 @@ from laconic.tasks.audio_preprocess import (
     check_rate,
     read_audio,
 )
+from laconic.tasks.file_task import FileTask
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
+from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Upload, read_asset, to_json
 from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
 
 FRAMES = 50
@@ -27,7 +27,7 @@ FRAMES = 50
 WAVEFORM, MASK = "input_values", "attention_mask"
 
 
-class AudioTask(Task):
+class AudioTask(FileTask):
     """A task whose samples are waveforms, [samples] float32, made from audio files or given as arrays.
 
     The inputs are the waveforms and, for a model that is not disturbed by padding, their mask.
@@ -37,7 +37,7 @@ class AudioTask(Task):
     field_description = "An audio file in base64, or a list of them."
     upload = Upload(content_type="audio/*", example="speech.wav")
     accepts = frozenset({"audio"})
-    decodes_files = True
+    content = "a recording"
 
     def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess) -> None:
         self.inputs = inputs
@@ -103,30 +103,6 @@ class AudioTask(Task):
                 f"the recording is {len(sample) / rate:.3f} s long, expected at least {shortest / rate:.3f} s"
             )
         return sample
-
-    def read_base64(self, text: str) -> bytes:
-        """The bytes of a file in base64, or in a data URL. Raises InputError."""
-        try:
-            return base64.b64decode(text.partition("base64,")[2] or text, validate=True)
-        except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
-            raise InputError("a recording in JSON must be the file's bytes in base64") from None
-
-    def read_field(self, value: Any, folder: Path) -> Any:
-        """The path of an audio file, relative to `folder`; the bytes of one; or a waveform as it is."""
-        if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold audio
-            return bytes(value["bytes"])
-        if isinstance(value, str):
-            found = folder / value
-            if not found.is_file():
-                raise InputError(f"there is no recording {value!r} (looked for {found})")
-            return found
-        return value
-
-    def from_arrays(self, arrays: Arrays) -> Any:
-        return first(arrays)
-
-    def example_request(self) -> dict[str, Any]:
-        return {self.field: "..."}
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
         """Shorter recordings are padded with zeros: silence to a model without a mask, which learns from such batches

@@ -1,7 +1,6 @@
 """Images to arrays, for every task that reads images."""
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,20 +8,21 @@ import numpy as np
 
 from laconic.arrays import Arrays
 from laconic.errors import InputError, SourceError
+from laconic.tasks.file_task import FileTask
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Task, Upload, first, read_asset, to_json
+from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Upload, read_asset, to_json
 from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
 
 
-class ImageTask(Task):
+class ImageTask(FileTask):
     """A task whose samples are [channels, height, width] float32 arrays, made from image bytes or given as arrays."""
 
     field = "image"
     field_description = "An image file in base64, or a list of them."
     upload = Upload(content_type="image/*", example="picture.jpg")
     accepts = frozenset({"images", "arrays"})
-    decodes_files = True
+    content = "an image"
     planning_length = 1
 
     def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess) -> None:
@@ -81,30 +81,6 @@ class ImageTask(Task):
             array = array[None]
         self.inputs[0].check(array[None], {})
         return array
-
-    def read_base64(self, text: str) -> bytes:
-        """The bytes of a file in base64, or in a data URL. Raises InputError."""
-        try:
-            return base64.b64decode(text.partition("base64,")[2] or text, validate=True)
-        except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
-            raise InputError("an image in JSON must be the file's bytes in base64") from None
-
-    def read_field(self, value: Any, folder: Path) -> Any:
-        """The path of an image file, relative to `folder`; the bytes of one; or an array as it is."""
-        if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold images
-            return bytes(value["bytes"])
-        if isinstance(value, str):
-            found = folder / value
-            if not found.is_file():
-                raise InputError(f"there is no image {value!r} (looked for {found})")
-            return found
-        return value
-
-    def from_arrays(self, arrays: Arrays) -> Any:
-        return first(arrays)
-
-    def example_request(self) -> dict[str, Any]:
-        return {self.field: "..."}
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
         shapes = {sample.shape for sample in samples}
