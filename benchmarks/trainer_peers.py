@@ -228,6 +228,7 @@ def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[floa
             eval_dataset=held_rows(run, tokenizer), data_collator=collate(run), processing_class=tokenizer,
             callbacks=[TurnsCallback(turns)],
         )  # fmt: skip
+        trainer.remove_callback(transformers.PrinterCallback)
         trainer.evaluate()
         trainer.train()
     return model, [float(each) for each in losses]
