@@ -469,7 +469,10 @@ def test_allocator_sets_what_glibc_takes():
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own
-def test_compiled_layers_train_as_the_others_do():
+def test_compiled_layers_train_as_the_others_do(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path))
+
     def state(techniques: dict[str, Technique]) -> TrainState:
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]
@@ -479,6 +482,7 @@ def test_compiled_layers_train_as_the_others_do():
     compiled = state(find("compile", {}))
     assert losses(compiled, batch) == pytest.approx(losses(state({}), batch), abs=1e-5)
     assert look(compiled.finish()) == look(state({}).module)
+    assert list((tmp_path / "torch-compile").rglob("*.so")), "no other process finds what was compiled"
 
 
 @pytest.mark.gpu

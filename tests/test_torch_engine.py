@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import captured
 import numpy as np
@@ -241,13 +240,16 @@ def test_a_missing_torch_is_named_in_one_sentence(monkeypatch):
         resolve("runtime", "torch")
 
 
-def test_compiled_programs_are_kept_in_the_cache_folder_of_the_user_apart_for_each_instruction_set(tmp_path):
-    code = "import laconic.runtimes.torch_engine, os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+def test_compiled_programs_are_kept_in_the_cache_folder_of_the_user_apart_for_each_instruction_set(shared, tmp_path):
+    code = (
+        "import pathlib, sys; from laconic.runtimes.runtime import make_runtime; "
+        "make_runtime('torch').open(pathlib.Path(sys.argv[1]))"
+    )
+    _, graph = captured.open_captured(shared, "tied")
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    folders = []
     for instructions in ("avx2", "default"):
         environment |= {"LACONIC_CACHE": str(tmp_path), "ATEN_CPU_CAPABILITY": instructions}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        folders.append(Path(done.stdout.strip()))
-    assert {folder.parent for folder in folders} == {tmp_path / "torch-compile"}
-    assert folders[0] != folders[1]
+        subprocess.run([sys.executable, "-c", code, str(graph.path)], env=environment, check=True, capture_output=True)
+    folders = list((tmp_path / "torch-compile").iterdir())
+    assert len(folders) == 2
+    assert all(list(folder.rglob("*.so")) for folder in folders), "the programs are there, and not elsewhere"

@@ -10,6 +10,7 @@ import torch
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
+from laconic.runtimes.compiled_programs import keep_compiled_programs
 from laconic.training.step.compatibility import Slot
 from laconic.training.step.step_parts import StepParts
 from laconic.training.step.technique import Technique
@@ -31,6 +32,7 @@ class Compile(Technique):
 
     def apply(self, parts: StepParts) -> None:
         check_compiler(parts.device)
+        keep_compiled_programs()
         if self.scope == "step":
             parts.wrap_loss_module(lambda lesson: torch.compile(lesson, mode=self.mode))  # type: ignore[return-value, arg-type]
             return

@@ -80,6 +80,10 @@ class Lora(Technique):
         )
 
     @property
+    def multiplies_in_bf16(self) -> bool:
+        return self.base_dtype == "bfloat16"
+
+    @property
     def keeps_adapter(self) -> bool:
         return not self.merge
 

@@ -13,31 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch._inductor.config as inductor
 
 from laconic.arrays import Array, Arrays
-from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hardware import this_machine
-from laconic.hashing import hash_of
+from laconic.runtimes.compiled_programs import keep_compiled_programs
 from laconic.runtimes.engine_spec import AXIS_BOUNDS, read_axis_bounds
+from laconic.runtimes.inductor_kernels import find_kernels, record_programs
 from laconic.runtimes.onnx_file import GraphInput, read_inputs, read_properties
 from laconic.runtimes.onnx_graph import ELEMENTS, read_graph
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.runtimes.torch_graph import GraphTranslator
 from laconic.tensor import BATCH
-
-# By default the compiler keeps its results in the shared folder for temporary files, where others may write. It finds
-# them by the graph, and not by the processor's instructions (torch 2.13): a program for AVX-512 that was found by a
-# processor with AVX2 alone, in a folder that both shared, read beyond its arrays and crashed.
-os.environ.setdefault(
-    "TORCHINDUCTOR_CACHE_DIR",
-    str(Cache().folder / "torch-compile" / hash_of(this_machine().features, os.environ.get("ATEN_CPU_CAPABILITY"))),
-)
-
-import torch
-import torch._inductor.config as inductor
-
-from laconic.runtimes.inductor_kernels import find_kernels, record_programs
 
 log = logging.getLogger("laconic.torch")
 
@@ -118,6 +107,7 @@ class GraphProgram:
         One program serves all sizes of the dynamic axes, but for size 1, which gets one of its own. A model that takes
         none of the sizes that are tried is compiled by its first run.
         """
+        keep_compiled_programs()
         self._program = torch.compile(self.module, dynamic=True)
         for length in LENGTHS:
             try:
