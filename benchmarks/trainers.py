@@ -60,8 +60,8 @@ KINDS = ("plain", "lora", "limit")
 
 def take_turns(runs: Sequence[TrainerRun]) -> list[dict[str, Any]]:
     """Do the runs in turns; gives the result of each, with the seconds of its steps."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer_peers"])
+    # Not forked: a child would count the code of libraries that it touches, which its parent has in memory already.
+    context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in runs]
     found: list[dict[str, Any]] = []
     times: list[list[float]] = [[] for _ in runs]

@@ -13,12 +13,13 @@ from laconic.errors import DataError
 from laconic.models.checkpoint import BUILD, load_source
 from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.tensors import Tensors
+from laconic.tasks.token_positions import IGNORED
 from laconic.tensor import TensorSpec
 from laconic.training.objectives.array_targets import Targets
 from laconic.training.objectives.contrastive import Contrastive
 from laconic.training.objectives.cosent import CoSent
 from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.objectives.next_token import IGNORED, NextToken
+from laconic.training.objectives.next_token import NextToken
 from laconic.training.objectives.ranking import Ranking
 from laconic.training.step.objective import TARGETS
 from laconic.training.step.step_parts import StepParts

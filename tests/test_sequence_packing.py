@@ -14,8 +14,9 @@ from laconic.errors import RecipeError
 from laconic.memory.sequence_packing import PackedLayout, SequencePacking, pack_first_fit
 from laconic.models.checkpoint import load_source
 from laconic.planner.simulate import fakify, simulate
+from laconic.tasks.token_positions import IGNORED
 from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.objectives.next_token import IGNORED, NextToken, whole_logits
+from laconic.training.objectives.next_token import NextToken, whole_logits
 from laconic.training.step.objective import TARGETS
 from laconic.training.step.step_parts import StepParts
 from laconic.training.step.train_step import train_step

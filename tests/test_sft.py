@@ -21,8 +21,9 @@ from laconic.memory.sequence_packing import PackedLayout
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
+from laconic.tasks.token_positions import IGNORED
 from laconic.training.callbacks.journal import read_lines
-from laconic.training.objectives.next_token import IGNORED, LEARNED, NextToken
+from laconic.training.objectives.next_token import LEARNED, NextToken
 from laconic.training.objectives.tokenized_text import TokenizedText
 from laconic.training.settings import TrainingRecipe
 from laconic.training.step.objective import TARGETS

@@ -12,7 +12,8 @@ from lessons import Classes, build, gpt2, learn, make_state, texts
 from torch import nn
 
 from laconic.models.language_model import LanguageModel
-from laconic.training.objectives.next_token import IGNORED, NextToken
+from laconic.tasks.token_positions import IGNORED
+from laconic.training.objectives.next_token import NextToken
 from laconic.training.step.objective import TARGETS, Batch, Objective
 from laconic.training.step.step_parts import StepParts
 from laconic.training.step.train_state import TrainState

@@ -20,8 +20,9 @@ from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
 from laconic.offload.activation_store import FileStore
 from laconic.planner.simulate import fakify, simulate, trace_memory
+from laconic.tasks.token_positions import IGNORED
 from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.objectives.next_token import IGNORED, NextToken
+from laconic.training.objectives.next_token import NextToken
 from laconic.training.optimizers.adamw import AdamW
 from laconic.training.settings import TrainingComponents
 from laconic.training.step.compatibility import SLOTS, find_conflict

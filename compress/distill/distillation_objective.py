@@ -11,7 +11,7 @@ from compress.distill.forward_pass import HIDDEN, ForwardPass, record_forward
 from laconic.errors import RecipeError
 from laconic.layerwise.layer_stack import LayerStack
 from laconic.tasks.task import Task
-from laconic.training.objectives.next_token import IGNORED
+from laconic.tasks.token_positions import IGNORED
 from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
 from laconic.training.step.trained_modules import TrainedModules
 

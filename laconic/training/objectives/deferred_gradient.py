@@ -15,6 +15,7 @@ from torch.nn.functional import embedding
 
 from laconic.errors import TrainingFailure
 from laconic.offload.chunked_loops import chunks
+from laconic.tasks.token_positions import IGNORED
 from laconic.training.objectives.linear_cross_entropy import (
     ChunkedLinearCrossEntropy,
     HeadGradients,
@@ -22,7 +23,6 @@ from laconic.training.objectives.linear_cross_entropy import (
     compute_logits,
     product_dtype,
 )
-from laconic.training.objectives.next_token import IGNORED
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from laconic.errors import TrainingFailure
 from laconic.offload.chunked_loops import chunks
-from laconic.training.objectives.next_token import IGNORED
+from laconic.training.objectives.logit_gradients import cross_entropy_gradients, sum_cross_entropy
 
 
 @dataclass(frozen=True)
 class ChunkedLinearCrossEntropy:
-    """A `LinearCrossEntropy` that computes the logits of `chunk` tokens at a time."""
+    """A `LinearCrossEntropy` that computes the logits of `chunk` tokens at a time.
+
+    Those of no more than `chunk` tokens are computed as without it: the gradient of the weights is then made in the
+    backward pass, when activations are freed, and not before it.
+    """
 
     chunk: int
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
         """The sum of the losses, [] float32, of hidden [tokens, width], weight [vocab, width], bias [vocab] or None and
         targets [tokens] int64."""
+        if len(hidden) <= self.chunk:
+            return sum_cross_entropy(linear(hidden, weight, bias), targets)
         apply: Any = ChunkedCrossEntropyFunction.apply
         loss: Tensor = apply(hidden, weight, bias, targets, self.chunk, torch.is_grad_enabled())
         return loss
@@ -137,18 +144,3 @@ def compute_logits(inputs: Tensor, table: Tensor, bias: Tensor | None) -> Tensor
     """Logits [tokens, rows of the table] float32, in a tensor that may be overwritten."""
     logits = (inputs @ table.T).float()
     return logits if bias is None else logits.add_(bias)
-
-
-def cross_entropy_gradients(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss of some tokens, their log-sum-exps [tokens], and the gradient of the logits [tokens, vocab].
-
-    The gradient overwrites the logits.
-    """
-    counted = (targets != IGNORED)[:, None]
-    index = targets[:, None].clamp(min=0)
-    top = logits.amax(dim=1, keepdim=True)
-    picked = logits.gather(1, index).sub_(top)
-    total = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
-    logits.mul_(counted / total)
-    logits.scatter_(1, index, (picked.exp() / total - 1) * counted)
-    return ((total.log() - picked) * counted).sum(), (total.log() + top)[:, 0], logits

