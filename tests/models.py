@@ -447,6 +447,20 @@ class Difference(nn.Module):
         return {"relu": (a - b).relu() - b}
 
 
+class Inverted(nn.Module):
+    """A mask of integers, and what is not masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (
+            TensorSpec(name="mask", dtype="int64", shape=("batch", 4)),
+            TensorSpec(name="x", dtype="float32", shape=("batch", 4)),
+        )
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        return x * (1.0 - mask)
+
+
 class Branching(nn.Module):
     """Control flow that depends on the values: no graph."""
 

@@ -22,6 +22,7 @@ from export.capture.parity import PARITY, largest_difference
 from export.passes.attention import plain_attention
 from export.passes.experts import plain_experts
 from export.passes.lengths import free_lengths
+from export.passes.subtraction import float_subtraction
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
@@ -90,8 +91,8 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
 
 @contextmanager
 def graph_forms(module: nn.Module) -> Iterator[None]:
-    """Within the context, the transformers models inside the module compute in forms that a graph can hold."""
-    with plain_attention(module), plain_experts(module), free_lengths(module):
+    """Within the context, the module computes in forms that a graph can hold."""
+    with plain_attention(module), plain_experts(module), free_lengths(module), float_subtraction():
         yield
 
 

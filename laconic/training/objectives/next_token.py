@@ -12,15 +12,16 @@ from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset, Samples
 from laconic.errors import DataError
 from laconic.hashing import hash_of
+from laconic.models.language_model import cap_logits
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.chat_template import MarkedText
 from laconic.training.objectives.generation import generate_greedily, split_answer
 from laconic.training.objectives.tokenized_text import TokenizedText
 from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
 
-LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
-"""(hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets [tokens] int64) to the summed loss,
-[] float32; a target of IGNORED counts nothing."""
+LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
+"""(hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets [tokens] int64, cap of the logits or
+None) to the summed loss, [] float32; a target of IGNORED counts nothing."""
 
 IGNORED = -100
 FILLED, LEARNED = "filled", "learned"
@@ -30,9 +31,11 @@ BATCH = 1000
 """Texts that are tokenized at a time."""
 
 
-def whole_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def whole_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
+) -> Tensor:
     """The logits of all tokens at once, [tokens, vocab]."""
-    logits = linear(hidden, weight, bias).float()
+    logits = cap_logits(linear(hidden, weight, bias).float(), cap)
     return cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 
@@ -121,8 +124,8 @@ class NextToken(Objective):
         model: Any = module
         read = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
         hidden = model.hidden(**read).flatten(0, 1)
-        head = model.head
-        return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), batch[TARGETS].flatten())
+        head, targets = model.head, batch[TARGETS].flatten()
+        return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
         parts = [split_answer(sample) for sample in samples]
