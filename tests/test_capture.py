@@ -240,6 +240,11 @@ def test_a_graph_that_answers_otherwise_is_refused_with_the_figure(tmp_path):
         capture(built(tmp_path, models.Noisy), tmp_path / "graph")
 
 
+def test_a_module_whose_outputs_rounding_decides_is_refused_with_that_reason(tmp_path):
+    with pytest.raises(CaptureError, match="between FP32 and FP64: rounding decides them"):
+        capture(made_here(models.Amplifier()), tmp_path / "graph")
+
+
 def test_a_large_model_keeps_its_weights_beside_it(tmp_path, monkeypatch):
     checkpoint = built(tmp_path, models.Perceptron, widths=[40, 80, 3])
     plain = capture(checkpoint, tmp_path / "one")
