@@ -87,8 +87,8 @@ def measure_rounding(checkpoint: Checkpoint) -> float:
                 expected, found = call(checkpoint.module, inputs), call(wide, doubles)
         except RuntimeError:  # it converts something to FP32 itself
             return worst
-        outputs = ({name: each.numpy() for name, each in one.items()} for one in (expected, found))
-        worst = max(worst, relative_difference(*outputs, align=checkpoint.task.align))
+        narrow, precise = ({name: each.numpy() for name, each in one.items()} for one in (expected, found))
+        worst = max(worst, relative_difference(narrow, precise, checkpoint.task.align))
     return worst
 
 
