@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", help="families or groups; default: all", metavar="FAMILY")
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one command")
     parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()  # options may stand between the folder and the families
     rows = []
     for group, name in choose(arguments.families or list(GROUPS)):
         folder = arguments.folder / name.replace(" ", "-")

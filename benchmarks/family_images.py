@@ -72,7 +72,7 @@ IMAGE_FAMILIES: dict[str, Family] = {
     ),
     "CvT": image(
         "Cvt", "ConvNextImageProcessorPil", SHORTEST, embed_dim=[8, 16, 32],
-        num_heads=[1, 2, 4], depth=[1, 1, 1], image_size=SIZE,
+        num_heads=[1, 2, 4], depth=[1, 2, 3], image_size=SIZE,
     ),
     "BiT": image("Bit", "BitImageProcessorPil", CENTRE,
         embedding_size=16, hidden_sizes=[32, 64], depths=[1, 1], num_groups=8,
@@ -109,6 +109,9 @@ IMAGE_FAMILIES: dict[str, Family] = {
     "DINOv3": image("DINOv3ViT", "ViTImageProcessorPil", **VIT, head=BARE),
     "CLIP classifier": image("CLIP", "CLIPImageProcessorPil", CENTRE, vision_config=VIT),
     "SigLIP classifier": image("Siglip", "SiglipImageProcessorPil", vision_config=VIT),
+    "DINOv3 ConvNeXt": image("DINOv3ConvNext", "ViTImageProcessorPil", head=BARE, hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1], image_size=SIZE,
+    ),
     "Donut-Swin": image(
         "DonutSwin", "ViTImageProcessorPil", image_size=SIZE, patch_size=4, embed_dim=16, depths=[1, 1],
         num_heads=[2, 4], window_size=4,

@@ -98,7 +98,9 @@ class UsualModel(MetaModel):
         return cast(Objective, found)
 
 
-def torchs_cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def torchs_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
+) -> Tensor:
     """A `LinearCrossEntropy`, as transformers computes it."""
     return cross_entropy(linear(hidden, weight, bias).float(), targets, ignore_index=IGNORED, reduction="sum")
 

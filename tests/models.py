@@ -447,6 +447,31 @@ class Difference(nn.Module):
         return {"relu": (a - b).relu() - b}
 
 
+class Amplifier(nn.Module):
+    """Nothing but the rounding of sums, amplified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 64)),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sum(dim=1) - (x / 3).sum(dim=1) * 3) * 1e6
+
+
+class Inverted(nn.Module):
+    """A mask of integers, and what is not masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (
+            TensorSpec(name="mask", dtype="int64", shape=("batch", 4)),
+            TensorSpec(name="x", dtype="float32", shape=("batch", 4)),
+        )
+
+    def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+        return x * (1.0 - mask)
+
+
 class Branching(nn.Module):
     """Control flow that depends on the values: no graph."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from captured import BUILT, SAVED, built
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,26 @@ def test_constants_that_only_a_loop_reads_are_kept(tmp_path):
         np.testing.assert_allclose(session.run(inputs)["output"], expected["output"], atol=0.01)
 
 
+def test_a_mask_of_integers_can_be_subtracted_from_a_fraction(tmp_path):
+    checkpoint = made_here(models.Inverted())
+    assert measure_parity(checkpoint, capture(checkpoint, tmp_path / "graph")) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Gemma2", {"attn_logit_softcapping": 0.5, "head_dim": 16}),
+        ("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}),
+    ],
+)
+def test_caps_and_sinks_of_attention_are_captured(tmp_path, kind, settings):
+    settings |= {"num_key_value_heads": 2, "pad_token_id": 0, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{kind}Config")(**(models.TEXT | settings))
+    model = models.randomize(getattr(transformers, f"{kind}ForCausalLM")(config))
+    checkpoint = load_source(models.save_transformer(tmp_path / "m", model))
+    assert measure_parity(checkpoint, capture(checkpoint, tmp_path / "graph")) < 1e-5
+
+
 def test_control_flow_that_depends_on_data_is_refused_with_the_line_that_asks_for_it(tmp_path, capfd):
     with pytest.raises(CaptureError, match=r"models\.py, line \d+ \(.*if x\.sum\(\) > 0.*\) depends on the values"):
         capture(built(tmp_path, models.Branching), tmp_path / "graph")
@@ -217,6 +238,11 @@ def test_a_recurrence_that_is_unrolled_is_refused(tmp_path):
 def test_a_graph_that_answers_otherwise_is_refused_with_the_figure(tmp_path):
     with pytest.raises(CaptureError, match="differ by"):
         capture(built(tmp_path, models.Noisy), tmp_path / "graph")
+
+
+def test_a_module_whose_outputs_rounding_decides_is_refused_with_that_reason(tmp_path):
+    with pytest.raises(CaptureError, match="between FP32 and FP64: rounding decides them"):
+        capture(made_here(models.Amplifier()), tmp_path / "graph")
 
 
 def test_a_large_model_keeps_its_weights_beside_it(tmp_path, monkeypatch):

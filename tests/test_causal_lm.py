@@ -5,10 +5,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn.functional import cross_entropy
 
 from laconic.errors import DataError, InputError, SourceError
+from laconic.models import language_model
 from laconic.models.checkpoint import load_source
 from laconic.models.language_model import disable_packing_detection
+from laconic.training.objectives.next_token import NextToken
+from laconic.training.step.objective import TARGETS
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
@@ -117,7 +121,29 @@ def test_a_pair_of_texts_is_no_text(checkpoint):
         checkpoint.task.parse(["a", "b"])
 
 
-def test_a_model_that_bends_its_logits_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Cohere", {"logit_scale": 0.5}),
+        ("Granite", {"logits_scaling": 3.0}),
+        ("Gemma2", {"final_logit_softcapping": 0.2, "head_dim": 16}),
+    ],
+)
+def test_logits_are_scaled_and_capped_as_the_model_does(tmp_path, kind, settings):
+    settings |= {"num_key_value_heads": 2, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**models.TEXT, **settings)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    checkpoint = load_source(models.save_transformer(tmp_path / "m", model))
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        found, wanted = checkpoint.module(ids, torch.ones_like(ids)), model(ids).logits
+        loss = NextToken(checkpoint.task).loss(checkpoint.module, {"input_ids": ids[:, :3], TARGETS: ids[:, 1:]})
+    torch.testing.assert_close(found, wanted[:, -1])
+    torch.testing.assert_close(loss, cross_entropy(wanted[0, :3], ids[0, 1:], reduction="sum"))
+
+
+def test_a_model_that_bends_its_logits_in_another_way_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "SCALES", {})
     config = transformers.CohereConfig(**models.TEXT, num_key_value_heads=2, logit_scale=0.5, pad_token_id=0)
     folder = models.save_transformer(tmp_path / "m", transformers.CohereForCausalLM(config))
     with pytest.raises(SourceError, match="more than its head makes"):

@@ -1,5 +1,7 @@
 """The loss over a vocabulary in chunks: the same loss, the same gradients, without the logits."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,11 +34,12 @@ def gradients(loss: Tensor, *tensors: Tensor | None) -> list[Tensor]:
     return [one.grad for one in tensors if one is not None]
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
-def test_loss_and_gradients_are_those_of_all_logits_at_once(chunk, bias):
+def test_loss_and_gradients_are_those_of_all_logits_at_once(chunk, bias, cap):
     found, wanted = case(bias=bias), case(bias=bias)
-    a, b = ChunkedLinearCrossEntropy(chunk)(*found), whole_logits(*wanted)
+    a, b = ChunkedLinearCrossEntropy(chunk)(*found, cap), whole_logits(*wanted, cap)
     assert a.dtype is torch.float32
     torch.testing.assert_close(a, b)
     for one, other in zip(gradients(a, *found[:3]), gradients(b, *wanted[:3]), strict=True):
@@ -172,12 +175,14 @@ def trained(
     return model
 
 
+@pytest.mark.parametrize("cap", [None, 0.5])
 @pytest.mark.parametrize("chunk", [1, 5, 100])
-def test_a_deferred_gradient_is_the_same_gradient(chunk):
+def test_a_deferred_gradient_is_the_same_gradient(chunk, cap):
     *_, targets = case()
     ids = torch.arange(TOKENS) % 7
     deferred = DeferredLinearCrossEntropy(chunk)
-    found, wanted = trained(deferred, ids, targets, deferred), trained(whole_logits, ids, targets)
+    own, whole = (partial(loss, cap=cap) for loss in (deferred, whole_logits))
+    found, wanted = trained(own, ids, targets, deferred), trained(whole, ids, targets)
     for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
     assert not deferred.pending

@@ -233,13 +233,13 @@ def test_the_loss_from_hidden_states_can_be_replaced(checkpoint):
     found = checkpoint("causal-lm")
     objective, seen = NextToken.of(found.task), []
 
-    def spy(hidden, weight, bias, targets):
-        seen.append((tuple(hidden.shape), tuple(weight.shape), bias, targets.dtype))
+    def spy(hidden, weight, bias, targets, cap):
+        seen.append((tuple(hidden.shape), tuple(weight.shape), bias, targets.dtype, cap))
         return hidden.sum()
 
     objective.cross_entropy = spy
     objective.loss(found.module, objective.make_example(2, 8))
-    assert seen == [((16, 32), (40, 32), None, torch.int64)]
+    assert seen == [((16, 32), (40, 32), None, torch.int64, None)]
 
 
 # Embeddings

@@ -12,12 +12,13 @@ import models
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from compress.prune import channels
+from compress.prune import channel_groups, channels
 from compress.prune.channel_groups import find_channel_groups
 from compress.prune.channel_surgery import collect_removed
 from compress.prune.channels import Channels, prove_removal
@@ -363,6 +364,13 @@ def test_what_has_no_channels_to_cut_is_refused_by_a_sentence(tmp_path, make, sa
     checkpoint = checkpoint_of(models.randomize(make()))
     with pytest.raises(UsageError, match=said):
         Channels(keep=0.5).apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
+
+
+def test_groups_that_are_listed_without_end_are_left_out(monkeypatch):
+    monkeypatch.setattr(channel_groups, "LARGEST_GROUP", 200)
+    config = transformers.FocalNetConfig(image_size=32, embed_dim=8, depths=[1, 1], hidden_sizes=[8, 16])
+    model = transformers.FocalNetForImageClassification(config).eval()
+    assert find_channel_groups(model, {"pixel_values": torch.rand(1, 3, 32, 32)}) == []
 
 
 def test_transformers_are_refused_and_told_where_to_go(tmp_path):

@@ -49,6 +49,23 @@ def inputs(rows, seed=0):
     return {"x": rng.standard_normal((rows, 3)).astype(np.float32), "n": rng.integers(0, 9, rows)}
 
 
+def test_zeros_round_a_maximum_are_not_taken_for_its_own_padding(engine, tmp_path):
+    info, tensor = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    nodes = [
+        onnx.helper.make_node("Pad", ["x", "pads"], ["padded"], "pad"),
+        onnx.helper.make_node("MaxPool", ["padded"], ["y"], "pool", kernel_shape=[3, 3], strides=[2, 2]),
+    ]
+    shape = ["batch", 1, 4, 4], ["batch", 1, 2, 2]
+    pads = onnx.numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads")
+    ends = [info(name, tensor.FLOAT, each) for name, each in zip("xy", shape, strict=True)]
+    graph = onnx.helper.make_graph(nodes, "graph", ends[:1], ends[1:], [pads])
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    with engine.open(path) as session:
+        found = session.run({"x": np.full((1, 1, 4, 4), -1, np.float32)})["y"]
+    assert found.ravel().tolist() == [0, 0, 0, -1]
+
+
 def test_answers_are_right_whatever_the_number_of_rows(engine, model):
     with engine.open(model) as session:
         for rows in (1, 5, 2, 5):

@@ -129,6 +129,11 @@ class PrecomputedModel(nn.Module):
         """The head of a language model, from hidden states to logits."""
         return self._found.module.head
 
+    @property
+    def logit_cap(self) -> Any:
+        """The cap of a language model's logits, or None."""
+        return self._found.module.logit_cap
+
     def hidden(self, **inputs: Tensor) -> Tensor:
         """The hidden states of a language model."""
         return self._found.answers[HIDDEN]

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from compress.distill.distillation_loss import DistillationLoss, LossTerms
 from compress.distill.forward_pass import HIDDEN, ForwardPass
 from laconic.errors import UsageError
+from laconic.models.language_model import cap_logits
 
 CHUNK = 1024
 """Tokens of a language model whose logits are computed at a time."""
@@ -41,17 +42,20 @@ class SoftTargetLoss(DistillationLoss):
             return terms.sum_errors(self.divergence(student.first, teacher.first))
         found, wanted = student.answers[HIDDEN].flatten(0, 1), teacher.answers[HIDDEN].flatten(0, 1)
         own, theirs = head_weights(student), head_weights(teacher)
+        model: Any = teacher.module
+        cap = model.logit_cap
         parts = [
-            checkpoint(self.divergence_of_hidden, one, two, own, theirs, use_reentrant=False)
+            checkpoint(self.divergence_of_hidden, one, two, own, theirs, cap, use_reentrant=False)
             for one, two in zip(torch.split(found, CHUNK), torch.split(wanted, CHUNK), strict=True)
         ]
         return terms.sum_errors(torch.cat(parts).reshape(student.answers[HIDDEN].shape[:2]))
 
-    def divergence_of_hidden(self, found: Tensor, wanted: Tensor, own: Any, theirs: Any) -> Tensor:
-        """The divergence at each token, [tokens], from hidden states [tokens, width] and the weights of both heads."""
+    def divergence_of_hidden(self, found: Tensor, wanted: Tensor, own: Any, theirs: Any, cap: float | None) -> Tensor:
+        """The divergence at each token, [tokens], from hidden states [tokens, width], the weights of both heads, and
+        the cap of the logits."""
         with torch.no_grad():
-            target = linear(wanted, *theirs)
-        return self.divergence(linear(found, *own), target)
+            target = cap_logits(linear(wanted, *theirs), cap)
+        return self.divergence(cap_logits(linear(found, *own), cap), target)
 
     def divergence(self, found: Tensor, wanted: Tensor) -> Tensor:
         """The divergence of logits, summed over their last axis and averaged over all others but the first, float32."""

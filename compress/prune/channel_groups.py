@@ -6,6 +6,7 @@ which channels are coupled; they are removed by Laconic's own code, whose result
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,6 +26,9 @@ PER_CHANNEL = (*NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 KNOWN = (*PER_CHANNEL, *CONVOLUTIONS, *TRANSPOSED, nn.Linear, nn.Parameter)
+LARGEST_GROUP = 5_000
+"""Operations of a group, before Torch-Pruning merges those of one layer. Where an image is reshaped and split, as in
+FocalNet, it lists one operation again and again, and the group of a tiny model was not complete in ten minutes."""
 PRODUCTS = ("Bmm", "ScaledDot")
 """Autograd's names of the product of two activations, by which attention is recognised."""
 
@@ -79,7 +83,11 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
                 module, dict(inputs), forward_fn=lambda m, x: list(call(m, x).values()), verbose=False
             )
         names: dict[Any, str] = {each: path for path, each in (*module.named_modules(), *module.named_parameters())}
-        found = [convert_group(items, names) for items in enumerate_groups(graph, convolutional=attends)]
+        try:
+            listed = list(enumerate_groups(graph, convolutional=attends))
+        except GroupTooLarge:
+            listed = list(enumerate_groups(graph, convolutional=True))
+        found = [convert_group(items, names) for items in listed]
     except LaconicError:
         raise
     except Exception as error:  # Torch-Pruning does not know every operation, and says so in many ways
@@ -105,6 +113,30 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
     return sorted(taken.values(), key=lambda group: order.index(group.name))
 
 
+class GroupTooLarge(Exception):
+    """A group has more operations than are listed."""
+
+
+class BoundedGroup(torch_pruning.dependency.group.Group):  # type: ignore[misc]
+    """A group of Torch-Pruning that raises GroupTooLarge beyond LARGEST_GROUP operations."""
+
+    def add_dep(self, dep: Any, idxs: Any) -> None:
+        if len(self) >= LARGEST_GROUP:
+            raise GroupTooLarge
+        super().add_dep(dep, idxs)
+
+
+@contextmanager
+def bounded_groups() -> Iterator[None]:
+    """Within the context, Torch-Pruning lists bounded groups."""
+    plain = torch_pruning.dependency.graph.Group
+    torch_pruning.dependency.graph.Group = BoundedGroup
+    try:
+        yield
+    finally:
+        torch_pruning.dependency.graph.Group = plain
+
+
 def enumerate_groups(graph: Any, *, convolutional: bool) -> Iterator[Sequence[Any]]:
     """The items of each group of Torch-Pruning's dependency graph, as by its `get_all_groups`.
 
@@ -119,9 +151,10 @@ def enumerate_groups(graph: Any, *, convolutional: bool) -> Iterator[Sequence[An
         pruner = graph.get_pruner_of_module(layer)
         if convolutional and reaches_block(graph.module2node[layer], pruner.prune_out_channels):
             continue
-        items = graph.get_pruning_group(
-            layer, pruner.prune_out_channels, list(range(pruner.get_out_channels(layer)))
-        ).items
+        with bounded_groups():
+            items = graph.get_pruning_group(
+                layer, pruner.prune_out_channels, list(range(pruner.get_out_channels(layer)))
+            ).items
         seen.update(each.dep.target.module for each in items if graph.is_out_channel_pruning_fn(each.dep.handler))
         if not convolutional or is_convolutional([each.dep.target.module for each in items]):
             yield items

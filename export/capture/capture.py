@@ -1,5 +1,6 @@
 """Capture of a torch module as a float ONNX graph, with a parity check of both."""
 
+import copy
 import io
 import linecache
 import logging
@@ -18,14 +19,15 @@ from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from export.capture.graph_file import OPSET, write_graph
-from export.capture.parity import PARITY, largest_difference
+from export.capture.parity import PARITY, largest_difference, relative_difference
 from export.passes.attention import plain_attention
 from export.passes.experts import plain_experts
 from export.passes.lengths import free_lengths
+from export.passes.subtraction import float_subtraction
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.signature import bind, probe_sizes
+from laconic.models.signature import bind, call, probe_sizes
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
@@ -56,9 +58,38 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
     if not error <= PARITY:
         raise CaptureError(
             f"the captured graph does not compute what the module does: its outputs differ by {error:.2g} of the "
-            f"largest value, expected at most {PARITY:g}. Look for randomness or state in the module's forward"
+            f"largest value, expected at most {PARITY:g}. {explain_difference(checkpoint)}"
         )
     return graph
+
+
+def explain_difference(checkpoint: Checkpoint) -> str:
+    """Why no graph may compute what a module does, found by its own outputs in FP64: each sum is rounded otherwise."""
+    deviation = measure_rounding(checkpoint)
+    if deviation <= PARITY:
+        return "Look for randomness or state in the module's forward"
+    return (
+        f"The module's own outputs differ by {deviation:.2g} between FP32 and FP64: rounding decides them, as where "
+        f"equal scores are ranked or small differences are amplified. Weights that were not trained do so; train the "
+        f"model first"
+    )
+
+
+def measure_rounding(checkpoint: Checkpoint) -> float:
+    """Measure the largest difference between the module's outputs in FP64 and in FP32, relative to the largest output;
+    0 for a module that does not compute in FP64."""
+    wide, worst = copy.deepcopy(checkpoint.module).double(), 0.0
+    for arrays in make_parity_inputs(checkpoint):
+        inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        doubles = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
+        try:
+            with torch.no_grad():
+                expected, found = call(checkpoint.module, inputs), call(wide, doubles)
+        except RuntimeError:  # it converts something to FP32 itself
+            return worst
+        narrow, precise = ({name: each.numpy() for name, each in one.items()} for one in (expected, found))
+        worst = max(worst, relative_difference(narrow, precise, checkpoint.task.align))
+    return worst
 
 
 def export_program(checkpoint: Checkpoint) -> ir.Model:
@@ -90,8 +121,8 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
 
 @contextmanager
 def graph_forms(module: nn.Module) -> Iterator[None]:
-    """Within the context, the transformers models inside the module compute in forms that a graph can hold."""
-    with plain_attention(module), plain_experts(module), free_lengths(module):
+    """Within the context, the module computes in forms that a graph can hold."""
+    with plain_attention(module), plain_experts(module), free_lengths(module), float_subtraction():
         yield
 
 

@@ -29,22 +29,32 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Scaled dot-product attention with an additive mask, in the interface of transformers.
 
-    query, key, value: [batch, heads, seq, width]. position_bias: added to the scores, [1, heads, seq, seq]. Returns the
-    output [batch, seq, heads, width] and the attention weights [batch, heads, seq, seq].
+    query, key, value: [batch, heads, seq, width]. position_bias: added to the scores, [1, heads, seq, seq]. softcap:
+    the bound that a hyperbolic tangent keeps the scores within (Gemma 2). s_aux: each head's attention sink, [heads], a
+    score that takes its share of the softmax and has no value (GPT-OSS). Returns the output [batch, seq, heads, width]
+    and the attention weights [batch, heads, seq, seq].
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(2, 3)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
     if position_bias is not None:
         scores = scores + position_bias
     if attention_mask is not None:
         scores = scores + attention_mask
-    weights = scores.softmax(dim=-1)
+    if s_aux is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        sinks = s_aux[None, :, None, None].expand(scores.shape[0], -1, scores.shape[2], -1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 

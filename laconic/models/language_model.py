@@ -1,5 +1,6 @@
 """Causal language models: for each text, the logits of the token that follows it."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,17 +13,25 @@ from laconic.errors import SourceError
 
 CLOSE = 1e-4
 """The largest difference between two computations of the same values, relative to the largest value."""
+SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
+"""By the key of config.json, the power of its value that the logits are multiplied with: Cohere, Falcon-H1, Granite."""
+CAP = "final_logit_softcapping"
+"""The key of config.json with the bound c of logits, c tanh(logit / c): Gemma 2."""
 
 
 class LanguageModel(nn.Module):
     """input_ids and attention_mask, [batch, seq] int64, padded on the right, to the next token's logits [batch, vocab].
 
-    Training takes the hidden states of all tokens and the head instead.
+    Training takes the hidden states of all tokens, the head and the cap instead.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        config: Any = model.config
+        found = {key: getattr(config, key, None) for key in SCALES}
+        self.scale = math.prod(each ** SCALES[key] for key, each in found.items() if isinstance(each, int | float))
+        self.logit_cap: float | None = getattr(config, CAP, None)
 
     @property
     def head(self) -> nn.Module:
@@ -34,7 +43,7 @@ class LanguageModel(nn.Module):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """The hidden states of all tokens, [batch, seq, width].
+        """The hidden states of all tokens, [batch, seq, width], times the scale of the logits, where the model has one.
 
         position_ids: for packed rows, which hold several texts: counted from 0 within each, without a mask. No text
         attends to another.
@@ -46,13 +55,18 @@ class LanguageModel(nn.Module):
                 input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
             )
         states: Tensor = answer.last_hidden_state
-        return states
+        return states if self.scale == 1 else states * self.scale
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         states = self.hidden(input_ids, attention_mask)
         last = (attention_mask.sum(dim=1) - 1).clamp(min=0)
         logits: Tensor = self.head(states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0])
-        return logits
+        return cap_logits(logits, self.logit_cap)
+
+
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
+    """Logits of any shape, kept between -cap and cap by a hyperbolic tangent; unchanged without a cap."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 @contextmanager
@@ -71,13 +85,13 @@ def disable_packing_detection() -> Iterator[None]:
 
 
 def check_causal(module: LanguageModel, origin: Any) -> None:
-    """Raise SourceError for a model with bidirectional attention, or one that changes its logits after the head (a
-    scale, a cap), which `LanguageModel` would leave out."""
+    """Raise SourceError for a model with bidirectional attention, or one that changes its logits after the head in a
+    way that `LanguageModel` does not know."""
     ids = torch.tensor([[0, 1, 2], [0, 1, 1]])
     with torch.no_grad():
         states = module.eval().hidden(ids)
         expected: Tensor = module.model(input_ids=ids, use_cache=False).logits
-        found: Tensor = module.head(states)
+        found = cap_logits(module.head(states), module.logit_cap)
     if not is_close(states[0, :2], states[1, :2]):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__} whose tokens see those that follow; expected a causal "
@@ -86,8 +100,8 @@ def check_causal(module: LanguageModel, origin: Any) -> None:
     if not is_close(found, expected):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__}, whose logits are more than its head makes of its hidden "
-            f"states (a scale, a cap); expected a plain head. Build the model in a function of your own, and give it "
-            f"with --builder"
+            f"states by a scale and a cap that config.json names ({', '.join((*SCALES, CAP))}). Build the model in a "
+            f"function of your own, and give it with --builder"
         )
 
 

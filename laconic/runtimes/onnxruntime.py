@@ -18,8 +18,10 @@ import onnxruntime as ort
 
 FLOAT = frozenset({"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
 """Operators with weights that compute in float, whatever type their weights are stored in."""
-WITHOUT_GEMM = ("optimization.disable_specified_optimizers", "MatMulAddFusion")
-"""This optimizer fuses MatMul and Add to Gemm before the INT8 fusions run, and the result has no INT8 kernel."""
+DISABLED = ("optimization.disable_specified_optimizers", "MatMulAddFusion;Pad_Fusion")
+"""The first optimizer fuses MatMul and Add to Gemm before the INT8 fusions run, and the result has no INT8 kernel. The
+second fuses a Pad with zeros into a MaxPool, whose own padding never wins: where all values are negative, the maximum
+is then negative in place of 0 (onnxruntime 1.31; BiT)."""
 IN_FLOAT = ("session.qdq_matmulnbits_accuracy_level", "0")
 """Without it, activations that meet 8-bit weights are quantized to 8 bits too, unasked: that changed a layer's output
 by 0.5 % of its largest value; with it, by 5e-7."""
@@ -54,7 +56,7 @@ class OrtSession(Session):
             written = Path(folder) / "optimized.onnx"
             again = ort.SessionOptions()
             again.log_severity_level = 3
-            again.add_session_config_entry(*WITHOUT_GEMM)
+            again.add_session_config_entry(*DISABLED)
             again.add_session_config_entry(*IN_FLOAT)
             again.graph_optimization_level = options.graph_optimization_level
             again.optimized_model_filepath = str(written)
@@ -113,7 +115,7 @@ class OnnxRuntime(Runtime):
         options.log_severity_level = 3
         # Spinning threads would starve the HTTP server, which shares the cores with them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry(*WITHOUT_GEMM)
+        options.add_session_config_entry(*DISABLED)
         options.add_session_config_entry(*IN_FLOAT)
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL

@@ -20,6 +20,7 @@ from laconic.training.objectives.linear_cross_entropy import (
     ChunkedLinearCrossEntropy,
     HeadGradients,
     accumulate_loss,
+    cap_with_slope,
     compute_logits,
     product_dtype,
 )
@@ -29,13 +30,14 @@ from laconic.training.objectives.linear_cross_entropy import (
 class PendingGradient:
     """What is needed to compute the head's gradient of its weights later.
 
-    hidden: [tokens, width]. log_normalizer: each token's log-sum-exp of the logits, [tokens] float32. scale: of the
-    loss, [] float32. dtype: of matrix products.
+    hidden: [tokens, width]. cap: of the logits. log_normalizer: each token's log-sum-exp of the logits, [tokens]
+    float32. scale: of the loss, [] float32. dtype: of matrix products.
     """
 
     hidden: Tensor
     bias: Tensor | None
     targets: Tensor
+    cap: float | None
     log_normalizer: Tensor
     scale: Tensor
     dtype: torch.dtype
@@ -52,7 +54,9 @@ class DeferredLinearCrossEntropy:
     chunk: int
     pending: list[PendingGradient] = field(default_factory=list)
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
+    ) -> Tensor:
         """As `ChunkedLinearCrossEntropy`. Raises TrainingFailure if a gradient of the pass before is still pending."""
         if self.pending:
             raise TrainingFailure(
@@ -60,9 +64,9 @@ class DeferredLinearCrossEntropy:
                 "pass: the backward pass did not reach the embedding. Set defer: false"
             )
         if not (torch.is_grad_enabled() and weight.requires_grad and hidden.requires_grad):
-            return ChunkedLinearCrossEntropy(self.chunk)(hidden, weight, bias, targets)
+            return ChunkedLinearCrossEntropy(self.chunk)(hidden, weight, bias, targets, cap)
         apply: Any = DeferredCrossEntropyFunction.apply
-        loss: Tensor = apply(hidden, weight.detach(), bias, targets, self)
+        loss: Tensor = apply(hidden, weight.detach(), bias, targets, cap, self)
         return loss
 
     def make_embedding_forward(self, table: nn.Embedding) -> Callable[[Tensor], Tensor]:
@@ -78,13 +82,15 @@ class DeferredLinearCrossEntropy:
             factor = (one.targets != IGNORED)[:, None] * one.scale
             for rows in chunks(len(weight), self.chunk * len(weight) // len(inputs)):
                 bias = None if one.bias is None else one.bias[rows]
-                logits = compute_logits(inputs, weight[rows].to(one.dtype), bias)
+                logits, slope = cap_with_slope(compute_logits(inputs, weight[rows].to(one.dtype), bias), one.cap)
                 softmax = logits.sub_(one.log_normalizer[:, None]).exp_()
                 index = one.targets - rows.start
                 here = (index >= 0) & (index < softmax.shape[1])
                 softmax.scatter_add_(1, index.clamp(0, softmax.shape[1] - 1)[:, None], -here[:, None].float())
+                if slope is not None:
+                    softmax.mul_(slope)
                 gradient[rows] += softmax.mul_(factor).to(one.dtype).T @ inputs
-                del logits, softmax, index, here  # as in `accumulate_loss`
+                del logits, slope, softmax, index, here  # as in `accumulate_loss`
 
 
 class DeferredCrossEntropyFunction(torch.autograd.Function):
@@ -97,19 +103,20 @@ class DeferredCrossEntropyFunction(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        cap: float | None,
         deferred: DeferredLinearCrossEntropy,
     ) -> Tensor:
         ctx.gradients = HeadGradients.allocate(hidden, weight, bias, True, False, ctx.needs_input_grad[2])
-        total, log_normalizer = accumulate_loss(hidden, weight, bias, targets, deferred.chunk, ctx.gradients)
-        ctx.deferred, ctx.dtype = deferred, product_dtype(hidden)
+        total, log_normalizer = accumulate_loss(hidden, weight, bias, targets, cap, deferred.chunk, ctx.gradients)
+        ctx.deferred, ctx.cap, ctx.dtype = deferred, cap, product_dtype(hidden)
         ctx.save_for_backward(hidden, bias, targets, log_normalizer)
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
         hidden, bias, targets, log_normalizer = ctx.saved_tensors
-        ctx.deferred.pending.append(PendingGradient(hidden, bias, targets, log_normalizer, scale, ctx.dtype))
-        return *ctx.gradients.release(scale), None, None
+        ctx.deferred.pending.append(PendingGradient(hidden, bias, targets, ctx.cap, log_normalizer, scale, ctx.dtype))
+        return *ctx.gradients.release(scale), None, None, None
 
 
 class TiedEmbeddingFunction(torch.autograd.Function):

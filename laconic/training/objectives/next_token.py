@@ -12,6 +12,7 @@ from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset, Samples
 from laconic.errors import DataError
 from laconic.hashing import hash_of
+from laconic.models.language_model import cap_logits
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.chat_template import MarkedText
 from laconic.tasks.token_positions import IGNORED
@@ -20,9 +21,9 @@ from laconic.training.objectives.logit_gradients import sum_cross_entropy
 from laconic.training.objectives.tokenized_text import TokenizedText
 from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
 
-LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
-"""(hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets [tokens] int64) to the summed loss,
-[] float32; a target of IGNORED counts nothing."""
+LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
+"""(hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets [tokens] int64, cap of the logits or
+None) to the summed loss, [] float32; a target of IGNORED counts nothing."""
 
 FILLED, LEARNED = "filled", "learned"
 """How many tokens each row holds, [rows] int64: given where there is no mask, and not all rows are full. How many of
@@ -31,9 +32,11 @@ BATCH = 64
 """Texts that are tokenized at a time: of 1,000, the tokenizer's threads keep 1.3 MiB more than of 64."""
 
 
-def whole_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def whole_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
+) -> Tensor:
     """The summed loss, with the logits of all tokens at once."""
-    return sum_cross_entropy(linear(hidden, weight, bias), targets)
+    return sum_cross_entropy(cap_logits(linear(hidden, weight, bias).float(), cap), targets)
 
 
 class NextToken(Objective):
@@ -121,8 +124,8 @@ class NextToken(Objective):
         model: Any = module
         read = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
         hidden = model.hidden(**read).flatten(0, 1)
-        head = model.head
-        return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), batch[TARGETS].flatten())
+        head, targets = model.head, batch[TARGETS].flatten()
+        return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
         parts = [split_answer(sample) for sample in samples]
