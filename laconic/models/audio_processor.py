@@ -41,14 +41,7 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
     config: of the model.
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
-    read_source_json(folder / SETTINGS)
-    try:
-        own = transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the type is of a later version, or of no transformers
-        raise SourceError(
-            f"transformers does not read {folder / SETTINGS}, so nothing shows that recordings would be prepared as "
-            f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
-        ) from error
+    own = open_feature_extractor(folder)
     made = AudioPreprocess(
         sampling_rate=own.sampling_rate,
         normalize=bool(getattr(own, "do_normalize", False)),
@@ -64,6 +57,18 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
                 f"and arrays in .npz, prepared by your own code"
             )
     return made, bool(getattr(own, "return_attention_mask", False))
+
+
+def open_feature_extractor(folder: Path) -> Any:
+    """The feature extractor of transformers. Raises SourceError for a folder without one, or of an unknown type."""
+    read_source_json(folder / SETTINGS)
+    try:
+        return transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the type is of a later version, or of no transformers
+        raise SourceError(
+            f"transformers does not read {folder / SETTINGS}, so nothing shows that recordings would be prepared as "
+            f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
+        ) from error
 
 
 def make_probes(rate: int) -> list[Any]:

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 
 from laconic.errors import SourceError
 from laconic.models.pretrained import quiet
+from laconic.models.whisper_prompt import Prompt
 from laconic.tasks.decoder_tensors import CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, as_ids
 from laconic.tasks.token_groups import GROUPS
@@ -73,6 +74,11 @@ class EncoderDecoder(nn.Module):
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
         )
+        return self.describe(logits, decoder_attention_mask)
+
+    @staticmethod
+    def describe(logits: Tensor, decoder_attention_mask: Tensor) -> dict[str, Tensor]:
+        """The outputs, by the logits of the token after each of the target's, [batch, target, vocabulary]."""
         probabilities = logits.softmax(dim=-1)
         if probabilities.shape[-1] > GROUPS:
             spare = -probabilities.shape[-1] % GROUPS
@@ -86,12 +92,17 @@ class EncoderDecoder(nn.Module):
         """The greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the right.
         source: what the encoder reads, by name."""
         model: Any = self.model
-        settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample"})
-        # An empty list means none; transformers takes some of them for a setting.
-        given = {name: value for name, value in settings.items() if value != []}
+        given = select_settings(generation)
         with quiet():
             written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **given)
         return written[:, 1:]
+
+
+def select_settings(generation: GenerationSettings) -> dict[str, Any]:
+    """The settings that transformers is told to write greedily, but for the tokens before a text."""
+    settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample", "languages", "forced_decoder_ids"})
+    # An empty list means none; transformers takes some of them for a setting.
+    return {name: value for name, value in settings.items() if value != []}
 
 
 def make_cache(past: Tensor) -> EncoderDecoderCache:
@@ -105,15 +116,16 @@ def make_cache(past: Tensor) -> EncoderDecoderCache:
     return EncoderDecoderCache(cache, DynamicCache())
 
 
-def find_cache_shape(model: Any, start: int, origin: Path) -> CacheShape:
-    """The shape of the cache of a decoder's self-attention, from one run. start: a token.
+def find_cache_shape(model: Any, source: Mapping[str, Tensor], start: int, origin: Path) -> CacheShape:
+    """The shape of the cache of a decoder's self-attention, from one run. source: what the encoder reads, of one
+    sample. start: a token.
 
     Raises SourceError for a model that keeps something else, or other shapes in its layers.
     """
     ids = torch.tensor([[start, start]])
     try:
         with torch.inference_mode():
-            kept = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).past_key_values
+            kept = model(**source, decoder_input_ids=ids, use_cache=True).past_key_values
         layers = kept.self_attention_cache.layers
         shapes = {tuple(each.shape) for layer in layers for each in (layer.keys, layer.values)}
     except Exception as error:  # whatever code of a model makes of it
@@ -129,13 +141,16 @@ def find_cache_shape(model: Any, start: int, origin: Path) -> CacheShape:
     return 2 * len(layers), shape[1], shape[3]
 
 
-def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings:
+def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None = None) -> GenerationSettings:
     """The settings of generation of a model of transformers, from its generation_config.json and its config.json.
 
+    prompt: of a model that begins with one, in the place of the setting forced_decoder_ids.
     Raises SourceError for settings that would change greedy answers, and that are not implemented.
     """
     found = model.generation_config.to_dict()
     given = {name: value for name, value in found.items() if value is not None}
+    if prompt is not None:
+        given.pop("forced_decoder_ids", None)
     if refused := [name for name in UNSUPPORTED if given.get(name) and given[name] != NEUTRAL.get(name)]:
         raise SourceError(
             f"generation_config.json in {origin} sets {', '.join(refused)}, which Laconic does not implement: its "
@@ -151,15 +166,14 @@ def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings
             f"neither generation_config.json nor config.json in {origin} says which token begins an answer. Add "
             f"decoder_start_token_id to generation_config.json"
         )
-    limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
-    most = next(each for each in limits if each is not None)
-    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
     pad = read("pad_token_id")
     return GenerationSettings(
         decoder_start_token_id=as_ids(start)[0],
         eos_token_id=as_ids(read("eos_token_id")),
         pad_token_id=pad_id if pad is None else pad,
-        max_new_tokens=max(1, min(most, positions, LONGEST)),
+        max_new_tokens=max(1, min(count_new_tokens(given, model.config, prompt), LONGEST)),
+        languages=prompt.languages if prompt else (),
+        forced_decoder_ids=prompt.forced if prompt else (),
         min_new_tokens=max(given.get("min_new_tokens") or 0, shorten(given.get("min_length")) or 0, 0),
         forced_bos_token_id=given.get("forced_bos_token_id"),
         forced_eos_token_id=as_ids(given.get("forced_eos_token_id")),
@@ -170,6 +184,17 @@ def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings
         num_beams=given.get("num_beams", 1),
         do_sample=given.get("do_sample", False),
     )
+
+
+def count_new_tokens(given: Mapping[str, Any], config: Any, prompt: Prompt | None) -> int:
+    """The most tokens of an answer, those of its prompt included. given: the settings of generation."""
+    if prompt is None:
+        limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
+        most = next(each for each in limits if each is not None)
+        return min(most, getattr(config, "max_position_embeddings", None) or LONGEST)
+    # Whisper counts neither prompt nor start token, and leaves a position free.
+    most = given.get("max_new_tokens") or given.get("max_length") or UNSTATED_LENGTH
+    return min(len(prompt) + int(most), int(config.max_target_positions) - 1)
 
 
 def shorten(length: int | None) -> int | None:

@@ -31,6 +31,7 @@ from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.loaded_model import Loaded
+from laconic.models.log_mel_processor import read_speech_writer
 from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
 from laconic.models.pretrained import (
@@ -46,6 +47,7 @@ from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
+from laconic.models.speech_writer import SpeechWriter
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
 from laconic.tasks.decoder_tensors import PROBABILITIES
@@ -120,6 +122,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
     "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
+    "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
 }
 """By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
 
@@ -202,7 +205,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     module = wrap(model, opened.source)
     size = round(sum(path.stat().st_size for path in files) * count_parameters(module) / parameters)
     made = kind.from_preprocessing(read_preprocessing(opened, model, module))
-    if "texts" in kind.accepts and (count := count_embeddings(model)):
+    if count := count_embeddings(model):
         made.limit_ids(count)
     if isinstance(module, LanguageModel):
         check_causal(module, opened.path)
@@ -279,11 +282,16 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         return Preprocessing(image=image, labels=labels, scoring=read_scoring(open_processor(opened.path)))
     if isinstance(module, SpeechModel):
         return read_speech(opened.path, module, labels, writes=opened.task.auto_class == SPEECH)
+    if isinstance(module, SpeechWriter):
+        return read_speech_writer(opened.path, module)
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]
     generation = read_generation(model, pad_id, opened.path) if isinstance(module, EncoderDecoder) else None
-    shape = find_cache_shape(model, generation.decoder_start_token_id, opened.path) if generation else (2, 1, 1)
+    shape = (2, 1, 1)
+    if generation:
+        start = generation.decoder_start_token_id
+        shape = find_cache_shape(model, {"input_ids": torch.tensor([[start, start]])}, start, opened.path)
     return Preprocessing(
         tokenizer=tokenizer,
         max_tokens=min(limits, default=UNSTATED_LENGTH),
