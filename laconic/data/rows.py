@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import DataError, InputError
-from laconic.tasks.targeted import Targeted, is_file
+from laconic.tasks.targeted import is_file, strip_target
 from laconic.tasks.task import Task
 
 KIND = "kind"
@@ -89,8 +89,7 @@ def check_finite(sample: Any, field: str) -> None:
 def digest_content(source: Any) -> bytes:
     """SHA-256 of a sample's content: its text, the bytes of its file, or its arrays. 32 bytes."""
     digest = hashlib.sha256()
-    if isinstance(source, Targeted):
-        return digest_content(source.sample)
+    source = strip_target(source)
     if isinstance(source, Path):
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
@@ -110,8 +109,7 @@ def digest_content(source: Any) -> bytes:
 
 def sample_shape(sample: Any) -> Any:
     """The shapes of a sample's arrays, which samples of one batch must share; empty for texts."""
-    if isinstance(sample, Targeted):
-        return sample_shape(sample.sample)
+    sample = strip_target(sample)
     if isinstance(sample, Mapping):
         return tuple((name, array.shape) for name, array in sorted(sample.items()))
     return sample.shape if isinstance(sample, np.ndarray) else ()

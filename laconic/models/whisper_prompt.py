@@ -1,24 +1,12 @@
 """The tokens with which Whisper begins an answer: language, task, and that no timestamps follow."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from laconic.errors import SourceError
-from laconic.tasks.generation_settings import as_ids
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """languages: the tokens of which the model chooses the first; empty where it is not chosen. forced: the next."""
-
-    languages: tuple[int, ...] = ()
-    forced: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return bool(self.languages) + len(self.forced)
+from laconic.tasks.generation_settings import Prompt, as_ids
 
 
 def read_prompt(config: Any, generation: Any, origin: Path) -> Prompt:

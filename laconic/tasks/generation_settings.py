@@ -1,5 +1,6 @@
 """Greedy generation: how the next token is chosen, by the settings of a generation_config.json of transformers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,18 @@ LONGEST = 4096
 """The most new tokens that an artifact may ask for."""
 UNSTATED_LENGTH = 256
 """The most new tokens where generation_config.json has no limit; transformers would stop after 20, in mid-sentence."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens before the text of an answer. languages: those of which the model chooses the first; empty where it
+    is not chosen. forced: the next."""
+
+    languages: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return bool(self.languages) + len(self.forced)
 
 
 class GenerationSettings(BaseModel):

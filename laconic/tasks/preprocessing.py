@@ -33,12 +33,13 @@ class Preprocessing:
     token that stands for an empty text. end_id: the token that ends a text; None without one. chat: the template of
     chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is unknown.
     audio: None for a model that reads no waveforms. log_mel: None for one that reads no spectrograms. masks_audio:
-    whether a mask tells recordings from their padding. characters: what speech is written with; None for a model that
-    writes none. labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
-    for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
-    no mask tells the padding. generation: how a model writes; None for one that writes nothing. cache_shape: of its
-    decoder's self-attention, twice the layers, the heads, and the width of a head. scoring: how a detector's outputs
-    become objects. The defaults serve for reading samples, or for planning, before a model is opened.
+    whether a mask tells recordings from their padding. characters: what speech is written with, character by character;
+    None for a model that does not. labels: names of the classes. activation: what turns a single output into a score.
+    mask_id: the token that stands for a masked one; None where the tokenizer has none. fixed_length: whether all texts
+    are padded to `max_tokens`, and no mask tells the padding. generation: how a model writes; None for one that writes
+    nothing. cache_shape: of its decoder's self-attention, twice the layers, the heads, and the width of a head.
+    scoring: how a detector's outputs become objects. The defaults serve for reading samples, or for planning, before a
+    model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)

@@ -18,6 +18,11 @@ class Targeted:
         return self.name or "a recording"
 
 
+def strip_target(sample: Any) -> Any:
+    """The sample itself, without its target if it has one."""
+    return sample.sample if isinstance(sample, Targeted) else sample
+
+
 def is_file(source: Any) -> bool:
     """Whether a sample is the path or the content of a file that is decoded at each access, with or without target."""
-    return isinstance(source.sample if isinstance(source, Targeted) else source, (Path, bytes))
+    return isinstance(strip_target(source), (Path, bytes))
