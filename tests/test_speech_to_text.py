@@ -312,3 +312,16 @@ def test_the_files_of_another_model_are_refused(plain, tmp_path):
         (tmp_path / "preprocess.json").write_text(json.dumps(settings | changes))
         with pytest.raises(CorruptArtifact):
             open_task("speech-to-text", tmp_path, plain.manifest.inputs)
+
+
+def test_word_accuracy_is_that_of_the_likeliest_tokens_behind_the_prompt(folder):
+    task = load_source(folder).task
+    labels = [list(task.encode_text(text, prefix=(258, 263))) for text in ("a b", "a b c")]
+    tokens = np.zeros((2, max(map(len, labels))), np.int64)
+    for row, label in zip(tokens, labels, strict=True):
+        row[: len(label)] = label
+    tokens[0, 0] = tokens[1, 1] = 5  # language and forced tokens are no words
+    tokens[1, 4] = task.tokenizer.token_to_id("x")
+    score = task.scorer({"tokens": tokens}, labels)
+    assert score(np.array([0])) == 1
+    assert score(np.array([0, 1])) == pytest.approx(1 - 1 / 5)

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, DataError, InputError
+from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.audio import RecordingTask, check_finite, check_shortest, make_tone
 from laconic.tasks.audio_preprocess import check_length
-from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
+from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
@@ -35,9 +36,13 @@ TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
 
 
 class SpeechToText(WrittenText, RecordingTask):
-    """A sample is a log-mel spectrogram, [bands, frames] float32, or one with its target; all have the same length."""
+    """A sample is a log-mel spectrogram, [bands, frames] float32, or one with its target; all have the same length.
+
+    The metric is 1 minus the word error rate of the likeliest tokens, each behind the target's own earlier ones.
+    """
 
     name = "speech-to-text"
+    metric = "word accuracy"
     columns: ClassVar[tuple[str, ...]] = (LABEL, TEXT, LANGUAGE)
     target_column = TEXT
     auto_class = "AutoModelForSpeechSeq2Seq"
@@ -162,6 +167,12 @@ class SpeechToText(WrittenText, RecordingTask):
 
     def write(self, ids: Sequence[int]) -> str:
         return TIMESTAMP.sub("", super().write(ids)).strip()
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        begin = self.settings.begin
+        rows = zip(outputs[TOKENS].tolist(), labels, strict=True)
+        found = [self.write(tokens[begin : len(target)]) for tokens, target in rows]
+        return make_word_scorer(found, [self.write(target[begin:]) for target in labels])
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         """Noise, with a target of `length` tokens where the bounds allow."""
