@@ -40,11 +40,11 @@ class Family:
     @property
     def reads(self) -> str:
         """What its samples are: texts, images or sounds."""
-        return "texts" if self.processor is None else "sounds" if self.processor == EXTRACTOR else "images"
+        return "texts" if self.processor is None else "sounds" if self.processor in EXTRACTORS else "images"
 
     @property
     def writes(self) -> bool:
-        """Whether it is an encoder-decoder that writes texts."""
+        """Whether it is an encoder-decoder that writes a text."""
         return self.head in (WRITER, TRANSLATOR)
 
     @property
@@ -66,6 +66,8 @@ class Family:
         model.save_pretrained(folder)
         if self.head == CTC:
             save_characters(folder)
+        if self.processor == SPECTROGRAM:
+            save_speech_tokenizer(folder)
         if self.processor:
             getattr(transformers, self.processor)(**(self.pixels or {})).save_pretrained(folder)
         else:
@@ -106,6 +108,14 @@ def save_byte_tokenizer(folder: Path) -> None:
     transformers.Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(tokens)}, merges=[], model_max_length=64, **names
     ).save_pretrained(folder)
+
+
+def save_speech_tokenizer(folder: Path) -> None:
+    """The same of Whisper, with the tokens that begin and end an answer."""
+    letters = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = transformers.WhisperTokenizer(vocab=letters, merges=[])
+    made.add_special_tokens({"additional_special_tokens": ["<|startoftranscript|>"]})
+    made.save_pretrained(folder)
 
 
 def save_characters(folder: Path) -> None:
@@ -175,7 +185,8 @@ CLASSIFIER, IMAGES, CAUSAL, BARE = "ForSequenceClassification", "ForImageClassif
 WRITER, TRANSLATOR = "ForConditionalGeneration", "MTModel"
 MAX_LENGTH = 24
 """Of what a model writes, in tokens."""
-CTC, EXTRACTOR = "ForCTC", "Wav2Vec2FeatureExtractor"
+CTC, EXTRACTOR, SPECTROGRAM = "ForCTC", "Wav2Vec2FeatureExtractor", "WhisperFeatureExtractor"
+EXTRACTORS = (EXTRACTOR, SPECTROGRAM)
 CHARACTERS = ("<pad>", "<unk>", "|", *"ETAOINSHRDLU")
 RATE = 16_000
 """Samples of a second of sound."""

@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 import torch
 import transformers
-from family_checkpoint import CLASSES, CTC, LETTERS, Family, write_images, write_sounds, write_texts
+from family_checkpoint import CLASSES, CLASSIFIER, LETTERS, Family, write_images, write_sounds, write_texts
 from family_images import IMAGE_FAMILIES
 from family_maps import MAP_FAMILIES
 from family_modules import MODULES
@@ -88,7 +88,7 @@ def write_samples(family: Family, folder: Path) -> Path:
     if family.reads == "images":
         return write_images(folder / "images", classes=not family.head.endswith(("Detection", "Segmentation")))
     if family.reads == "sounds":
-        return write_sounds(folder / "sounds", classes=family.head != CTC)
+        return write_sounds(folder / "sounds", classes=family.head == CLASSIFIER)
     if family.writes:
         return write_targets(folder / "texts.csv")
     return write_texts(folder / "texts.csv", LETTERS if family.reads_bytes else CLASSES)

@@ -1,5 +1,6 @@
 """Families of transformers that write texts: encoder-decoders, with what is compared of them."""
 
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 import transformers
 from family_checkpoint import IDS, SAMPLES, TRANSLATOR, WORDS, WRITER, Family, text
@@ -68,11 +70,10 @@ def write_targets(path: Path) -> Path:
 
 
 def compare_written(
-    family: Family, source: Path, checkpoint: Checkpoint, texts: list[str]
+    family: Family, source: Path, checkpoint: Checkpoint, samples: list[Any]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tokens that the captured graphs write for each text in FP32, and those of transformers' greedy search."""
+    """The tokens that the captured graphs write for each sample in FP32, and those of transformers' greedy search."""
     model: Any = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     settings = checkpoint.task.generation
     assert settings is not None
     with TemporaryDirectory() as folder:
@@ -81,8 +82,19 @@ def compare_written(
         shutil.copy(graph.path, parts)
         split_decoder(parts)
         with open_model(parts, OnnxRuntime().open, settings) as session:
-            for value in texts:
-                tokens = tokenizer(value, return_tensors="pt", return_token_type_ids=False)
-                wanted = model.generate(**tokens, num_beams=1, do_sample=False)[0, 1:]
-                written = session.run(checkpoint.task.encode_request(value))[SEQUENCES][0]
+            for value in samples:
+                sample = checkpoint.task.parse(value)
+                wanted = model.generate(**prepare(family, source, value), num_beams=1, do_sample=False)[0]
+                wanted = wanted if family.reads == "sounds" else wanted[1:]  # without the start token
+                written = session.run(checkpoint.task.encode_request(sample))[SEQUENCES][0]
                 yield torch.from_numpy(written[: len(wanted)]), wanted
+
+
+def prepare(family: Family, source: Path, value: Any) -> Any:
+    """What the model reads of a text, or of the bytes of a recording, as transformers prepares it."""
+    if family.reads == "sounds":
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(source)
+        waveform, rate = soundfile.read(io.BytesIO(value), dtype="float32")
+        return extractor(waveform, sampling_rate=rate, return_tensors="pt")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    return tokenizer(value, return_tensors="pt", return_token_type_ids=False)

@@ -47,7 +47,8 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
     if len(presents) != past[1].dim_value:
         raise CaptureError(f"the decoder reads {len(presents)} of {past[1].dim_value} keys and values from its cache")
     producers = {name: node for node in model.graph.node for name in node.output}
-    early, late = find_dependent(model.graph, ["input_ids", "attention_mask"]), find_dependent(model.graph, LATE)
+    source = [value for value in model.graph.input if value.name not in LATE]
+    early, late = find_dependent(model.graph, [value.name for value in source]), find_dependent(model.graph, LATE)
 
     def belongs(name: str) -> bool:
         """Whether the decoder computes a value; one that is quantized crosses in INT8, for the pair to be fused."""
@@ -59,7 +60,6 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
     encoder = collect_nodes(model.graph, border, lambda name: True)
     if missing := [name for name in border if name not in known]:
         raise CaptureError(f"the shape of {missing[0]!r}, which the decoder reads of the encoder, is not known")
-    source = [value for value in model.graph.input if value.name not in LATE]
     read = set(find_read(decoder))
     crossing = [rename_description(known[name], cross_name(index)) for index, name in enumerate(border)]
     caches = [describe_cache(past_name(index), "past", past) for index in range(len(presents))]

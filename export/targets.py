@@ -52,7 +52,7 @@ def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache:
     """The dataset with the module's answers as targets."""
     key = hash_of("written", source.key, dataset.fingerprint, code_version())
     written = cache.arrays(f"written-{key}", lambda: write_answers(dataset, module, source.task, step))["tokens"]
-    targeted = source.task.with_answers(list(dataset.samples), written)
+    targeted = source.task.with_answers(dataset.samples.sources, written)
     return replace(
         dataset, samples=Samples(targeted, source.task.parse), fingerprint=hash_of(dataset.fingerprint, source.key)
     )

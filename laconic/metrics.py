@@ -102,6 +102,14 @@ def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
     return costs[-1]
 
 
+def make_word_scorer(found: Sequence[str], wanted: Sequence[str]) -> Scorer:
+    """Make a scorer of the word accuracy: 1 minus the word error rate, which counts wrong, missing and added words per
+    word of what is wanted. found, wanted: the texts of each sample."""
+    edits = np.array([count_edits(one.split(), other.split()) for one, other in zip(found, wanted, strict=True)])
+    words = np.array([len(text.split()) for text in wanted])
+    return lambda index: 1 - float(edits[index].sum()) / max(int(words[index].sum()), 1)
+
+
 def bootstrap_interval(
     statistic: Callable[[Array], float], samples: int, *, seed: int, rounds: int = 1000
 ) -> tuple[float, float]:

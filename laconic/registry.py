@@ -35,6 +35,7 @@ TASKS = {
     "semantic-segmentation": "laconic.tasks.semantic_segmentation:SemanticSegmentation",
     "audio-classification": "laconic.tasks.audio_classification:AudioClassification",
     "automatic-speech-recognition": "laconic.tasks.speech_recognition:SpeechRecognition",
+    "speech-to-text": "laconic.tasks.speech_to_text:SpeechToText",
     "tensors": "laconic.tasks.tensors:Tensors",
     "causal-lm": "laconic.tasks.causal_lm:CausalLm",
 }

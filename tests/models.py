@@ -257,8 +257,46 @@ def save_writer(folder: Path, model: transformers.PreTrainedModel, **generation:
     for name, value in model.named_parameters():
         # With biases, or smaller weights, it would write one token again and again.
         value.data *= 3.0 if value.ndim > 1 else 0.0 if name.endswith("bias") else 1.0
-    model.generation_config.update(**generation)
+    for name, value in generation.items():
+        setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
+    return folder
+
+
+def save_whisper(folder: Path, *, whole: bool = True, **generation: object) -> Path:
+    """Whisper for recordings of a second in two languages, with all its settings of generation; without `whole` those
+    of a model for English. Its tokens are bytes."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["startoftranscript", "en", "fr", "translate", "transcribe", "nospeech", "notimestamps"]
+    tokens = transformers.WhisperTokenizer(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
+    tokens.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in names]})
+    tokens.add_tokens([f"<|{number / 50:.2f}|>" for number in range(3)])
+    ids = {name: tokens.convert_tokens_to_ids(f"<|{name}|>") for name in ("endoftext", *names)}
+    end, start = ids["endoftext"], ids["startoftranscript"]
+    config = transformers.WhisperConfig(
+        vocab_size=len(tokens), d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16, max_source_positions=50,
+        max_target_positions=40, pad_token_id=end, bos_token_id=end, eos_token_id=end, decoder_start_token_id=start,
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    several = {
+        "is_multilingual": True,
+        "lang_to_id": {f"<|{name}|>": ids[name] for name in ("en", "fr")},
+        "task_to_id": {name: ids[name] for name in ("transcribe", "translate")},
+    }
+    settings = {
+        "_from_model_config": False,  # of those which are, transformers reads no settings of Whisper alone
+        "no_timestamps_token_id": ids["notimestamps"],
+        "suppress_tokens": [start, ids["nospeech"], ids["en"], *range(ids["notimestamps"] + 1, len(tokens))],
+        "begin_suppress_tokens": [letters.index("Ġ"), end],
+        "max_length": 24,
+        **(several if whole else {"is_multilingual": False}),
+    }
+    save_writer(folder, transformers.WhisperForConditionalGeneration(config), **settings | generation)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    tokens.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
     return folder
 
 

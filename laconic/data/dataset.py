@@ -4,13 +4,13 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
 from laconic.errors import DataError
 from laconic.hashing import hash_of
+from laconic.tasks.targeted import is_file
 
 
 class Samples(Sequence[Any]):
@@ -33,7 +33,12 @@ class Samples(Sequence[Any]):
         if isinstance(index, slice):
             return Samples(self._sources[index], self._parse)
         source = self._sources[index]
-        return self._parse(source) if isinstance(source, (Path, bytes)) else source
+        return self._parse(source) if is_file(source) else source
+
+    @property
+    def sources(self) -> Sequence[Any]:
+        """The samples as they are kept: those in files are paths or bytes, perhaps with a target."""
+        return self._sources
 
     def pick(self, indices: Iterable[int]) -> "Samples":
         """The samples at these indices, in this order."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import DataError, InputError
+from laconic.tasks.targeted import is_file, strip_target
 from laconic.tasks.task import Task
 
 KIND = "kind"
@@ -50,10 +51,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
         if label is not None and len(parsed) == 1:
             label = task.parse_label(label, parsed[0])
         # Image files are decoded again at each access; everything else is kept parsed.
-        kept = tuple(
-            source if isinstance(source, (Path, bytes)) else sample
-            for source, sample in zip(sources, parsed, strict=True)
-        )
+        kept = tuple(source if is_file(source) else sample for source, sample in zip(sources, parsed, strict=True))
         key = hashlib.sha256(b"".join(digest_content(source) for source in kept)).hexdigest()[:32]
         kind = parse_kind(row.values.get(KIND))
     except UnicodeEncodeError:
@@ -91,6 +89,7 @@ def check_finite(sample: Any, field: str) -> None:
 def digest_content(source: Any) -> bytes:
     """SHA-256 of a sample's content: its text, the bytes of its file, or its arrays. 32 bytes."""
     digest = hashlib.sha256()
+    source = strip_target(source)
     if isinstance(source, Path):
         with source.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
@@ -110,6 +109,7 @@ def digest_content(source: Any) -> bytes:
 
 def sample_shape(sample: Any) -> Any:
     """The shapes of a sample's arrays, which samples of one batch must share; empty for texts."""
+    sample = strip_target(sample)
     if isinstance(sample, Mapping):
         return tuple((name, array.shape) for name, array in sorted(sample.items()))
     return sample.shape if isinstance(sample, np.ndarray) else ()

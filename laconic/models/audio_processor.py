@@ -1,4 +1,4 @@
-"""The feature extractor and the vocabulary of a speech checkpoint, and the proof that they work as in transformers."""
+"""The feature extractor and the characters of a speech checkpoint, and the proof that they work as in transformers."""
 
 from itertools import chain
 from pathlib import Path
@@ -6,18 +6,22 @@ from typing import Any
 
 import numpy as np
 import transformers
+from pydantic import ValidationError
 
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
 from laconic.models.speech import SpeechModel, ignores_padding, split_convolutions
 from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
+from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
 
 SETTINGS = "preprocessor_config.json"
 
 SAMPLE_ERROR = 1e-5
 """The largest difference of a normalized sample. Rounding alone differs by 1e-6."""
+FEATURE_ERROR = 1e-4
+"""The largest difference of a spectrogram. The FFT of torch in FP32 differs by up to 5e-5 from that in FP64."""
 
 
 def read_speech(folder: Path, module: SpeechModel, labels: tuple[str, ...], *, writes: bool) -> Preprocessing:
@@ -41,14 +45,7 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
     config: of the model.
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
-    read_source_json(folder / SETTINGS)
-    try:
-        own = transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the type is of a later version, or of no transformers
-        raise SourceError(
-            f"transformers does not read {folder / SETTINGS}, so nothing shows that recordings would be prepared as "
-            f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
-        ) from error
+    own = open_feature_extractor(folder)
     made = AudioPreprocess(
         sampling_rate=own.sampling_rate,
         normalize=bool(getattr(own, "do_normalize", False)),
@@ -64,6 +61,60 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
                 f"and arrays in .npz, prepared by your own code"
             )
     return made, bool(getattr(own, "return_attention_mask", False))
+
+
+def open_feature_extractor(folder: Path) -> Any:
+    """The feature extractor of transformers. Raises SourceError for a folder without one, or of an unknown type."""
+    read_source_json(folder / SETTINGS)
+    try:
+        return transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the type is of a later version, or of no transformers
+        raise SourceError(
+            f"transformers does not read {folder / SETTINGS}, so nothing shows that recordings would be prepared as "
+            f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
+        ) from error
+
+
+def read_log_mel(folder: Path, config: Any) -> LogMelPreprocess:
+    """The preprocessing of a checkpoint, checked against transformers' and the model. config: of the model.
+
+    Raises SourceError for a folder without it, for one that transformers reads in another way, and for one that is not
+    of this model.
+    """
+    own = open_feature_extractor(folder)
+    names = LogMelPreprocess.model_fields
+    try:
+        made = LogMelPreprocess(**{name: getattr(own, name) for name in names if hasattr(own, name)})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SourceError(
+            f"{folder / SETTINGS} sets {first['loc'][0]} to {first['input']!r}: {first['msg'].lower()}"
+        ) from None
+    difference = max(measure_difference(own, made, waveform) for waveform in make_probes(made.sampling_rate))
+    if not difference <= FEATURE_ERROR:
+        described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
+        raise SourceError(
+            f"{folder / SETTINGS} is for {type(own).__name__}, whose rules Laconic does not know: {described}. "
+            f"Encoder-decoders that read the log-mel spectrograms of WhisperFeatureExtractor are known; give others "
+            f"with --builder, and arrays in .npz, prepared by your own code"
+        )
+    wanted = (config.num_mel_bins, 2 * config.max_source_positions)  # one convolution has a stride of two
+    if (made.feature_size, made.frames) != wanted:
+        raise SourceError(
+            f"{folder / SETTINGS} makes {made.feature_size} bands and {made.frames} frames of a recording, and the "
+            f"model reads {wanted[0]} and {wanted[1]}. Copy the folder again: the two are of different models"
+        )
+    return made
+
+
+def measure_difference(own: Any, made: LogMelPreprocess, waveform: Any) -> float:
+    """The largest difference of a feature between a feature extractor of transformers and ours; infinite for inputs of
+    different shapes."""
+    if not isinstance(own, transformers.WhisperFeatureExtractor):
+        return float("inf")
+    found = np.asarray(own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")["input_features"][0])
+    ours = made.apply(waveform, made.sampling_rate)
+    return float(np.abs(found - ours).max()) if found.shape == ours.shape else float("inf")
 
 
 def make_probes(rate: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Encoder-decoder models of transformers that write a text: T5, BART and their relatives."""
+"""Encoder-decoder models of transformers that write a text: T5, BART and their relatives, and Whisper."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.cache_utils import DynamicLayer
 
 from laconic.errors import SourceError
 from laconic.models.pretrained import quiet
 from laconic.tasks.decoder_tensors import CacheShape
-from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, as_ids
+from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
 from laconic.tasks.token_groups import GROUPS
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
@@ -73,6 +73,11 @@ class EncoderDecoder(nn.Module):
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
         )
+        return self.describe(logits, decoder_attention_mask)
+
+    @staticmethod
+    def describe(logits: Tensor, decoder_attention_mask: Tensor) -> dict[str, Tensor]:
+        """The outputs, by the logits of the token after each of the target's, [batch, target, vocabulary]."""
         probabilities = logits.softmax(dim=-1)
         if probabilities.shape[-1] > GROUPS:
             spare = -probabilities.shape[-1] % GROUPS
@@ -86,12 +91,60 @@ class EncoderDecoder(nn.Module):
         """The greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the right.
         source: what the encoder reads, by name."""
         model: Any = self.model
-        settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample"})
-        # An empty list means none; transformers takes some of them for a setting.
-        given = {name: value for name, value in settings.items() if value != []}
+        given = select_settings(generation)
         with quiet():
             written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **given)
         return written[:, 1:]
+
+
+class SpeechWriter(EncoderDecoder):
+    """`EncoderDecoder` for a source of spectrograms: input_features, [batch, bands, frames] float32.
+
+    Neither masks parts of the input (SpecAugment) nor skips layers (LayerDrop) in training: both draw random numbers
+    that a resumed or a simulated step would not repeat.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        whole: Any = model
+        whole.config.apply_spec_augment = False
+        parts: Any = (whole.get_encoder(), whole.get_decoder())
+        for part in parts:
+            part.layerdrop = 0.0
+
+    def forward(  # type: ignore[override]  # the source is another
+        self, input_features: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, past: Tensor
+    ) -> dict[str, Tensor]:
+        given = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
+        return self.describe(self.logits(make_cache(past), **given), decoder_attention_mask)
+
+    @torch.inference_mode()
+    def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
+        """The greedy answers of transformers, with language and forced tokens, without the start token: [batch, tokens]
+        int64, padded on the right."""
+        model: Any = self.model
+        encoded = model.get_encoder()(**source)
+        written = torch.full((len(encoded[0]), 1), generation.decoder_start_token_id)
+        if generation.languages:
+            languages = torch.tensor(generation.languages)
+            logits = model(encoder_outputs=encoded, decoder_input_ids=written, use_cache=False).logits[:, -1]
+            written = torch.cat([written, languages[logits[:, languages].argmax(dim=1, keepdim=True)]], dim=1)
+        forced = torch.tensor(generation.forced_decoder_ids, dtype=torch.int64).expand(len(written), -1)
+        written = torch.cat([written, forced], dim=1)
+        given = select_settings(generation) | {"max_new_tokens": generation.max_new_tokens - generation.begin}
+        with quiet():  # the method of Whisper would cut recordings into parts, and make the prompt itself
+            found: Tensor = GenerationMixin.generate(
+                model, encoder_outputs=encoded, decoder_input_ids=written, num_beams=1, do_sample=False, use_cache=True,
+                **given,
+            )  # fmt: skip
+        return found[:, 1:]
+
+
+def select_settings(generation: GenerationSettings) -> dict[str, Any]:
+    """The settings that transformers is told to write greedily, but for the tokens before a text."""
+    settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample", "languages", "forced_decoder_ids"})
+    # An empty list means none; transformers takes some of them for a setting.
+    return {name: value for name, value in settings.items() if value != []}
 
 
 def make_cache(past: Tensor) -> EncoderDecoderCache:
@@ -105,15 +158,16 @@ def make_cache(past: Tensor) -> EncoderDecoderCache:
     return EncoderDecoderCache(cache, DynamicCache())
 
 
-def find_cache_shape(model: Any, start: int, origin: Path) -> CacheShape:
-    """The shape of the cache of a decoder's self-attention, from one run. start: a token.
+def find_cache_shape(model: Any, source: Mapping[str, Tensor], start: int, origin: Path) -> CacheShape:
+    """The shape of the cache of a decoder's self-attention, from one run. source: what the encoder reads, of one
+    sample. start: a token.
 
     Raises SourceError for a model that keeps something else, or other shapes in its layers.
     """
     ids = torch.tensor([[start, start]])
     try:
         with torch.inference_mode():
-            kept = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).past_key_values
+            kept = model(**source, decoder_input_ids=ids, use_cache=True).past_key_values
         layers = kept.self_attention_cache.layers
         shapes = {tuple(each.shape) for layer in layers for each in (layer.keys, layer.values)}
     except Exception as error:  # whatever code of a model makes of it
@@ -129,13 +183,16 @@ def find_cache_shape(model: Any, start: int, origin: Path) -> CacheShape:
     return 2 * len(layers), shape[1], shape[3]
 
 
-def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings:
+def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None = None) -> GenerationSettings:
     """The settings of generation of a model of transformers, from its generation_config.json and its config.json.
 
+    prompt: of a model that begins with one, in the place of the setting forced_decoder_ids.
     Raises SourceError for settings that would change greedy answers, and that are not implemented.
     """
     found = model.generation_config.to_dict()
     given = {name: value for name, value in found.items() if value is not None}
+    if prompt is not None:
+        given.pop("forced_decoder_ids", None)
     if refused := [name for name in UNSUPPORTED if given.get(name) and given[name] != NEUTRAL.get(name)]:
         raise SourceError(
             f"generation_config.json in {origin} sets {', '.join(refused)}, which Laconic does not implement: its "
@@ -151,15 +208,14 @@ def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings
             f"neither generation_config.json nor config.json in {origin} says which token begins an answer. Add "
             f"decoder_start_token_id to generation_config.json"
         )
-    limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
-    most = next(each for each in limits if each is not None)
-    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST
     pad = read("pad_token_id")
     return GenerationSettings(
         decoder_start_token_id=as_ids(start)[0],
         eos_token_id=as_ids(read("eos_token_id")),
         pad_token_id=pad_id if pad is None else pad,
-        max_new_tokens=max(1, min(most, positions, LONGEST)),
+        max_new_tokens=max(1, min(count_new_tokens(given, model.config, prompt), LONGEST)),
+        languages=prompt.languages if prompt else (),
+        forced_decoder_ids=prompt.forced if prompt else (),
         min_new_tokens=max(given.get("min_new_tokens") or 0, shorten(given.get("min_length")) or 0, 0),
         forced_bos_token_id=given.get("forced_bos_token_id"),
         forced_eos_token_id=as_ids(given.get("forced_eos_token_id")),
@@ -170,6 +226,17 @@ def read_generation(model: Any, pad_id: int, origin: Path) -> GenerationSettings
         num_beams=given.get("num_beams", 1),
         do_sample=given.get("do_sample", False),
     )
+
+
+def count_new_tokens(given: Mapping[str, Any], config: Any, prompt: Prompt | None) -> int:
+    """The most tokens of an answer, those of its prompt included. given: the settings of generation."""
+    if prompt is None:
+        limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
+        most = next(each for each in limits if each is not None)
+        return min(most, getattr(config, "max_position_embeddings", None) or LONGEST)
+    # Whisper counts neither prompt nor start token, and leaves a position free.
+    most = given.get("max_new_tokens") or given.get("max_length") or UNSTATED_LENGTH
+    return min(len(prompt) + int(most), int(config.max_target_positions) - 1)
 
 
 def shorten(length: int | None) -> int | None:

@@ -7,7 +7,7 @@ import inspect
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from laconic import registry
 from laconic.errors import SourceError, UntrustedSource
-from laconic.models.audio_processor import read_speech
+from laconic.models.audio_processor import read_log_mel, read_speech
 from laconic.models.embedder import (
     MODULES,
     EmbedderConfig,
@@ -26,7 +26,7 @@ from laconic.models.embedder import (
     fill_projections,
     read_modules,
 )
-from laconic.models.encoder_decoder import EncoderDecoder, find_cache_shape, read_generation
+from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation
 from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal
@@ -48,7 +48,9 @@ from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
+from laconic.models.whisper_prompt import read_prompt
 from laconic.tasks.decoder_tensors import PROBABILITIES
+from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import Task, count_outputs
 
@@ -120,6 +122,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
     "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
+    "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
 }
 """By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
 
@@ -202,7 +205,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     module = wrap(model, opened.source)
     size = round(sum(path.stat().st_size for path in files) * count_parameters(module) / parameters)
     made = kind.from_preprocessing(read_preprocessing(opened, model, module))
-    if "texts" in kind.accepts and (count := count_embeddings(model)):
+    if count := count_embeddings(model):
         made.limit_ids(count)
     if isinstance(module, LanguageModel):
         check_causal(module, opened.path)
@@ -279,12 +282,12 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         return Preprocessing(image=image, labels=labels, scoring=read_scoring(open_processor(opened.path)))
     if isinstance(module, SpeechModel):
         return read_speech(opened.path, module, labels, writes=opened.task.auto_class == SPEECH)
+    if isinstance(module, SpeechWriter):
+        return read_speech_writer(opened.path, model)
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]
-    generation = read_generation(model, pad_id, opened.path) if isinstance(module, EncoderDecoder) else None
-    shape = find_cache_shape(model, generation.decoder_start_token_id, opened.path) if generation else (2, 1, 1)
-    return Preprocessing(
+    made = Preprocessing(
         tokenizer=tokenizer,
         max_tokens=min(limits, default=UNSTATED_LENGTH),
         pad_id=pad_id,
@@ -296,9 +299,35 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         labels=labels,
         activation=read_activation(opened.config),
         mask_id=opened.source.get("mask_id"),
-        generation=generation,
-        cache_shape=shape,
     )
+    if not isinstance(module, EncoderDecoder):
+        return made
+    return add_generation(made, model, {"input_ids": torch.tensor([[made.start_id]])}, opened.path)
+
+
+def read_speech_writer(folder: Path, model: Any) -> Preprocessing:
+    """The spectrograms, the tokenizer and the settings of generation of a model that writes what is said. Raises
+    SourceError where a part is missing, or transformers reads it in another way."""
+    log_mel = read_log_mel(folder, model.config)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        raise SourceError(
+            f"{folder} has no tokenizer.json, which makes a text of what the model writes. Copy the folder again, with "
+            f"its tokenizer"
+        )
+    tokenizer, pad_id, _ = read_tokenizer(folder, model.config, special=False)
+    made = Preprocessing(tokenizer=tokenizer, log_mel=log_mel, pad_id=pad_id)
+    silence = torch.zeros(1, log_mel.feature_size, log_mel.frames)
+    prompt = read_prompt(model.config, model.generation_config, folder)
+    return add_generation(made, model, {"input_features": silence}, folder, prompt)
+
+
+def add_generation(
+    made: Preprocessing, model: Any, source: Mapping[str, Tensor], folder: Path, prompt: Prompt | None = None
+) -> Preprocessing:
+    """The same with the settings of generation. source: what the encoder reads, of one sample."""
+    generation = read_generation(model, made.pad_id, folder, prompt)
+    shape = find_cache_shape(model, source, generation.decoder_start_token_id, folder)
+    return replace(made, generation=generation, cache_shape=shape)
 
 
 def read_activation(config: Mapping[str, Any]) -> Activation:

@@ -18,10 +18,13 @@ ENDLESS = 1_000_000
 """A model_max_length above this means that the tokenizer states no limit."""
 
 
-def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[Tokenizer, int, int | None]:
+def read_tokenizer(
+    folder: Path, config: Any, *, lower: bool = False, special: bool = True
+) -> tuple[Tokenizer, int, int | None]:
     """The tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
 
-    lower: whether texts are lowercased before the tokenizer's own normalization.
+    lower: whether texts are lowercased before the tokenizer's own normalization. special: whether the special tokens
+    that it adds to a text are used, and so compared.
     Raises SourceError for a folder without one, and for one that transformers reads in another way.
     """
     file = folder / "tokenizer.json"
@@ -35,7 +38,7 @@ def read_tokenizer(folder: Path, config: Any, *, lower: bool = False) -> tuple[T
     except Exception as error:
         raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
     if file.is_file():
-        check_tokenizer(folder, tokenizer)
+        check_tokenizer(folder, tokenizer, special)
     if lower:
         steps = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])]
         tokenizer.normalizer = normalizers.Sequence(steps)
@@ -62,9 +65,9 @@ PROBE_LENGTH = 16
 """Tokens at which the probes are truncated."""
 
 
-def check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+def check_tokenizer(folder: Path, tokenizer: Tokenizer, special: bool) -> None:
     """Raise SourceError unless texts get the ids that they get from the tokenizer that transformers reads from the
-    folder, special tokens and truncation included."""
+    folder, truncation included; and the special tokens that it adds, if asked for."""
     try:
         own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the type is of a later version, or of no transformers
@@ -73,9 +76,10 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
             f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
         ) from error
     for text in PROBES:
-        expected = list(own(text, truncation=True, max_length=PROBE_LENGTH)["input_ids"])
+        cut = own(text, truncation=True, max_length=PROBE_LENGTH, add_special_tokens=special)
+        expected = list(cut["input_ids"])
         with cut_short(tokenizer):
-            found = tokenizer.encode(text).ids
+            found = tokenizer.encode(text, add_special_tokens=special).ids
         if found != expected:
             raise SourceError(
                 f"{folder / 'tokenizer.json'} gives {text!r} the tokens {found}, and transformers' "

@@ -127,13 +127,19 @@ class EncoderDecoderSession(Session):
         written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
         ended = np.zeros(rows, bool)
         past: Arrays | None = None
+        read = 0
         while written.shape[1] <= settings.max_new_tokens and not ended.all():
-            outputs = self.decode(encoded, written[:, -1:], past)
-            tokens = settings.choose(outputs[LOGITS][:, -1], written)
-            tokens[ended] = settings.pad_token_id
-            ended |= np.isin(tokens, settings.eos_token_id)
+            forced = settings.find_forced(written.shape[1] - 1)
+            if forced is None:
+                outputs = self.decode(encoded, written[:, read:], past)
+                tokens = settings.choose(outputs[LOGITS][:, -1], written)
+                tokens[ended] = settings.pad_token_id
+                ended |= np.isin(tokens, settings.eos_token_id)
+                past = {past_name(index): outputs[present_name(index)] for index in range(len(self._cache))}
+                read = written.shape[1]
+            else:  # read with the token behind it
+                tokens = np.full(rows, forced, np.int64)
             written = np.concatenate([written, tokens[:, None]], axis=1)
-            past = {past_name(index): outputs[present_name(index)] for index in range(len(self._cache))}
         sequences = np.full((rows, settings.max_new_tokens), settings.pad_token_id, np.int64)
         sequences[:, : written.shape[1] - 1] = written[:, 1:]
         return sequences

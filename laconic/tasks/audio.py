@@ -27,11 +27,8 @@ FRAMES = 50
 WAVEFORM, MASK = "input_values", "attention_mask"
 
 
-class AudioTask(FileTask):
-    """A task whose samples are waveforms, [samples] float32, made from audio files or given as arrays.
-
-    The inputs are the waveforms and, for a model that is not disturbed by padding, their mask.
-    """
+class RecordingTask(FileTask):
+    """A task whose samples are recordings: audio files, waveforms with their rate, or arrays that are the input."""
 
     field = "audio"
     field_description = "An audio file in base64, or a list of them."
@@ -39,18 +36,48 @@ class AudioTask(FileTask):
     accepts = frozenset({"audio"})
     content = "a recording"
 
-    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess) -> None:
-        self.inputs = inputs
-        self.preprocess = preprocess
-        # Without a mask the model takes padding for silence, so that answers depend on what else is in the batch.
-        self.padding = {spec.name: 0 for spec in inputs} if len(inputs) > 1 else {}
-
     @classmethod
     def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
         raise SourceError(
             f"task {cls.name!r} needs a feature extractor, which says the sampling rate. Choose a task that reads "
             f"arrays, as {DEFAULT_TASK}"
         )
+
+    def sample_schema(self) -> dict[str, Any]:
+        file = {"type": "string", "contentEncoding": "base64", "contentMediaType": "audio/*"}
+        waveform = {
+            "type": "object",
+            "properties": {
+                "array": {"type": "array", "items": {"type": "number"}},
+                "sampling_rate": {"type": "integer"},
+            },
+            "required": ["array", "sampling_rate"],
+        }
+        spec = self.inputs[0]
+        return {"anyOf": [file, waveform, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
+
+    def read_recording(self, value: Any) -> tuple[Array, int] | None:
+        """The waveform, [samples] or [samples, channels] float32, and its rate in Hz, of the bytes of an audio file,
+        the same in base64, a Path, or `{"array": [...], "sampling_rate": 16000}`; None for what must be an array that
+        is already the input. Raises InputError."""
+        if isinstance(value, str):
+            value = self.read_base64(value)
+        if isinstance(value, (bytes, Path)):
+            return read_audio(value)
+        return read_waveform(value) if isinstance(value, Mapping) else None
+
+
+class AudioTask(RecordingTask):
+    """A task whose samples are waveforms, [samples] float32, made from audio files or given as arrays.
+
+    The inputs are the waveforms and, for a model that is not disturbed by padding, their mask.
+    """
+
+    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess) -> None:
+        self.inputs = inputs
+        self.preprocess = preprocess
+        # Without a mask the model takes padding for silence, so that answers depend on what else is in the batch.
+        self.padding = {spec.name: 0 for spec in inputs} if len(inputs) > 1 else {}
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
@@ -67,41 +94,21 @@ class AudioTask(FileTask):
     def assets(self) -> dict[str, bytes]:
         return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))}
 
-    def sample_schema(self) -> dict[str, Any]:
-        file = {"type": "string", "contentEncoding": "base64", "contentMediaType": "audio/*"}
-        waveform = {
-            "type": "object",
-            "properties": {
-                "array": {"type": "array", "items": {"type": "number"}},
-                "sampling_rate": {"type": "integer"},
-            },
-            "required": ["array", "sampling_rate"],
-        }
-        spec = self.inputs[0]
-        return {"anyOf": [file, waveform, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
-
     def parse(self, value: Any) -> Any:
         """Takes the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
         "sampling_rate": 16000}`, or an array that is already the input."""
-        if isinstance(value, str):
-            value = self.read_base64(value)
-        if isinstance(value, (bytes, Path)):
-            sample = self.preprocess.apply(*read_audio(value))
-        elif isinstance(value, Mapping):
-            sample = self.preprocess.apply(*read_waveform(value))
+        recording = self.read_recording(value)
+        if recording:
+            sample = self.preprocess.apply(*recording)
         else:
             sample = read_numbers(value, np.dtype(np.float32), "a waveform")
         if sample.ndim != 1:
             raise InputError(f"a waveform must have one axis, not the shape {list(sample.shape)}")
-        if not np.isfinite(sample).all():
-            raise InputError("the recording holds NaN or infinity")
+        check_finite(sample)
         check_length(len(sample) / self.preprocess.sampling_rate)
         shortest, _ = self.inputs[0].bounds["samples"]
-        if len(sample) < shortest:
-            rate = self.preprocess.sampling_rate
-            raise InputError(
-                f"the recording is {len(sample) / rate:.3f} s long, expected at least {shortest / rate:.3f} s"
-            )
+        rate = self.preprocess.sampling_rate
+        check_shortest(len(sample) / rate, shortest / rate)
         return sample
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
@@ -131,6 +138,18 @@ class AudioTask(FileTask):
         rate = self.preprocess.sampling_rate
         lengths = rng.integers(rate, 3 * rate, count) if self.padding else [2 * rate] * count
         return [self.preprocess.apply(make_tone(rng, int(length), rate), rate) for length in lengths]
+
+
+def check_finite(samples: Array) -> None:
+    """Raise InputError for a recording with NaN or infinity."""
+    if not np.isfinite(samples).all():
+        raise InputError("the recording holds NaN or infinity")
+
+
+def check_shortest(seconds: float, least: float) -> None:
+    """Raise InputError for a recording that is too short."""
+    if seconds < least:
+        raise InputError(f"the recording is {seconds:.3f} s long, expected at least {least:.3f} s")
 
 
 def make_tone(rng: np.random.Generator, length: int, rate: int) -> Array:

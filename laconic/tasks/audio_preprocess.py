@@ -56,14 +56,19 @@ class AudioPreprocess(BaseModel):
 
         waveform: [samples] or [samples, channels], from -1 to 1. rate: in Hz.
         """
-        mono = np.asarray(waveform, np.float32)
-        mono = mono.mean(axis=1) if mono.ndim == 2 else mono
-        if rate != self.sampling_rate:
-            mono = soxr.resample(mono, rate, self.sampling_rate)
+        mono = mix_down(waveform, rate, self.sampling_rate)
         if self.normalize:
             # The constant is that of transformers: silence stays silence.
             mono = (mono - mono.mean()) / np.sqrt(mono.var() + 1e-7)
         return np.ascontiguousarray(mono, np.float32)
+
+
+def mix_down(waveform: Array, rate: int, wanted: int) -> Array:
+    """One channel at the wanted sampling rate, [samples] float32. waveform: [samples] or [samples, channels]. rate,
+    wanted: in Hz."""
+    mono = np.asarray(waveform, np.float32)
+    mono = mono.mean(axis=1) if mono.ndim == 2 else mono
+    return mono if rate == wanted else np.asarray(soxr.resample(mono, rate, wanted))
 
 
 def read_audio(source: bytes | Path) -> tuple[Array, int]:
@@ -95,9 +100,7 @@ def check_rate(rate: int) -> None:
         raise InputError(f"the sampling rate is {rate} Hz, expected {RATES[0]:,} to {RATES[1]:,}")
 
 
-def check_length(seconds: float) -> None:
+def check_length(seconds: float, most: float = MAX_SECONDS) -> None:
     """Raise InputError for a recording that is too long."""
-    if seconds > MAX_SECONDS:
-        raise InputError(
-            f"the recording is {seconds:.1f} s long, and at most {MAX_SECONDS:g} s are taken. Cut it into parts"
-        )
+    if seconds > most:
+        raise InputError(f"the recording is {seconds:.1f} s long, and at most {most:g} s are taken. Cut it into parts")

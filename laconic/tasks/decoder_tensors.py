@@ -5,7 +5,7 @@ from laconic.tensor import BATCH, TensorSpec
 DECODER_INPUT_IDS = "decoder_input_ids"
 """A target behind the start token, [batch, target] int64."""
 DECODER_ATTENTION_MASK = "decoder_attention_mask"
-"""Ones at the target's tokens, zeros at its padding, [batch, target] int64."""
+"""Ones at tokens which those of the target follow, zeros at padding and before forced tokens, [batch, target] int64."""
 PAST = "past"
 """The keys and values of earlier tokens in the decoder's self-attention, [batch, 2 layers, heads, past, width] float32,
 key and value of each layer in turn; and their free axis."""

@@ -1,5 +1,6 @@
 """Greedy generation: how the next token is chosen, by the settings of a generation_config.json of transformers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,24 @@ UNSTATED_LENGTH = 256
 """The most new tokens where generation_config.json has no limit; transformers would stop after 20, in mid-sentence."""
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens before the text of an answer. languages: those of which the model chooses the first; empty where it
+    is not chosen. forced: the next."""
+
+    languages: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return bool(self.languages) + len(self.forced)
+
+
 class GenerationSettings(BaseModel):
     """The settings of greedy generation, named as in generation_config.json.
 
     max_new_tokens: the most tokens of an answer, its end token included. min_new_tokens: before an answer may end.
+    languages: where an answer begins with a token of its language, the tokens to choose it from; empty where it does
+    not. forced_decoder_ids: the next tokens, which are not chosen, as Whisper's for the language and the task.
     forced_bos_token_id, forced_eos_token_id: the first token, and the last one of an answer of the greatest length.
     suppress_tokens: never chosen; begin_suppress_tokens: not at the beginning. repetition_penalty: divides positive
     logits, and multiplies negative ones, of tokens that the answer holds (Keskar et al., 2019). no_repeat_ngram_size:
@@ -31,6 +46,8 @@ class GenerationSettings(BaseModel):
     pad_token_id: NonNegativeInt = 0
     max_new_tokens: int = Field(default=UNSTATED_LENGTH, ge=1, le=LONGEST)
     min_new_tokens: NonNegativeInt = 0
+    languages: tuple[NonNegativeInt, ...] = ()
+    forced_decoder_ids: tuple[NonNegativeInt, ...] = ()
     forced_bos_token_id: NonNegativeInt | None = None
     forced_eos_token_id: tuple[NonNegativeInt, ...] = ()
     suppress_tokens: tuple[NonNegativeInt, ...] = ()
@@ -50,7 +67,22 @@ class GenerationSettings(BaseModel):
         """The largest id of a token that the settings name."""
         single = {self.decoder_start_token_id, self.pad_token_id, self.forced_bos_token_id or 0}
         lists = (self.eos_token_id, self.forced_eos_token_id, self.suppress_tokens, self.begin_suppress_tokens)
-        return max(single.union(*lists))
+        return max(single.union(*lists, self.languages, self.forced_decoder_ids))
+
+    @property
+    def forced_places(self) -> slice:
+        """Where in an answer the forced tokens are."""
+        return slice(self.begin - len(self.forced_decoder_ids), self.begin)
+
+    @property
+    def begin(self) -> int:
+        """The tokens of an answer before its text: of its language, and the forced ones."""
+        return bool(self.languages) + len(self.forced_decoder_ids)
+
+    def find_forced(self, place: int) -> int | None:
+        """The token at this place of an answer, where it is not chosen."""
+        first = self.forced_places.start
+        return self.forced_decoder_ids[place - first] if first <= place < self.begin else None
 
     def describe_difference(self) -> str | None:
         """A sentence where transformers would not choose greedily; None where it would."""
@@ -63,11 +95,14 @@ class GenerationSettings(BaseModel):
         )
 
     def choose(self, logits: Array, written: Array) -> Array:
-        """The next token of each row, [rows] int64, in the order of transformers' logits processors.
+        """The next token of each row that is not forced, [rows] int64, in the order of transformers' logits processors.
 
         logits: [rows, vocabulary] float. written: the tokens so far, the start token first, [rows, tokens] int64.
         """
-        new = written.shape[1] - 1
+        new = written.shape[1] - 1 - self.begin
+        if new < 0:
+            languages = np.array(self.languages)
+            return np.asarray(languages[logits[:, languages].argmax(axis=1)], np.int64)
         scores = np.array(logits, np.float32)
         if self.repetition_penalty != 1:
             seen = np.take_along_axis(scores, written, axis=1)
@@ -80,7 +115,7 @@ class GenerationSettings(BaseModel):
             scores[:, list(self.eos_token_id)] = -np.inf
         if new == 0 and self.forced_bos_token_id is not None:
             scores = keep_only(scores, [self.forced_bos_token_id])
-        if new == self.max_new_tokens - 1 and self.forced_eos_token_id:
+        if new == self.max_new_tokens - self.begin - 1 and self.forced_eos_token_id:
             scores = keep_only(scores, list(self.forced_eos_token_id))
         scores[:, list(self.suppress_tokens)] = -np.inf
         if new == (0 if self.forced_bos_token_id is None else 1):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
     from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
     from laconic.tasks.generation_settings import GenerationSettings
+    from laconic.tasks.log_mel import LogMelPreprocess
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -31,13 +32,14 @@ class Preprocessing:
     max_tokens: the longest text, special tokens included. pad_id: the token that pads shorter texts. start_id: the
     token that stands for an empty text. end_id: the token that ends a text; None without one. chat: the template of
     chats; None without one. token_types: whether the model takes `token_type_ids`. image: None where it is unknown.
-    audio: None for a model that reads none. masks_audio: whether a mask tells recordings from their padding.
-    characters: what speech is written with; None for a model that writes none.
-    labels: names of the classes. activation: what turns a single output into a score. mask_id: the token that stands
-    for a masked one; None where the tokenizer has none. fixed_length: whether all texts are padded to `max_tokens`, and
-    no mask tells the padding. generation: how a model writes; None for one that writes nothing. cache_shape: of its
-    decoder's self-attention, twice the layers, the heads, and the width of a head. scoring: how a detector's outputs
-    become objects. The defaults serve for reading samples, or for planning, before a model is opened.
+    audio: None for a model that reads no waveforms. log_mel: None for one that reads no spectrograms. masks_audio:
+    whether a mask tells recordings from their padding. characters: what speech is written with, character by character;
+    None for a model that does not. labels: names of the classes. activation: what turns a single output into a score.
+    mask_id: the token that stands for a masked one; None where the tokenizer has none. fixed_length: whether all texts
+    are padded to `max_tokens`, and no mask tells the padding. generation: how a model writes; None for one that writes
+    nothing. cache_shape: of its decoder's self-attention, twice the layers, the heads, and the width of a head.
+    scoring: how a detector's outputs become objects. The defaults serve for reading samples, or for planning, before a
+    model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -49,6 +51,7 @@ class Preprocessing:
     token_types: bool = False
     image: ImagePreprocess | None = None
     audio: "AudioPreprocess | None" = None
+    log_mel: "LogMelPreprocess | None" = None
     masks_audio: bool = False
     characters: "CtcVocabulary | None" = None
     labels: tuple[str, ...] = ()

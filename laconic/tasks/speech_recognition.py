@@ -8,7 +8,7 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import DataError
-from laconic.metrics import Scorer, count_edits, softmax
+from laconic.metrics import Scorer, make_word_scorer, softmax
 from laconic.tasks.audio import AudioTask
 from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
@@ -102,17 +102,7 @@ class SpeechRecognition(AudioTask):
         return {"agreement": float(np.mean([one == other for one, other in zip(wanted, found, strict=True)]))}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        edits, words = (
-            np.array(counts)
-            for counts in zip(
-                *(
-                    (count_edits(found.split(), wanted.split()), len(wanted.split()))
-                    for found, wanted in zip(self.write(first(outputs)), labels, strict=True)
-                ),
-                strict=True,
-            )
-        )
-        return lambda index: 1 - float(edits[index].sum()) / max(int(words[index].sum()), 1)
+        return make_word_scorer(self.write(first(outputs)), labels)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         """All hidden states and the logits; the logits alone where no layers are shared."""

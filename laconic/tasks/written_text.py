@@ -51,6 +51,8 @@ class WrittenText(Task):
     tokenizer: Tokenizer
     vocabulary: int
     settings: GenerationSettings
+    target_column: ClassVar[str] = TARGET
+    """The column of the text to write, as messages name it."""
     source_inputs: ClassVar[tuple[str, ...]]
     """The names of the inputs that the encoder reads."""
 
@@ -86,17 +88,18 @@ class WrittenText(Task):
         encoded = self.encode([sample])
         return {name: encoded[name] for name in self.source_inputs}
 
-    def encode_text(self, text: Any) -> tuple[int, ...]:
+    def encode_text(self, text: Any, prefix: Sequence[int] | None = None) -> tuple[int, ...]:
         """The tokens that a model should write: those of the tokenizer, with the first token that generation forces,
-        and the end token; at most as many as an answer may have. Raises DataError for anything but a text, and for a
-        token that the model has no embedding for."""
+        and the end token; at most as many as an answer may have. prefix: the tokens before the text, in the place of
+        the tokenizer's special ones. Raises DataError for anything but a text, and for a token that the model has no
+        embedding for."""
         if not isinstance(text, str) or not text.strip():
-            raise DataError(f"{TARGET!r} must be the text to write, not {text!r}")
+            raise DataError(f"{self.target_column!r} must be the text to write, not {text!r}")
         first, ends = self.settings.forced_bos_token_id, self.settings.eos_token_id
         truncation: Any = self.tokenizer.truncation
         self.tokenizer.no_truncation()
         try:
-            ids = list(self.tokenizer.encode(text).ids)
+            ids = [*(prefix or ()), *self.tokenizer.encode(text, add_special_tokens=prefix is None).ids]
             if first is not None and ids[:1] != [first]:  # a translator's tokenizer begins with the source's language
                 ids = [first, *self.tokenizer.encode(text, add_special_tokens=False).ids]
         finally:
@@ -113,19 +116,23 @@ class WrittenText(Task):
 
     def encode_targets(self, targets: Sequence[Sequence[int]]) -> Arrays:
         """The decoder's inputs for the tokens of each target, the first of which follows the start token. An empty
-        target is the start token alone."""
+        target is the start token alone. The mask hides forced tokens too, as nobody asks the model for them."""
         rows = [[self.settings.decoder_start_token_id, *target[:-1]] for target in targets]
         ids = np.full((len(rows), max(map(len, rows), default=1)), self.settings.pad_token_id, np.int64)
         mask = np.zeros_like(ids)
         for place, row in enumerate(rows):
             ids[place, : len(row)], mask[place, : len(row)] = row, 1
+            if len(row) > 1:
+                mask[place, self.settings.forced_places] = 0
         past = np.zeros(self.shape_past(len(rows), 0), np.float32)
         return {DECODER_INPUT_IDS: ids, DECODER_ATTENTION_MASK: mask, PAST: past}
 
     def draw_target(self, rows: int, length: int, past: int, seed: int) -> Arrays:
-        """Random targets behind `past` random tokens."""
+        """Random targets behind `past` random tokens, together no longer than an answer: the model may have no
+        positions for more."""
         rng = np.random.default_rng(seed)
         length = min(length, self.settings.max_new_tokens)
+        past = min(past, self.settings.max_new_tokens - length)
         ids = rng.integers(0, min(self.tokenizer.get_vocab_size(), self.vocabulary), (rows, length))
         keys = rng.standard_normal(self.shape_past(rows, past)).astype(np.float32)
         return {DECODER_INPUT_IDS: ids, DECODER_ATTENTION_MASK: np.ones_like(ids), PAST: keys}
@@ -167,10 +174,10 @@ class WrittenText(Task):
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         found = outputs[TOKENS]
-        shares = [
-            float(np.mean(found[row, : len(target)] == np.array(target[: found.shape[1]])))
-            for row, target in enumerate(labels)
-        ]
+        shares = []
+        for row, target in enumerate(labels):
+            right = found[row, : len(target)] == np.array(target[: found.shape[1]])
+            shares.append(float(np.mean(np.delete(right, self.settings.forced_places))))
         return make_mean_scorer(np.array(shares))
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:

@@ -28,6 +28,7 @@ class TargetTokens(Objective):
         targets = np.full_like(batch[DECODER_INPUT_IDS], IGNORED)
         for row, label in zip(targets, labels, strict=True):
             row[: len(label)] = label
+        targets[batch[DECODER_ATTENTION_MASK] == 0] = IGNORED  # padding, and forced tokens
         del batch[PAST]
         return to_tensors(batch | {TARGETS: targets})
 

@@ -1,0 +1,327 @@
+"""Whisper: recordings are read as by transformers, and written down as by transformers, up to the HTTP answer."""
+
+import base64
+import io
+import json
+import shutil
+
+import models
+import numpy as np
+import pytest
+import soundfile
+import transformers
+from served import running
+
+from compress.pipeline import compress
+from export.sources import capture_graph
+from export.split_decoder import split_decoder
+from laconic.artifacts.manifest import MODEL
+from laconic.cache import Cache
+from laconic.data.reader import read
+from laconic.errors import CorruptArtifact, DataError, InputError, SourceError
+from laconic.finetune.finetune import finetune
+from laconic.models.checkpoint import load_source
+from laconic.models.source import CheckpointSource
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.runtimes.encoder_decoder_session import open_model
+from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.audio import make_tone
+from laconic.tasks.log_mel import LogMelPreprocess
+from laconic.tasks.task import open_task
+from laconic.training.observers import ObserverSettings
+from laconic.training.settings import TrainingRecipe
+
+QUIET = Steps(quiet=True)
+RATE = 16_000
+SETTINGS = {
+    "detected": {},
+    "named": {"language": "french", "task": "transcribe"},
+    "translated": {"task": "translate"},
+    "language alone": {"language": "<|en|>"},
+    "short": {"max_new_tokens": 3},
+    "long": {"max_length": 100},
+    "penalty": {"language": "fr", "repetition_penalty": 1.7, "no_repeat_ngram_size": 2},
+    "older": {"forced_decoder_ids": [[1, None], [2, 261]]},
+    "older, named": {"forced_decoder_ids": [[1, 259], [2, 260], [3, 263]]},
+    "older, overruled": {"forced_decoder_ids": [[1, 259], [2, 260]], "language": "en"},
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return models.save_whisper(tmp_path_factory.mktemp("speech") / "whisper")
+
+
+@pytest.fixture(scope="module")
+def parts(folder):
+    """The path of the captured decoder, with the encoder beside it."""
+    graph = capture_graph(CheckpointSource.of(load_source(folder)), Cache(folder.parent / "cache"))
+    path = folder.parent / "parts" / MODEL
+    path.parent.mkdir()
+    shutil.copy(graph.path, path)
+    split_decoder(path)
+    return path
+
+
+def encode(waveform, rate=RATE, kind="WAV"):
+    """The bytes of a file."""
+    file = io.BytesIO()
+    soundfile.write(file, waveform, rate, format=kind, subtype="PCM_16")
+    return file.getvalue()
+
+
+def make_tones(count=6):
+    rng = np.random.default_rng(0)
+    return [make_tone(rng, int(length), RATE) for length in rng.integers(2000, RATE, count)]
+
+
+def write_by_transformers(folder, waveforms):
+    """The tokens and the texts that transformers writes greedily, from the recordings on."""
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    processor = transformers.WhisperProcessor.from_pretrained(folder)
+    features = processor(waveforms, sampling_rate=RATE, return_tensors="pt").input_features
+    tokens = model.generate(features, num_beams=1, do_sample=False)
+    return tokens.tolist(), processor.batch_decode(tokens, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("bands", [80, 128])
+@pytest.mark.parametrize("length", [400, 40_000, 479_900, 480_000])
+def test_features_are_those_of_transformers(bands, length):
+    own = transformers.WhisperFeatureExtractor(feature_size=bands)
+    waveform = make_tone(np.random.default_rng(length), length, RATE)
+    found = LogMelPreprocess(feature_size=bands).apply(waveform, RATE)
+    assert found.dtype == np.float32
+    padded = np.pad(waveform, (0, 480_000 - length))[None]
+    np.testing.assert_allclose(found, own._np_extract_fbank_features(padded, "cpu")[0], atol=1e-6)
+    (wanted,) = own(waveform, sampling_rate=RATE, return_tensors="np").input_features  # by the FFT of torch in FP32
+    np.testing.assert_allclose(found, wanted, atol=5e-5)
+
+
+def test_silence_and_other_sizes_of_windows_are_those_of_transformers():
+    settings = {"feature_size": 20, "n_fft": 512, "hop_length": 200, "chunk_length": 2, "sampling_rate": 24_000}
+    own, made = transformers.WhisperFeatureExtractor(**settings), LogMelPreprocess(**settings)
+    for waveform in (np.zeros(9000, np.float32), make_tones(1)[0]):
+        (wanted,) = own(waveform, sampling_rate=24_000, return_tensors="np").input_features
+        np.testing.assert_allclose(made.apply(waveform, 24_000), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_written_is_what_transformers_writes(folder, parts, tmp_path, changes):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((folder / "generation_config.json").read_text()) | changes
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    waveforms = make_tones()
+    wanted, texts = write_by_transformers(tmp_path, waveforms)
+    task = load_source(tmp_path).task
+    samples = [task.parse(encode(waveform)) for waveform in waveforms]
+    exact = task.encode([task.parse({"array": waveform, "sampling_rate": RATE}) for waveform in waveforms])
+    with open_model(parts, make_runtime("onnxruntime").open, task.generation) as session:
+        found = session.run({"input_features": exact["input_features"]})["sequences"]
+    begin = task.generation.begin
+    text = [row[: len(wanted[0])] for row in found[:, begin:].tolist()]
+    assert text == wanted
+    assert len({tuple(row) for row in wanted}) > 1
+    assert [each["text"] for each in task.decode({"sequences": found}, samples)] == [each.strip() for each in texts]
+
+
+def test_openvino_writes_the_same_as_onnxruntime(folder, parts):
+    task = load_source(folder).task
+    source = task.encode(task.examples(3))
+    source = {"input_features": source["input_features"]}
+    with open_model(parts, make_runtime("onnxruntime").open, task.generation) as session:
+        wanted = session.run(source)["sequences"]
+    with open_model(parts, make_runtime("openvino").open, task.generation) as session:
+        np.testing.assert_array_equal(session.run(source)["sequences"], wanted)
+
+
+def test_a_model_for_english_has_no_language(tmp_path):
+    folder = models.save_whisper(tmp_path / "english", whole=False)
+    generation = load_source(folder).task.generation
+    assert (generation.languages, generation.forced_decoder_ids, generation.begin) == ((), (263,), 1)
+
+
+def write_speech(folder, count):
+    """Files of two tones, and the letters that stand for them."""
+    rng, lines = np.random.default_rng(0), []
+    pitches = {"a": 300, "b": 900, "c": 2700}
+    time = np.arange(RATE // 4) / RATE
+    for number in range(count):
+        letters = rng.choice(list(pitches), 2)
+        waveform = np.concatenate([0.3 * np.sin(2 * np.pi * pitches[each] * time) for each in letters])
+        noise = 0.01 * rng.standard_normal(len(waveform))
+        (folder / f"{number}.wav").write_bytes(encode(waveform + noise))
+        lines.append(json.dumps({"audio": f"{number}.wav", "text": " ".join(letters)}))
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+    return folder / "rows.jsonl"
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A checkpoint that has learnt what tones mean, its samples, and its result."""
+    made = tmp_path_factory.mktemp("tuned")
+    source = models.save_whisper(made / "source", language="en", task="transcribe", max_new_tokens=8)
+    settings = {"batch_size": 16, "steps": 60, "optimizer": {"name": "adamw", "config": {"lr": 0.01}}, "generate": 2}
+    rows = write_speech(made, 60)
+    recipe = TrainingRecipe.load(None, source=str(source), data={"train": str(rows)}, loader={"workers": 0}, **settings)
+    observers, cache = ObserverSettings(quiet=True), Cache(made / "cache")
+    return made, finetune(recipe, made / "tuned", observers=observers, steps=QUIET, cache=cache)
+
+
+def test_fine_tuning_teaches_what_is_said(tuned):
+    folder, result = tuned
+    assert result.after["loss"] < result.before["loss"] / 3
+    told = (folder / "tuned" / "training" / "answers.jsonl").read_text().splitlines()
+    assert json.loads(told[-1])["given"].endswith(".wav")
+
+
+@pytest.fixture(scope="module")
+def artifact(tuned):
+    """The same in INT8."""
+    folder, _ = tuned
+    recipe = Recipe.parse(
+        {
+            "source": str(folder / "tuned"),
+            "data": {"calibrate": str(folder / "rows.jsonl")},
+            "stages": ["quantize.static"],
+            "engine_only": "onnxruntime",
+            "goal": {"fidelity": 0.9},
+        }
+    )
+    return compress(recipe, folder / "tones.laconic", steps=QUIET, cache=Cache(folder / "cache")).artifact
+
+
+def test_an_artifact_in_int8_is_proven_on_what_is_said(artifact):
+    (drift,) = artifact.manifest.verdict.drift
+    assert artifact.manifest.verdict.passed, artifact.manifest.verdict.failures
+    assert drift.figures["metric_original"] > 0.8
+    assert drift.figures["fidelity"] > 0.9
+    assert "int8" in artifact.manifest.precision.values()
+    assert {"model.onnx", "model.encoder.onnx", "generation.json", "preprocess.json"} <= set(artifact.manifest.files)
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """Random weights in FP32, without samples: those of the original's answers."""
+    settings = {"source": str(folder), "stages": [], "engine_only": "onnxruntime"}
+    recipe = Recipe.parse(settings)
+    return compress(recipe, folder.parent / "plain.laconic", steps=QUIET, cache=Cache(folder.parent / "cache")).artifact
+
+
+def test_a_server_answers_as_transformers(folder, plain):
+    assert plain.manifest.verdict.passed, plain.manifest.verdict.failures
+    files = [encode(waveform) for waveform in make_tones()]
+    _, texts = write_by_transformers(folder, [soundfile.read(io.BytesIO(file), dtype="float32")[0] for file in files])
+    wanted = [{"text": text.strip()} for text in texts]
+    path = "/v1/models/plain/predict"
+    with running(plain.path) as server, server.client() as client:
+        given = [base64.b64encode(file).decode() for file in files]
+        assert client.post(path, json={"audio": given}).json()["answers"] == wanted
+        parts = [("audio", (f"{number}.wav", file)) for number, file in enumerate(files)]
+        assert client.post(path, files=parts).json()["answers"] == wanted
+        alone = client.post(path, content=files[0], headers={"content-type": "audio/wav"})
+        assert alone.json()["answers"] == wanted[:1]
+        described = client.get("/v2/models/plain").json()
+        assert [each["name"] for each in described["inputs"]] == ["input_features"]
+        assert [each["name"] for each in described["outputs"]] == ["sequences"]
+        for wrong in (5, "?", [[0.0]], {"array": [0.0] * 17_000, "sampling_rate": RATE}):
+            refused = client.post(path, json={"audio": wrong})
+            assert refused.status_code == 400, wrong
+        assert client.get("/openapi.json").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b"RIFF, but no more", "is not an audio file"),
+        (encode(np.zeros(0)), "0.000 s long, expected at least 0.025 s"),
+        (encode(np.zeros(RATE + 1)), "1.0 s long, and at most 1 s are taken. Cut it into parts"),
+        ("?", "base64"),
+        ({"array": [0.0] * 9000, "sampling_rate": 1}, "expected 1,000 to 768,000"),
+        ({"array": [float("nan")] * 9000, "sampling_rate": RATE}, "NaN or infinity"),
+        ([[0.0] * 100], r"the shape \[16, 100\], not \[1, 100\]"),
+        (None, "a spectrogram"),
+    ],
+)
+def test_what_is_no_recording_is_refused_in_one_sentence(folder, value, told):
+    with pytest.raises(InputError, match=told):
+        load_source(folder).task.parse(value)
+
+
+def test_recordings_of_other_rates_are_resampled_to_the_one_of_the_model(folder):
+    task = load_source(folder).task
+    waveform = make_tone(np.random.default_rng(0), 8000, 8000)
+    assert task.parse(encode(waveform, 8000)).shape == (16, 100)
+    found = task.parse({"array": waveform.tolist(), "sampling_rate": 8000})
+    np.testing.assert_allclose(task.parse(encode(waveform, 8000)), found, atol=1e-2)
+    np.testing.assert_array_equal(task.parse(found), found)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("preprocessor_config.json", {"feature_size": 17}, "makes 17 bands and 100 frames .* reads 16 and 100"),
+        ("preprocessor_config.json", {"chunk_length": 2}, "16 bands and 200 frames"),
+        ("preprocessor_config.json", {"hop_length": 0}, "transformers does not read"),
+        ("preprocessor_config.json", {"chunk_length": 90}, "sets chunk_length to 90: input should be less than"),
+        ("preprocessor_config.json", {"dither": 0.1}, "values differ by up to"),
+        ("preprocessor_config.json", {"feature_extractor_type": "Wav2Vec2FeatureExtractor"}, "the input differs"),
+        ("preprocessor_config.json", None, r"preprocessor_config\.json"),
+        ("tokenizer.json", None, r"has no tokenizer\.json, which makes a text"),
+        ("generation_config.json", {"language": "latin"}, r"'latin', which is none .*: <\|en\|>, <\|fr\|>"),
+        ("generation_config.json", {"task": "sing"}, "the task 'sing', expected one of transcribe, translate"),
+        ("generation_config.json", {"forced_decoder_ids": [[2, 5]]}, r"for the places \[2\], expected those from 1"),
+        ("generation_config.json", {"bad_words_ids": [[5]]}, "sets bad_words_ids, which"),
+        ("generation_config.json", {"suppress_tokens": [9999]}, "name the token 9999, and the model has 267"),
+    ],
+)
+def test_what_is_broken_is_told_when_the_model_is_opened(folder, tmp_path, name, changes, told):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    if changes is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+    with pytest.raises((SourceError, InputError), match=told):
+        load_source(tmp_path)
+
+
+def test_texts_of_a_model_that_hears_the_language_come_with_theirs(folder, tmp_path):
+    task = load_source(folder).task
+    (tmp_path / "a.wav").write_bytes(encode(make_tones(1)[0]))
+    row = {"audio": "a.wav", "text": "ab"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row | {"language": "fr"}))
+    rows = read(path, task)
+    assert rows.labels == [[259, 263, *task.tokenizer.encode("ab", add_special_tokens=False).ids, 256]]
+    batch = task.encode(rows.samples)
+    assert batch["decoder_input_ids"].tolist() == [[257, *rows.labels[0][:-1]]]
+    assert batch["decoder_attention_mask"].tolist() == [[1, 0, 1, 1, 1]]
+    for language, told in ((None, "is not given"), ("xx", "'xx', which the model does not know")):
+        path.write_text(json.dumps(row | {"language": language}))
+        with pytest.raises(DataError, match=told):
+            read(path, task)
+
+
+def test_the_files_of_another_model_are_refused(plain, tmp_path):
+    for file in ("tokenizer.json", "preprocess.json", "generation.json"):
+        shutil.copy(plain.path / file, tmp_path)
+    settings = json.loads((tmp_path / "preprocess.json").read_text())
+    for changes in ({"feature_size": 20}, {"chunk_length": 10**9}, {"code": "x"}):
+        (tmp_path / "preprocess.json").write_text(json.dumps(settings | changes))
+        with pytest.raises(CorruptArtifact):
+            open_task("speech-to-text", tmp_path, plain.manifest.inputs)
+
+
+def test_word_accuracy_is_that_of_the_likeliest_tokens_behind_the_prompt(folder):
+    task = load_source(folder).task
+    labels = [list(task.encode_text(text, prefix=(258, 263))) for text in ("a b", "a b c")]
+    tokens = np.zeros((2, max(map(len, labels))), np.int64)
+    for row, label in zip(tokens, labels, strict=True):
+        row[: len(label)] = label
+    tokens[0, 0] = tokens[1, 1] = 5  # language and forced tokens are no words
+    tokens[1, 4] = task.tokenizer.token_to_id("x")
+    score = task.scorer({"tokens": tokens}, labels)
+    assert score(np.array([0])) == 1
+    assert score(np.array([0, 1])) == pytest.approx(1 - 1 / 5)
