@@ -459,11 +459,11 @@ class Amplifier(nn.Module):
         return (x.sum(dim=1) - (x / 3).sum(dim=1) * 3) * 1e6
 
 
-class Checked(nn.Module):
+class Checked(transformers.PreTrainedModel):
     """A check of values, as transformers makes it while it is traced."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(transformers.PreTrainedConfig())
         self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -123,7 +123,13 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
 @contextmanager
 def graph_forms(module: nn.Module) -> Iterator[None]:
     """Within the context, the module computes in forms that a graph can hold."""
-    with plain_attention(module), plain_experts(module), free_lengths(module), float_subtraction(), skipped_checks():
+    with (
+        plain_attention(module),
+        plain_experts(module),
+        free_lengths(module),
+        skipped_checks(module),
+        float_subtraction(),
+    ):
         yield
 
 
