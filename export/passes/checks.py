@@ -1,7 +1,7 @@
 """Checks of the values of tensors, which a graph does not hold.
 
-The exporter has no operator for what they leave in the graph. D-FINE compares the sizes of its maps so. Nothing is lost:
-what is captured is compared with the module on batches of several sizes.
+The exporter has no operator for what they leave in the graph. D-FINE compares the sizes of its maps so. Nothing is
+lost: what is captured is compared with the module on batches of several sizes.
 """
 
 import sys
