@@ -9,6 +9,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
+from transformers.utils import torch_compilable_check
 
 from laconic.artifacts.record import Record
 from laconic.tasks.text import WORDS
@@ -494,6 +495,18 @@ class Amplifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.sum(dim=1) - (x / 3).sum(dim=1) * 3) * 1e6
+
+
+class Checked(transformers.PreTrainedModel):
+    """A check of values, as transformers makes it while it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__(transformers.PreTrainedConfig())
+        self.inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch_compilable_check(x.abs().sum() >= 0, "expected numbers")
+        return x.relu()
 
 
 class Inverted(nn.Module):

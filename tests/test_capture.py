@@ -204,6 +204,11 @@ def test_constants_that_only_a_loop_reads_are_kept(tmp_path):
         np.testing.assert_allclose(session.run(inputs)["output"], expected["output"], atol=0.01)
 
 
+def test_a_check_of_values_is_left_out_of_the_graph(tmp_path):
+    checkpoint = made_here(models.Checked())
+    assert measure_parity(checkpoint, capture(checkpoint, tmp_path / "graph")) == 0
+
+
 def test_a_mask_of_integers_can_be_subtracted_from_a_fraction(tmp_path):
     checkpoint = made_here(models.Inverted())
     assert measure_parity(checkpoint, capture(checkpoint, tmp_path / "graph")) == 0

@@ -122,6 +122,26 @@ def test_a_smaller_model_is_the_larger_one_without_what_was_cut(family, shape, d
     assert len(anatomy(shallower).sites) == shallower.config.num_hidden_layers == len(stays)
 
 
+def test_attention_sinks_are_cut_with_their_heads():
+    config = transformers.GptOssConfig(
+        **(models.TEXT | {"num_attention_heads": 4}),
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        pad_token_id=0,
+    )
+    larger = models.randomize(transformers.GptOssModel(config))
+    smaller, kept = copy.deepcopy(larger), {}
+    for site in anatomy(larger).of("heads"):
+        kept[site.consumer] = (site, [1])
+        keep_units(smaller, *kept[site.consumer])
+    update_config(smaller)
+    assert [block.self_attn.sinks.shape for block in smaller.layers] == [(2,), (2,)]
+    ids = torch.arange(3, 24).view(3, 7)
+    assert apart(larger, mask_units(larger, kept), smaller, {"input_ids": ids}) <= 1e-5
+
+
 def apart(larger, silence, smaller, inputs):
     """The largest difference of what two models make of the same inputs, the larger one partly silent."""
     with torch.no_grad():

@@ -43,7 +43,7 @@ class Site:
     A unit of heads is a key-value head with all query heads that share it; or a query head, where all share one
     key-value head. consumer: path of the layer that takes the units; each unit has `width` of its columns, in order.
     units: how many there are. sources: the rows that compute them. counts: attributes of modules that hold the number
-    of units, by path, with what one unit adds to each. tables: parameters with an entry for each unit along an axis.
+    of units, by path, with what one unit adds to each. tables: parameters with entries for each unit along an axis.
     head: features of one head; 1 for FFN units. keys: key-value heads that stay whatever is cut; 0 where they go along.
     """
 
@@ -180,7 +180,11 @@ def find_heads(block: nn.Module, shape: BlockShape, root: str, index: int) -> Si
         counts={
             f"{root}.{shape.attention}.{name}": count for name, count in counts.items() if hasattr(attention, name)
         },
-        tables=tuple((f"{root}.{path}", axis) for path, axis in find_tables(block, shape)) if shared == 1 else (),
+        tables=tuple(
+            (f"{root}.{path}", axis)
+            for path, axis in find_tables(block, shape)
+            if shared == 1 or path.rpartition(".")[0] == shape.attention
+        ),
         head=each,
         keys=1 if alone else 0,
     )

@@ -175,8 +175,11 @@ def find_depthwise(block: nn.Module, units: int) -> Iterator[str]:
 
 
 def find_tables(block: nn.Module, shape: BlockShape) -> Iterator[tuple[str, int]]:
-    """The parameters of a block with a row or a column for each head, as relative position biases, by path and axis."""
+    """The parameters of a block with a row, a column or, in the attention itself, a number for each head, as relative
+    position biases and attention sinks, by path and axis."""
     for path, parameter in block.named_parameters():
+        if path.rpartition(".")[0] == shape.attention and parameter.shape == (shape.heads,):
+            yield path, 0
         owner = block.get_submodule(path.rpartition(".")[0])
         axes = [axis for axis, size in enumerate(parameter.shape) if size == shape.heads]
         if parameter.ndim > 1 and len(axes) == 1 and not isinstance(owner, (nn.Linear, Conv1D, *CONVOLUTIONS)):

@@ -38,7 +38,8 @@ def keep_units(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
     select_features(module.get_submodule(site.consumer), into=consumer_columns(site, kept))
     for name, axis in site.tables:
         table = get_attribute(module, name)
-        set_attribute(module, name, make_parameter(table.detach().index_select(axis, units), table))
+        entries = unit_indices(units, table.shape[axis] // site.units)
+        set_attribute(module, name, make_parameter(table.detach().index_select(axis, entries), table))
         owner = module.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, nn.Embedding):
             owner.num_embeddings, owner.embedding_dim = owner.weight.shape

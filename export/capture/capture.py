@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from export.capture.graph_file import OPSET, write_graph
 from export.capture.parity import PARITY, largest_difference, relative_difference
 from export.passes.attention import plain_attention
+from export.passes.checks import skipped_checks
 from export.passes.experts import plain_experts
 from export.passes.lengths import free_lengths
 from export.passes.subtraction import float_subtraction
@@ -122,7 +123,13 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
 @contextmanager
 def graph_forms(module: nn.Module) -> Iterator[None]:
     """Within the context, the module computes in forms that a graph can hold."""
-    with plain_attention(module), plain_experts(module), free_lengths(module), float_subtraction():
+    with (
+        plain_attention(module),
+        plain_experts(module),
+        free_lengths(module),
+        skipped_checks(module),
+        float_subtraction(),
+    ):
         yield
 
 
