@@ -74,9 +74,13 @@ class EngineOption:
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`; the encoder of an
-        encoder-decoder beside it. Raises RuntimeFailure for one of those on a GPU."""
-        if has_decoder(graph) and self.on_gpu:
-            raise RuntimeFailure(f"{self.runtime} does not run encoder-decoders yet. Choose --target cpu")
+        encoder-decoder beside it. Raises RuntimeFailure for one of those on a GPU, or in PyTorch, which would compile
+        a decoder again for every length of its cache."""
+        if has_decoder(graph) and self.runtime not in registry.TARGETS["cpu"]:
+            raise RuntimeFailure(
+                f"{self.runtime} does not run encoder-decoders yet. Choose --target cpu, whose engines "
+                f"{' and '.join(registry.TARGETS['cpu'])} do"
+            )
         place(graph, self.adapt(graph, plan), self._rules, path, self.compute, self._exceeding)
         if has_decoder(graph):
             split_decoder(path)

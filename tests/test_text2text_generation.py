@@ -317,6 +317,13 @@ def test_a_relu_without_a_bias_before_it_keeps_no_layer_from_int8_in_onnxruntime
     assert {found[layer.node] for layer in layers} == {"int8"}
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime-cuda"])
+def test_engines_that_run_no_decoder_with_a_cache_are_refused_in_one_sentence(folder, tmp_path, engine):
+    graph = capture_graph(CheckpointSource.of(load_source(folder / "t5")), Cache(folder / "cache"))
+    with pytest.raises(RuntimeFailure, match=f"{engine} does not run encoder-decoders yet. Choose --target cpu, whose"):
+        EngineOption(engine, "float32").build(graph, Plan({}, {}), tmp_path / MODEL)
+
+
 def test_beams_and_sampling_are_told(tmp_path):
     generation = load_source(models.save_t5(tmp_path / "t5", num_beams=4)).task.generation
     assert "searches with 4 beams" in generation.describe_difference()
