@@ -13,6 +13,7 @@ from compress.distill.distillation_loss import LossTerms, OutputLoss
 from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.embeddings import EmbeddingDistillation
 from compress.distill.features import FeatureDistillation
+from compress.distill.forward_pass import record_forward
 from compress.distill.heal import Heal
 from compress.distill.hidden_state_loss import HiddenStateLoss
 from compress.distill.layer_distillation import LayerwiseDistillation, LayerwiseLoss
@@ -27,6 +28,7 @@ from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError, RecipeError, UsageError
 from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.language_model import cap_logits
 from laconic.models.signature import probe_module
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
@@ -407,6 +409,24 @@ def test_what_makes_the_batches_takes_no_model_along(originals):
     assert {name: value.tolist() for name, value in found.items()} == {
         name: value.tolist() for name, value in expected.items()
     }
+
+
+def test_probabilities_are_those_of_capped_logits_where_a_language_model_caps_them(originals):
+    teacher, student = (copy.deepcopy(originals["gpt2"].module).eval() for _ in range(2))
+    with torch.no_grad():
+        student.head.weight.add_(torch.randn_like(student.head.weight) * 0.5)
+    loss, ids = SoftTargetLoss(1.0), torch.tensor([[5, 6, 7, 8]])
+    terms, found = LossTerms(ids > 0, per_position=True, tail_weight=0.0), []
+    for cap in (None, 0.2):
+        teacher.logit_cap = student.logit_cap = cap
+        own, theirs = (record_forward(each, {"input_ids": ids}, ()) for each in (student, teacher))
+        found.append(loss.loss(own, theirs, terms))
+        logits = [cap_logits(each.head(each.hidden(ids)), cap) for each in (student, teacher)]
+        wanted = torch.nn.functional.kl_div(
+            logits[0].log_softmax(-1), logits[1].log_softmax(-1), reduction="sum", log_target=True
+        )
+        torch.testing.assert_close(found[-1], wanted)
+    assert found[1] < found[0] / 2
 
 
 def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
