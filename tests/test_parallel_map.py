@@ -25,7 +25,7 @@ def job(tmp_path, monkeypatch):
     config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=99)
     config.architectures = [BertForSequenceClassification.__name__]
     config.save_pretrained(tmp_path)
-    return PredictionJob(open_meta_model(Path(tmp_path), task="text-classification"), 8, RATES, 1)
+    return PredictionJob(open_meta_model(Path(tmp_path), task="text-classification"), 8, RATES, 1, TRAININGS[0])
 
 
 def test_workers_predict_what_this_process_predicts(job, monkeypatch):

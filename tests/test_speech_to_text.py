@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import shutil
+from dataclasses import replace
 
 import models
 import numpy as np
@@ -12,14 +13,18 @@ import soundfile
 import torch
 import transformers
 from served import running
+from test_fleet import RATES
 
 from compress.pipeline import compress
 from laconic.artifacts.manifest import MODEL
 from laconic.cache import Cache
+from laconic.config import NamedSettings
 from laconic.data.reader import read
-from laconic.errors import CorruptArtifact, DataError, InputError, SourceError
+from laconic.errors import CorruptArtifact, DataError, InputError, RecipeError, SourceError
 from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import load_source
+from laconic.planner.memory_plan import PredictionJob
+from laconic.planner.meta_model import open_meta_model
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.encoder_decoder_session import open_model
@@ -28,7 +33,7 @@ from laconic.tasks.audio import make_tone
 from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.task import open_task
 from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from laconic.training.settings import Training, TrainingRecipe
 
 QUIET = Steps(quiet=True)
 RATE = 16_000
@@ -176,6 +181,19 @@ def test_fine_tuning_teaches_what_is_said(tmp_path):
     answers = [answer["text"] for answer in checkpoint.task.decode({"sequences": written}, samples)]
     wanted = [json.loads(line)["text"] for line in rows.read_text().splitlines()[:8]]
     assert np.mean([one == other for one, other in zip(answers, wanted, strict=True)]) > 0.8
+
+
+def test_memory_is_planned_from_the_config_alone(folder, tmp_path):
+    shutil.copy(folder / "config.json", tmp_path)
+    model = open_meta_model(tmp_path)
+    assert (model.task.inputs[0].shape, model.longest) == (("batch", 16, 100), 40)
+    plain = Training.model_validate({"batch_size": 2, "optimizer": "sgd"})
+    job = PredictionJob(model, 8, RATES, 1, plain)
+    assert job.predict(plain).peak > 0
+    layerwise = plain.model_copy(update={"techniques": (NamedSettings(name="layerwise"),)})
+    assert job.predict(layerwise) is None  # each layer of the decoder reads the encoder too
+    with pytest.raises(RecipeError, match="WhisperDecoderLayer take a tensor beside"):
+        replace(job, plain=layerwise).predict(layerwise)
 
 
 def test_an_artifact_in_int8_is_proven_on_what_is_said(folder):

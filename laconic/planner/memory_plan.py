@@ -29,16 +29,24 @@ LARGEST_INPUT = 2**26
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """What the predictions of a plan have in common; arguments as of `predict_per_device`."""
+    """What the predictions of a plan have in common; arguments as of `predict_per_device`. plain: the settings without
+    any proposed technique."""
 
     model: MetaModel
     length: int
     rates: DeviceRates
     devices: int
+    plain: Training
 
-    def predict(self, training: Training) -> MemoryPrediction:
-        """Predict a step with these settings, without its timeline."""
-        found = predict_per_device(self.model, training, self.length, self.rates, self.devices)
+    def predict(self, training: Training) -> MemoryPrediction | None:
+        """Predict a step with these settings, without its timeline; None where only the step shows that the model does
+        not support a proposed technique, as layerwise training of a decoder that reads an encoder."""
+        try:
+            found = predict_per_device(self.model, training, self.length, self.rates, self.devices)
+        except RecipeError:
+            if training == self.plain:
+                raise
+            return None
         return replace(found, timeline=None)
 
 
@@ -146,11 +154,12 @@ def plan_memory(
     trainings = [each.training for each in combinations]
     with steps.step("simulate", len(combinations)) as step:
         found: dict[int, MemoryPrediction] = {}
-        job = PredictionJob(model, length, rates, devices)
+        job = PredictionJob(model, length, rates, devices, trainings[0])
         for index, prediction in map_parallel(job.predict, trainings, workers=workers):
-            found[index] = prediction
+            if prediction is not None:
+                found[index] = prediction
             step.advance()
-        rows = [PlanRow(each, found[index], shared=not apart) for index, each in enumerate(combinations)]
+        rows = [PlanRow(combinations[index], found[index], shared=not apart) for index in sorted(found)]
         step.note = f"{len(rows)} combinations of {format_count(model.parameters, billion='B')} parameters"
     chosen = choose_row(rows, memory, copy_timed=are_rates_of_device(rows[0], rates))
     largest = None

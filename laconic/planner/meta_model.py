@@ -15,8 +15,11 @@ from laconic.models import huggingface, timm_folder
 from laconic.models.checkpoint import is_onnx, rebuild_from_card
 from laconic.models.checkpoint_card import CARD, read_card
 from laconic.models.embedder import MODULES
+from laconic.models.encoder_decoder import SpeechWriter
 from laconic.models.processors import plain_task, resolve_task
+from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
@@ -120,11 +123,25 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
         height, width = side if isinstance(side, list) else (side, side)
         images = Preprocessing(image=ImagePreprocess(channels=channels, resize=(height, width)))
         return MetaModel(name, module, opened.task.from_preprocessing(images), None)
+    if isinstance(module, SpeechWriter):
+        longest, speech = describe_speech(module)
+        return MetaModel(name, module, opened.task.from_preprocessing(speech), longest)
     parts = (getattr(module, name, None) for name in ("model", "encoder"))  # as the wrappers call what they hold
     positions = huggingface.max_positions(next(part for part in (*parts, module) if part is not None))
     limits = [limit for limit in (positions, opened.max_tokens) if limit is not None]
     texts = Preprocessing(max_tokens=min(limits)) if limits else Preprocessing()
     return MetaModel(name, module, opened.task.from_preprocessing(texts), min(limits, default=None))
+
+
+def describe_speech(module: SpeechWriter) -> tuple[int, Preprocessing]:
+    """The most tokens that a model writes for a recording, and the spectrograms that it reads, 100 frames a second."""
+    model: Any = module.model
+    longest = int(model.config.max_target_positions)
+    log_mel = LogMelPreprocess(
+        feature_size=model.config.num_mel_bins, chunk_length=max(1, model.config.max_source_positions // 50)
+    )
+    generation = GenerationSettings(decoder_start_token_id=0, max_new_tokens=longest)
+    return longest, Preprocessing(log_mel=log_mel, generation=generation)
 
 
 def from_timm(folder: Path, task: str | None) -> MetaModel:
