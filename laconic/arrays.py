@@ -1,4 +1,4 @@
-"""NumPy arrays of any type and shape, alone and by the name of their tensor, and stacks of them."""
+"""NumPy arrays of any type and shape, alone and by the name of their tensor, stacks of them, and what logits become."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,3 +18,15 @@ def stack_padded(rows: Sequence[Array]) -> Array:
         places: tuple[int | slice, ...] = (number, *map(slice, row.shape))
         stacked[places] = row
     return stacked
+
+
+def softmax(logits: Array) -> Array:
+    """Softmax over the last axis, float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    exponents = np.exp(shifted)
+    return np.asarray(exponents / exponents.sum(axis=-1, keepdims=True))
+
+
+def sigmoid(logits: Array) -> Array:
+    """The logistic function of each number, without overflow."""
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))

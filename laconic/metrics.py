@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from laconic.arrays import Array
+from laconic.arrays import Array, softmax
 
 Scorer = Callable[[Array], float]
 """Takes the indices of samples (with repeats, when resampled) and returns the metric over them; higher is better."""
@@ -20,18 +20,6 @@ def cosine(reference: Array, candidate: Array) -> Array:
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     same = (np.linalg.norm(a, axis=1) == 0) & (np.linalg.norm(b, axis=1) == 0)
     return np.where(same, 1.0, np.einsum("ij,ij->i", a, b) / np.where(norms == 0, 1.0, norms))
-
-
-def softmax(logits: Array) -> Array:
-    """Softmax over the last axis, float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    exponents = np.exp(shifted)
-    return np.asarray(exponents / exponents.sum(axis=-1, keepdims=True))
-
-
-def sigmoid(logits: Array) -> Array:
-    """The logistic function of each number, without overflow."""
-    return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))
 
 
 def overlap(reference: Array, candidate: Array) -> Array:

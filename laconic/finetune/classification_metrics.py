@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from laconic.arrays import Array
+from laconic.arrays import Array, softmax
 from laconic.errors import DataError
 from laconic.finetune.metric import Metric
-from laconic.metrics import ranks, softmax
+from laconic.metrics import ranks
 
 
 @dataclass(frozen=True)

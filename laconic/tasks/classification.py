@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
-from laconic.metrics import Scorer, make_mean_scorer, overlap, softmax
+from laconic.arrays import Array, Arrays, softmax
+from laconic.metrics import Scorer, make_mean_scorer, overlap
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.task import HealingLoss, Tolerance, count_outputs, first
 

@@ -6,8 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from laconic.arrays import Array, Arrays
-from laconic.metrics import sigmoid, softmax
+from laconic.arrays import Array, Arrays, sigmoid, softmax
 
 MOST = 100
 """The most objects of an image, or of an image and a class, that are compared, as in COCO's evaluation."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, sigmoid
 from laconic.errors import DataError
-from laconic.metrics import Scorer, make_f1_scorer, sigmoid
+from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.task import HealingLoss, Tolerance, first

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, softmax
 from laconic.errors import DataError
-from laconic.metrics import Scorer, make_word_scorer, softmax
+from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.audio import AudioTask
 from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary

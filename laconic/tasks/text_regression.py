@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, sigmoid
 from laconic.errors import DataError
-from laconic.metrics import Scorer, sigmoid, spearman
+from laconic.metrics import Scorer, spearman
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import PREPROCESS, HealingLoss, Tolerance, count_outputs, first, read_asset, to_json

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, softmax
 from laconic.errors import DataError, InputError
-from laconic.metrics import Scorer, make_f1_scorer, softmax
+from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.task import LABEL, HealingLoss, Tolerance, first
 from laconic.tasks.text import TEXT_SCHEMA

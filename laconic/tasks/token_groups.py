@@ -7,8 +7,7 @@ from a vocabulary of 250,000 would take 24 GB, in groups they take 100 MB.
 
 import numpy as np
 
-from laconic.arrays import Array
-from laconic.metrics import softmax
+from laconic.arrays import Array, softmax
 
 GROUPS = 1024
 

@@ -5,8 +5,7 @@ A model puts zeros at the positions of padding, so that outputs of a batch equal
 
 import numpy as np
 
-from laconic.arrays import Array
-from laconic.metrics import softmax
+from laconic.arrays import Array, softmax
 
 IGNORED = -100
 """The label of a token that is none of the text's, as a special token: no loss and no metric counts it."""
