@@ -25,6 +25,7 @@ from trainer_turns import StepTurns
 
 from laconic.finetune.finetune import finetune
 from laconic.memory.allocator import set_mmap_threshold
+from laconic.planner.device_rates import measure_rates
 from laconic.progress import Steps
 from laconic.training.data.batch_sampler import BatchSampler
 from laconic.training.observers import ObserverSettings
@@ -81,6 +82,7 @@ def take_run(run: TrainerRun, connection: Connection) -> None:
     """Do a run in this process, in turns with others."""
     torch.set_num_threads(1)
     if run.maps:
+        measure_rates(torch.device("cpu"))  # kept for later runs, whose elementwise passes map no memory anew
         set_mmap_threshold(MAPPED)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -53,7 +53,11 @@ COMBINATIONS: list[tuple[tuple[Any, ...], Any]] = [
     (({"activation-offload": {"min_bytes": 1024}},), "lion"),
     (({"activation-offload": {"min_bytes": 1024, "destination": "disk"}},), "adamw"),
 ]
-TEXT = [((*SPARING, {"gradient-accumulation": {"rows": 2}}), "adamw"), (("qlora",), "adamw")]
+TEXT = [
+    ((*SPARING, {"gradient-accumulation": {"rows": 2}}), "adamw"),
+    (("lora",), "adamw"),
+    (("qlora",), "adamw"),
+]
 
 FP32 = [COMBINATIONS[0], COMBINATIONS[4], *COMBINATIONS[6:], *TEXT]
 """Products in BF16 take scratch of their own on a processor, which in so small a model is not small."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake
 from transformers.pytorch_utils import Conv1D
 
 from laconic import registry
@@ -213,8 +214,9 @@ def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
     for tensor in chain(parts.module.parameters(), parts.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
         dtype = frozen_dtype if frozen else tensor.dtype
-        if (tensor.device, tensor.dtype) == (parts.device, dtype):
-            continue  # weights that the file still holds are read when they are used
+        if (tensor.device, tensor.dtype) == (parts.device, dtype) and not is_fake(tensor):
+            # Weights that the file still holds are read when they are used. A fake tensor stands for one on the host.
+            continue
         tensor.data = parts.host.copy_to_device(tensor.data, dtype=dtype, category="parameters")
         parts.host.wait()
 
