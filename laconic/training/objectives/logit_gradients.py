@@ -14,8 +14,8 @@ def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     counts nothing.
 
     The logits are overwritten: by their gradient, which the backward pass scales. torch's own cross_entropy holds the
-    logits, their log-softmax and two gradients; this takes 0.80 to 0.94 of its time for 4,096 to 50,257 classes (one
-    thread of a processor with AVX512). Their last operation must not need its result for its own gradient, as that of
+    logits, their log-softmax and two gradients; this takes 0.75 to 0.93 of its time for 4,096 to 50,257 classes
+    (`benchmarks/losses.py`, one thread of a processor with AVX512). Their last operation must not need its result for its own gradient, as that of
     a linear layer and of a cast does not.
     """
     apply: Any = LogitGradients.apply
