@@ -13,10 +13,10 @@ def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The summed cross-entropy of logits [tokens, classes] and targets [tokens] int64, [] float32; a target of IGNORED
     counts nothing.
 
-    The logits are overwritten: by their gradient, which the backward pass scales. torch's own cross_entropy holds the
+    The logits are overwritten by their gradient, which the backward pass scales. torch's own cross_entropy holds the
     logits, their log-softmax and two gradients; this takes 0.75 to 0.93 of its time for 4,096 to 50,257 classes
-    (`benchmarks/losses.py`, one thread of a processor with AVX512). Their last operation must not need its result for its own gradient, as that of
-    a linear layer and of a cast does not.
+    (`benchmarks/losses.py`, one thread of a processor with AVX512). The last operation before the logits must not need
+    its result for its own gradient: that of a linear layer or of a cast does not.
     """
     apply: Any = LogitGradients.apply
     loss: Tensor = apply(logits.float(), targets)
