@@ -58,6 +58,11 @@ class EngineOption:
         return self.runtime not in (*registry.TARGETS["cpu"], *registry.ENGINES_ON_REQUEST["cpu"])
 
     @property
+    def quantizes_attention(self) -> bool:
+        """Whether the engine gains from products of attention in INT8, in this arithmetic."""
+        return self._rules.attention
+
+    @property
     def package(self) -> str:
         """The Python package that runs the graphs."""
         return REFERENCE.package if self.reference else make_runtime(self.runtime).package
@@ -202,6 +207,7 @@ class PlanEvaluator:
         return (
             self.graph.key,
             sorted(plan.precision.items()),
+            plan.attention and option.quantizes_attention,
             sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
             hash_arrays({name: each.factors for name, each in plan.smoothing.items()}),
             sorted((*layer, each.group_size, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),

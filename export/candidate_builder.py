@@ -16,6 +16,10 @@ from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.goal import tighten
 from laconic.tasks.task import Tolerance
 
+SOUND_SAMPLES = 16
+"""Samples on which each candidate's engine is compared with the graph run node by node, which is slow. The verdict
+of the chosen one compares more."""
+
 
 @dataclass(frozen=True)
 class CandidateBuilder:

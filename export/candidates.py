@@ -77,13 +77,15 @@ def pair_ladders(
 ) -> Iterator[tuple[PrecisionLadder, EngineOption]]:
     """Yield each engine option with the part of the ladder to try on it, the preferred first.
 
-    On a CPU BF16 goes from the top of one rung to the top of the next as well: weights in fewer bits and no arithmetic
-    in INT8 is more faithful, and where the processor multiplies matrices of BF16 no slower (MiniLM with half of its
-    heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in INT8). That is a way round arithmetic in
-    INT8: where the recipe asks for weights alone, every candidate has as many of them in as few bits as the goal
-    allows.
+    On a CPU BF16 also goes from the top of one rung to the top of the next, where nothing is multiplied in INT8:
+    weights in fewer bits and no arithmetic in INT8 is more faithful, and where the processor multiplies matrices of
+    BF16 no slower (MiniLM with half of its heads and feed-forward units, batch 8, Xeon with AMX: 38 ms, and 53 ms in
+    INT8). That is a way round arithmetic in INT8: where the recipe asks for weights alone, every candidate has as many
+    of them in as few bits as the goal allows.
     """
-    tops = PrecisionLadder(tuple((rung[-1],) for rung in ladder.rungs))
+    tops = PrecisionLadder(
+        tuple((rung[-1],) for rung in ladder.rungs if not INTEGER & set(rung[-1].precision.values()))
+    )
     choice = has_choice(ladder)
     yield from ((tops, option) for option in options if choice and not option.on_gpu and option.compute == "bfloat16")
     yield from ((ladder, option) for option in options)

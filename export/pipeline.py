@@ -12,9 +12,9 @@ from typing import Any
 from export.alternatives import place_alternatives
 from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
-from export.candidate_builder import CandidateBuilder
+from export.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
-from export.evidence import PARITY_SAMPLES, collect_evidence
+from export.evidence import collect_evidence
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
@@ -111,7 +111,7 @@ class EngineBuild:
             partial(KernelAudit.of(graph, self.task, ladder).check, samples=self.samples.choose.samples[:1]),
             self.tolerance,
             engine_tolerance(self.tolerance),
-            self.samples.choose.take(PARITY_SAMPLES, self.recipe.seed),
+            self.samples.choose.take(SOUND_SAMPLES, self.recipe.seed),
         )
         built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start

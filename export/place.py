@@ -52,7 +52,7 @@ def place(
     for tensor in dict.fromkeys(tensor for tensor, _ in pairs):
         nodes = [node for name, node in pairs if name == tensor]
         rewrite.quantize_activation(tensor, range_of(plan, tensor), nodes, dtype)
-    if rules.attention and any(layer.kind == "MatMul" for layer in whole):
+    if rules.attention and plan.attention and any(layer.kind == "MatMul" for layer in whole):
         for tensor, node, probability in attention_inputs(rewrite):
             limits = Range(0.0, 1.0) if probability else range_of(plan, tensor)
             rewrite.quantize_activation(tensor, limits, [node], "uint8" if probability else "int8")
@@ -164,6 +164,11 @@ def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
         if producer is not None and producer.op_type == "Conv" and rewrite.readers(tensor) == [node.name]
     ]
     return max(found, default=(0, ""))[1]
+
+
+def has_attention(graph: Graph) -> bool:
+    """Whether there are products of attention in the form that is quantized."""
+    return next(attention_inputs(GraphRewriter(onnx.load(graph.path))), None) is not None
 
 
 def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:

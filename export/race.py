@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from export.candidates import EngineCandidate, mean_speedup
 from laconic.models.source import Source
 from laconic.progress import Steps
-from laconic.timing.benchmark import BATCHES, LEAST_ROUNDS, TRIAL_BATCHES, benchmark_sessions
+from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
 
 
@@ -37,8 +37,6 @@ def time_chosen(chosen: EngineCandidate, source: Source, steps: Steps) -> list[T
     with steps.step("measure latency and throughput", len(BATCHES)) as step, ExitStack() as stack:
         sessions = {ORIGINAL: stack.enter_context(source.open(1))}
         sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
-        times = benchmark_sessions(
-            sessions, source.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step, least_rounds=LEAST_ROUNDS
-        )
+        times = benchmark_sessions(sessions, source.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
         step.note = f"{max(time.speedup for time in times if time.engine != ORIGINAL):.2f} x at best"
         return list(times)

@@ -29,7 +29,7 @@ from laconic.models.source import GraphSource
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, QuantizedWeight
-from laconic.quantization.plan_file import unpack_bias_corrections, unpack_ranges, unpack_smoothing
+from laconic.quantization.plan_file import unpack_attention, unpack_bias_corrections, unpack_ranges, unpack_smoothing
 from laconic.recipes.recipe import Origin, Recipe
 from laconic.recipes.splits import split_samples
 
@@ -139,7 +139,12 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
     nodes = {layer.node for layer in graph.layers}
     if precision.keys() != nodes:
         raise CorruptArtifact(f"{artifact.path} names other layers than its float graph has. Compress the model again")
-    plan = Plan(precision, unpack_ranges(calibration.arrays), unpack_smoothing(calibration.arrays))  # type: ignore[arg-type]
+    plan = Plan(
+        precision,  # type: ignore[arg-type]
+        unpack_ranges(calibration.arrays),
+        unpack_smoothing(calibration.arrays),
+        attention=unpack_attention(calibration.arrays),
+    )
     corrections = unpack_bias_corrections(calibration.arrays)
     tensors = {tensor.name: tensor for tensor in onnx.load(artifact.model).graph.initializer}
     weights: dict[tuple[str, Precision], QuantizedWeight] = {}

@@ -10,11 +10,12 @@ from captured import inputs
 from onnx import numpy_helper
 
 from export.audit import audit
-from export.place import place
+from export.place import has_attention, place
 from laconic import registry
 from laconic.errors import CaptureError, UnsupportedPrecision
 from laconic.metrics import cosine
-from laconic.quantization.plan import Plan, Smoothing
+from laconic.quantization.plan import Plan, Range, Smoothing
+from laconic.quantization.plan_file import pack_plan, unpack_attention, unpack_ranges, unpack_smoothing
 from laconic.quantization.qparams import quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Kernel, make_runtime
@@ -56,6 +57,29 @@ def test_what_was_asked_to_run_in_int8_does(zoo, tmp_path, name, engine):
         session.run(inputs(checkpoint, 2, 8))
         shares = audit(graph, plan, session.kernels(), engine)
     assert shares.get("int8", 0) > 0.99, shares
+
+
+@pytest.mark.parametrize(("name", "found"), [("residual", False), ("bert", True), ("vit", True)])
+def test_attention_is_in_int8_where_the_plan_lets_it_and_the_engine_gains(zoo, tmp_path, name, found):
+    _, graph, ranges = zoo(name)
+    assert has_attention(graph) == found
+    plan, path = plan_of(graph, ranges, "int8"), tmp_path / "model.onnx"
+
+    def write(engine, *, attention):
+        place(graph, replace(plan, attention=attention), registry.resolve("placement", engine)["float32"], path)
+        return path.read_bytes()
+
+    assert (write("openvino", attention=True) != write("openvino", attention=False)) == found
+    assert write("onnxruntime", attention=True) == write("onnxruntime", attention=False)
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_what_calibration_found_is_packed_and_unpacked(attention):
+    smoothing = {"x": Smoothing(np.ones(4, np.float32), Range(-1.0, 2.0))}
+    arrays = pack_plan(Plan({"layer": "int8"}, {"y": Range(0.0, 0.5)}, smoothing, attention=attention))
+    assert unpack_ranges(arrays) == {"y": Range(0.0, 0.5)}
+    assert unpack_smoothing(arrays)["x"].limits == Range(-1.0, 2.0)
+    assert unpack_attention(arrays) == attention
 
 
 def test_a_layer_that_does_not_run_in_int8_is_named(zoo):

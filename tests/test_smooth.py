@@ -1,11 +1,13 @@
 """SmoothQuant: division and multiplication cancel, and it is used where it pays; the order of the precision ladder."""
 
+from io import BytesIO
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx.helper import make_graph, make_model, make_node
 
 from compress.quantize.channel_statistics import SAMPLED_ROWS, ChannelStatistics
 from compress.quantize.sensitivity import make_ladder
@@ -89,8 +91,21 @@ LAYERS = (layer("table", "Gather", (100, 4)), layer("small", "MatMul", (4, 4)), 
 LOWEST: dict[str, Precision] = {"table": "int8-weight", "small": "int8", "large": "int8"}
 
 
-def make(sensitivity, lowest=LOWEST, *, measure=False):
-    """A ladder of the layers whose sensitivities are given, and the layers that were measured."""
+PRODUCT = make_graph([make_node("MatMul", ["x", "x"], ["y"], "product")], "product", [], [])
+ATTENTION = make_graph(
+    [
+        make_node("MatMul", ["query", "key"], ["scores"], "scores"),
+        make_node("Softmax", ["scores"], ["shares"], "shares"),
+        make_node("MatMul", ["shares", "value"], ["mixed"], "mixed"),
+    ],
+    "attention",
+    [],
+    [],
+)
+
+
+def make(sensitivity, lowest=LOWEST, *, measure=False, nodes=PRODUCT):
+    """A ladder of the layers whose sensitivities are given, and the layers that were measured. nodes: of the graph."""
     measured = []
 
     def trial(plan):
@@ -99,7 +114,8 @@ def make(sensitivity, lowest=LOWEST, *, measure=False):
         return np.array([1 - sensitivity[node]])
 
     context = SimpleNamespace(steps=Steps(quiet=True), trial=trial)
-    return make_ladder(SimpleNamespace(layers=LAYERS), Plan(lowest), context, measure=measure), measured
+    graph = SimpleNamespace(layers=LAYERS, path=BytesIO(make_model(nodes).SerializeToString()))
+    return make_ladder(graph, Plan(lowest), context, measure=measure), measured
 
 
 def test_layers_are_raised_in_order_of_sensitivity_per_weight():
@@ -111,6 +127,17 @@ def test_layers_are_raised_in_order_of_sensitivity_per_weight():
     assert {plan.precision["table"] for plan in second} == {"float16-weight"}
     assert second[-1].precision["large"] == "float16-weight"
     assert set(third[0].precision.values()) == {"float32"}
+
+
+def test_attention_leaves_int8_before_any_layer_does():
+    ladder, _ = make({"table": 1.0, "small": 0.2, "large": 1.0}, nodes=ATTENTION)
+    (lowest,), *others = ladder.rungs
+    assert lowest.attention
+    assert {plan.attention for rung in others for plan in rung} == {False}
+    assert others[0][0].precision == lowest.precision
+    assert [len(rung) for rung in others] == [3, 3, 1]
+    weights = dict.fromkeys(LOWEST, "int8-weight")
+    assert len(make({}, weights, nodes=ATTENTION)[0].rungs) == 3, "weight-only: attention is in float in any case"
 
 
 def test_sensitivity_is_measured_once_and_only_for_a_plan_between_the_first_and_the_last():

@@ -81,12 +81,14 @@ class Plan:
     """The quantization of a graph.
 
     precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the INT8 layers that
-    read it. weights: by layer and the precision that they are for; weights without an entry are rounded to nearest."""
+    read it. weights: by layer and the precision that they are for; weights without an entry are rounded to nearest.
+    attention: whether the products of attention may run in INT8 beside INT8 layers, in an engine that gains by it."""
 
     precision: Mapping[str, Precision]
     ranges: Mapping[str, Range] = field(default_factory=dict)
     smoothing: Mapping[str, Smoothing] = field(default_factory=dict)
     weights: Mapping[tuple[str, Precision], QuantizedWeight] = field(default_factory=dict)
+    attention: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
-"""What calibration found for a plan, as arrays by name: ranges, SmoothQuant factors and bias corrections."""
+"""What calibration found for a plan, as arrays by name: ranges, SmoothQuant factors and bias corrections; and whether
+attention may run in INT8."""
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.quantization.plan import Plan, Range, Smoothing
 
+ATTENTION = "attention"
+"""The array that says whether the products of attention may run in INT8: [] bool. Without it they may."""
+
 
 def pack_plan(plan: Plan) -> Arrays:
     """The ranges, the smoothing and the bias corrections of a plan, as arrays by name. Its weights are left out: the
-    graph that it was placed in holds them."""
+    graph that it was placed in holds them. Whether attention may run in INT8 is there where it may not."""
     arrays: Arrays = {f"range:{name}": np.array([each.low, each.high]) for name, each in plan.ranges.items()}
     for name, each in plan.smoothing.items():
         arrays[f"factors:{name}"] = each.factors
@@ -16,7 +20,14 @@ def pack_plan(plan: Plan) -> Arrays:
     for (node, precision), weight in plan.weights.items():
         if weight.bias_correction is not None and plan.precision.get(node) == precision:
             arrays[f"bias:{node}"] = weight.bias_correction
+    if not plan.attention:
+        arrays[ATTENTION] = np.array(False)
     return arrays
+
+
+def unpack_attention(arrays: Arrays) -> bool:
+    """Whether the products of attention may run in INT8, by packed arrays."""
+    return bool(arrays.get(ATTENTION, True))
 
 
 def unpack_ranges(arrays: Arrays) -> dict[str, Range]:

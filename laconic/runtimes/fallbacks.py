@@ -74,7 +74,10 @@ FALLBACKS = (
         kinds=frozenset({"attention"}),
         asked=frozenset({"int8"}),
         placed=False,
-        reason="attention is placed in INT8 only as query times key, an optional mask, Softmax, times value",
+        reason=(
+            "attention is placed in INT8 only as query times key, an optional mask, Softmax, times value, and where "
+            "the goal is met with it"
+        ),
         beside_int8=True,
     ),
     Fallback(

@@ -1,9 +1,12 @@
 """Latency of several sessions at several batch sizes, in one interleaved run on this machine."""
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import geometric_mean
+
+import numpy as np
 
 from laconic.arrays import Array
 from laconic.progress import Step, Steps
@@ -19,10 +22,15 @@ TRIAL_BATCHES = (1, 8)
 BATCHES = (1, 2, 4, 8, 16, 32)
 ROUNDS = 7
 LEAST_ROUNDS = 3
-"""Rounds that quartiles can still be taken of, for models that take seconds a run."""
+"""Rounds that quartiles can still be taken of, for models that take seconds a run and ratios that are known."""
 
-PATIENCE = 60.0
-"""Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer."""
+SETTLED = 0.02
+"""A ratio is known when its quartiles are this close, relative to it: an engine must be faster by 5 % to be chosen
+before a preferred one."""
+
+PATIENCE = 20.0
+"""Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer.
+Without a limit, seven rounds of ResNet-50's shape at six batch sizes took 154 of its 365 seconds."""
 
 
 def benchmark_sessions(
@@ -35,30 +43,42 @@ def benchmark_sessions(
     step: Step,
     length: int = LENGTH,
     rounds: int = ROUNDS,
-    least_rounds: int | None = None,
     patience: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
     """Time each session at each batch size, interleaved.
 
     baseline: the session that speed-ups are relative to. batches: in rows. length: size of the dynamic axes. rounds:
-    runs of each; as few as `least_rounds`, where it is given, if the batches before say that they would take longer
-    than a quarter of `patience`. patience: seconds per batch size. clock: see `interleave`.
+    runs of each; as few as LEAST_ROUNDS when the ratios are known by then, or when the batches before say that more
+    would take longer than a quarter of `patience`. patience: seconds per batch size; infinite: all rounds of all
+    batches are run. clock: see `interleave`.
     """
     found: list[Timing] = []
+    least = min(LEAST_ROUNDS, rounds)
+    enough = partial(is_settled, baseline=baseline, least=least) if patience < math.inf else None
     row = 0.0
     for batch in batches:
-        if least_rounds is not None and row:
-            rounds = max(least_rounds, min(rounds, int(patience / 4 / (row * batch))))
+        expected = row * batch
+        if expected * least > patience:
+            break
+        most = rounds if expected == 0 or math.isinf(patience) else int(patience / 4 / expected)
         inputs = task.timed(batch, length)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
-        seconds = interleave(runs, rounds=rounds, clock=clock)
+        seconds = interleave(runs, rounds=max(least, min(rounds, most)), clock=clock, enough=enough)
         found += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
-        row = sum(map(sum, seconds.values())) / rounds / batch
+        row = sum(map(sum, seconds.values())) / len(seconds[baseline]) / batch
         step.advance()
-        if row * rounds * batch * 2 > patience:
-            break
     return found
+
+
+def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: int) -> bool:
+    """Whether the ratio of each session to the baseline is known, by at least `least` rounds; of a lone session, its
+    time. seconds: of each run."""
+    if len(seconds[baseline]) < least:
+        return False
+    ratios = [np.array(seconds[baseline]) / np.array(values) for name, values in seconds.items() if name != baseline]
+    quartiles = [np.percentile(each, [25, 50, 75]) for each in ratios or seconds.values()]
+    return all(high - low <= SETTLED * middle for low, middle, high in quartiles)
 
 
 def measure_speeds(sessions: Mapping[str, Session], task: Task, threads: int) -> dict[str, float]:

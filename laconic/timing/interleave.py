@@ -9,19 +9,31 @@ from laconic.timing.measurements import Timing
 
 Runs = Mapping[str, Callable[[], object]]
 
+LONG = 1.0
+"""Seconds of a run after which another to warm up changes nothing."""
+
 
 def interleave(
-    contestants: Runs, *, rounds: int, warmup: int = 2, clock: Callable[[], float] = time.perf_counter
+    contestants: Runs,
+    *,
+    rounds: int,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+    enough: Callable[[Mapping[str, list[float]]], bool] | None = None,
 ) -> dict[str, list[float]]:
     """Time each candidate `rounds` times; in each round every candidate runs once, in a rotating order.
 
-    clock: perf_counter for the latency that a user sees; process_time for comparisons while other programs use the
-    cores. Returns the seconds of each run, by candidate.
+    warmup: runs of each before, one where a run takes a second. clock: perf_counter for the latency that a user sees;
+    process_time for comparisons while other programs use the cores. enough: of the seconds so far, whether they
+    suffice. Returns the seconds of each run, by candidate.
     """
     names = list(contestants)
     for name in names:
         for _ in range(warmup):
+            start = clock()
             contestants[name]()
+            if clock() - start > LONG:
+                break
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
@@ -29,6 +41,8 @@ def interleave(
             start = clock()
             contestants[name]()
             seconds[name].append(clock() - start)
+        if enough is not None and enough(seconds):
+            break
     return seconds
 
 
