@@ -15,6 +15,7 @@ from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_o
 from export.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
 from export.evidence import collect_evidence
+from export.layer_trials import LayerTrials
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import find_overflow
 from export.race import time_candidates, time_chosen
@@ -191,7 +192,7 @@ class EngineBuild:
             return PrecisionLadder.of(Plan({layer.node: "float32" for layer in graph.layers}))
         ((name, stage),) = stages
         judge = SENSITIVITY_OPTION if self.recipe.target == "cpu" else option
-        trial = partial(evaluator.fidelity, option=judge, dataset=self.samples.probe)
+        trial = LayerTrials(evaluator, judge, self.samples.probe)
         context = self.lineage.context(name, stage)
         history = find_intact_records(self.lineage.history)
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))

@@ -1,5 +1,7 @@
 """Predict a whole dataset with a session."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from laconic.arrays import Array, Arrays, stack_padded
@@ -18,12 +20,25 @@ def predict(session: Session, task: Task, dataset: Dataset, step: Step | None = 
 
     rows: samples per batch. Where samples have outputs of different sizes, smaller ones are padded with zeros.
     """
+
+    def run() -> Iterator[tuple[Array, Arrays]]:
+        for indices, batch in batches(dataset, task, rows):
+            yield indices, session.run(batch)
+            if step:
+                step.advance(len(indices))
+
+    return gather_rows(run(), len(dataset))
+
+
+def gather_rows(outputs: Iterable[tuple[Array, Arrays]], count: int) -> Arrays:
+    """Put the outputs of batches in the order of `count` samples: [samples, ...] by name, padded with zeros.
+
+    outputs: for each batch the indices of its samples, and its outputs by name.
+    """
     found: dict[str, list[Array]] = {}
-    for indices, batch in batches(dataset, task, rows):
-        for name, array in session.run(batch).items():
-            slots = found.setdefault(name, [np.empty(0)] * len(dataset))
+    for indices, batch in outputs:
+        for name, array in batch.items():
+            slots = found.setdefault(name, [np.empty(0)] * count)
             for index, row in zip(indices, array, strict=True):
                 slots[index] = row
-        if step:
-            step.advance(len(indices))
     return {name: stack_padded(slots) for name, slots in found.items()}

@@ -1,0 +1,158 @@
+"""Trials of plans that quantize one layer each: only the graph from that layer on is run again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import onnx
+from onnx import NodeProto, ValueInfoProto, helper
+
+from export.build import EngineOption, PlanEvaluator
+from export.capture.model_file import save_model
+from export.passes.subgraphs import read_tensors
+from export.split_decoder import has_decoder
+from laconic.arrays import Array, Arrays
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
+from laconic.hardware import cores
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan
+from laconic.runtimes.predict import ROWS, gather_rows
+from laconic.runtimes.runtime import Session
+
+PART = "part.onnx"
+"""The file of the part of a graph that is run."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What the nodes before a place in the graph computed, as far as nodes after it read it, or it is an output.
+
+    place: of the first node that has not run. batches: the tensors of each batch, by name.
+    """
+
+    place: int
+    batches: Sequence[Arrays]
+
+
+@dataclass(frozen=True)
+class GraphPart:
+    """A part of the float graph, with the names of the tensors that it reads."""
+
+    graph: Graph
+    inputs: frozenset[str]
+
+    def run(self, session: Session, batch: Arrays) -> Arrays:
+        """Run a session of this part on a batch; returns the batch with what it computes."""
+        return batch | session.run({name: array for name, array in batch.items() if name in self.inputs})
+
+
+@dataclass
+class LayerTrials:
+    """Measures the fidelity of plans with one engine option on one dataset.
+
+    A plan that quantizes one layer differs from the float graph from that layer on. The float graph is therefore run
+    once, from one layer to the next, and of each plan only what follows its layer: half of the work, where layers are
+    asked for in the order of the graph. Plans that quantize several layers, encoder-decoders and engines that are not
+    on this machine are run whole.
+    """
+
+    evaluator: PlanEvaluator
+    option: EngineOption
+    dataset: Dataset
+    _model: onnx.ModelProto | None = None
+    _indices: list[Array] = field(default_factory=list)
+    _known: Activations = Activations(0, ())
+
+    def __call__(self, plan: Plan) -> Array:
+        """Measure a plan's fidelity, per sample: [samples]. Results are cached."""
+        layer = self._find_lone(plan)
+        run = None if layer is None else partial(self._run_from, layer, plan)
+        return self.evaluator.fidelity(plan, self.option, self.dataset, run)
+
+    def _find_lone(self, plan: Plan) -> Layer | None:
+        """The one layer that a plan quantizes, where the graph can be run from it on."""
+        graph = self.evaluator.graph
+        quantized = [layer for layer in graph.layers if plan.precision[layer.node] != "float32"]
+        if len(quantized) != 1 or self.option.reference or has_decoder(graph):
+            return None
+        return quantized[0]
+
+    def _run_from(self, layer: Layer, plan: Plan) -> Arrays:
+        """Compute the outputs of a plan that quantizes one layer: [samples, ...] by name."""
+        known = self._advance(layer)
+        part = self._write_part(known, stop=None)
+        inside = {each.node for each in part.graph.layers}
+        plan = replace(plan, precision={node: each for node, each in plan.precision.items() if node in inside})
+        path = self.evaluator.folder / "trial.onnx"
+        self.option.build(part.graph, plan, path)
+        outputs = [value.name for value in self._load().graph.output]
+        with self.option.open_for_trial(path, cores()) as session:
+            runs = [part.run(session, batch) for batch in known.batches]
+        found = ({name: run[name] for name in outputs} for run in runs)
+        return gather_rows(zip(self._indices, found, strict=True), len(self.dataset))
+
+    def _advance(self, layer: Layer) -> Activations:
+        """Run the float graph up to a layer: from the layer that was asked for before, or from the start where that
+        comes later."""
+        place = next(at for at, node in enumerate(self._load().graph.node) if node.name == layer.node)
+        if not self._known.batches or place < self._known.place:
+            encoded = list(batches(self.dataset, self.evaluator.task, ROWS))
+            self._indices = [indices for indices, _ in encoded]
+            self._known = Activations(0, [batch for _, batch in encoded])
+        if place > self._known.place:
+            part = self._write_part(self._known, stop=place)
+            kept = self._find_boundary(place)
+            with self.option.open_for_trial(part.graph.path, cores()) as session:
+                found = [part.run(session, batch) for batch in self._known.batches]
+            self._known = Activations(place, [{name: batch[name] for name in kept if name in batch} for batch in found])
+        return self._known
+
+    def _write_part(self, known: Activations, *, stop: int | None) -> GraphPart:
+        """Write the float graph from where `known` ends to before the place `stop`, or to its end."""
+        model = self._load()
+        nodes = model.graph.node[known.place : stop]
+        read, made = find_read(nodes), [name for node in nodes for name in node.output if name]
+        given = {name for name in read if name in known.batches[0]}
+        wanted = {value.name for value in model.graph.output} if stop is None else set(self._find_boundary(stop))
+        part = helper.make_model(
+            helper.make_graph(
+                nodes,
+                model.graph.name,
+                [describe(name, [batch[name] for batch in known.batches]) for name in sorted(given)],
+                [ValueInfoProto(name=name) for name in made if name in wanted],
+                [tensor for tensor in model.graph.initializer if tensor.name in read],
+            ),
+            opset_imports=model.opset_import,
+            ir_version=model.ir_version,
+            functions=model.functions,
+        )
+        path = self.evaluator.folder / PART
+        save_model(part, path)
+        names = {node.name for node in nodes}
+        whole = self.evaluator.graph
+        inputs = tuple(spec for spec in whole.inputs if spec.name in given)
+        layers = tuple(layer for layer in whole.layers if layer.node in names)
+        graph = Graph(path, inputs, whole.outputs, layers, f"{whole.key}/{known.place}")
+        return GraphPart(graph, frozenset(given))
+
+    def _find_boundary(self, place: int) -> list[str]:
+        """The tensors that nodes from a place on read, and the outputs of the graph."""
+        graph = self._load().graph
+        return [*find_read(graph.node[place:]), *(value.name for value in graph.output)]
+
+    def _load(self) -> onnx.ModelProto:
+        if self._model is None:
+            self._model = onnx.load(self.evaluator.graph.path)
+        return self._model
+
+
+def find_read(nodes: Sequence[NodeProto]) -> dict[str, None]:
+    """The names of the tensors that nodes read, in order."""
+    return dict.fromkeys(name for node in nodes for name in read_tensors(node) if name)
+
+
+def describe(name: str, arrays: Sequence[Array]) -> ValueInfoProto:
+    """The input that holds any of these arrays: with the sizes that they share."""
+    shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(each.shape for each in arrays), strict=True)]
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(arrays[0].dtype), shape)

@@ -1,0 +1,100 @@
+"""Trials that run the graph from a layer on give what runs of the whole graph give."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator
+from export.layer_trials import LayerTrials
+from laconic.cache import Cache
+from laconic.data.reader import make_dataset
+from laconic.quantization.plan import Plan
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.predict import predict
+
+MODELS = ("residual", "mobilenet", "bert", "embedder", "vit", "gpt2", "llama", "t5-encoder", "lstm", "tied", "bart")
+
+
+class Runs(PlanEvaluator):
+    """Counts the trials that run a part of the graph."""
+
+    parts = 0
+
+    def fidelity(self, plan, option, dataset, run=None):
+        def counted():
+            type(self).parts += 1
+            return run()
+
+        return super().fidelity(plan, option, dataset, run and counted)
+
+
+def open_trials(zoo, name, folder, cache="parts", evaluator=PlanEvaluator):
+    """The trials of a model of the zoo on six samples, and a function that makes the plan with some layers in INT8."""
+    checkpoint, graph, ranges = zoo(name)
+    dataset = make_dataset(checkpoint.task.examples(6, seed=7), checkpoint.task, name="probe")
+    with OnnxRuntime().open(graph.path) as session:
+        reference = predict(session, checkpoint.task, dataset)
+    folder = folder / cache
+    folder.mkdir(exist_ok=True)
+    made = evaluator(graph, checkpoint.task, Cache(folder), folder, {dataset.fingerprint: reference})
+
+    def plan_of(*layers):
+        floats = {layer.node: "float32" for layer in graph.layers}
+        lowest = {layer.node: "int8-weight" if layer.kind == "Gather" else "int8" for layer in layers}
+        return Plan(floats | lowest, ranges)
+
+    return LayerTrials(made, SENSITIVITY_OPTION, dataset), plan_of
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_layer_alone_costs_what_it_costs_in_a_run_of_the_whole_graph(zoo, tmp_path, name):
+    class Counted(Runs):
+        pass
+
+    trials, plan_of = open_trials(zoo, name, tmp_path, evaluator=Counted)
+    whole, _ = open_trials(zoo, name, tmp_path, "whole")
+    for layer in trials.evaluator.graph.layers:
+        plan = plan_of(layer)
+        expected = whole.evaluator.fidelity(plan, whole.option, whole.dataset)
+        np.testing.assert_allclose(trials(plan), expected, atol=2e-5, err_msg=layer.module)
+    assert Counted.parts == len(trials.evaluator.graph.layers)
+
+
+def test_layers_may_be_asked_for_in_any_order(zoo, tmp_path):
+    trials, plan_of = open_trials(zoo, "bert", tmp_path)
+    again, _ = open_trials(zoo, "bert", tmp_path, "again")
+    layers = trials.evaluator.graph.layers
+    found = [trials(plan_of(layer)) for layer in layers]
+    backwards = [again(plan_of(layer)) for layer in reversed(layers)]
+    np.testing.assert_allclose(found, backwards[::-1], atol=2e-5)
+
+
+def test_what_was_measured_before_an_interruption_is_not_run_again(zoo, tmp_path, monkeypatch):
+    trials, plan_of = open_trials(zoo, "bert", tmp_path)
+    first, second, *_ = trials.evaluator.graph.layers
+    found = trials(plan_of(first))
+    resumed, _ = open_trials(zoo, "bert", tmp_path)
+    monkeypatch.setattr(LayerTrials, "_run_from", lambda *given: pytest.fail("was run again"))
+    np.testing.assert_array_equal(resumed(plan_of(first)), found)
+    with pytest.raises(pytest.fail.Exception, match="again"):
+        resumed(plan_of(second))
+
+
+def test_plans_of_several_layers_engines_that_are_not_here_and_encoder_decoders_run_the_whole_graph(
+    zoo, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(LayerTrials, "_run_from", lambda *given: pytest.fail("a part was run"))
+    trials, plan_of = open_trials(zoo, "bert", tmp_path)
+    _, table, *_, last = trials.evaluator.graph.layers
+    assert trials(plan_of(table, last)).mean() > 0.99
+    absent = replace(trials, option=EngineOption("tensorrt", "float16", reference=True))
+    assert absent(plan_of(last)).mean() > 0.99
+    monkeypatch.setattr("export.layer_trials.has_decoder", lambda graph: True)
+    alone, plan_of = open_trials(zoo, "embedder", tmp_path, "decoder")
+    assert alone(plan_of(last_of(alone))).mean() > 0.99
+
+
+def last_of(trials):
+    """The last layer of the graph."""
+    return trials.evaluator.graph.layers[-1]
