@@ -7,7 +7,7 @@ measure their loss on the rows that are held back before they train, as Laconic 
 import ctypes
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +21,7 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader
 from trainer_studies import TrainerStudy
-from trainer_turns import StepTurns
+from trainer_turns import NoTurns, StepTurns, TrainerTurns
 
 from laconic.finetune.finetune import finetune
 from laconic.memory.allocator import set_mmap_threshold
@@ -36,6 +36,7 @@ from laconic.training.settings import TrainingRecipe
 LACONIC = "Laconic"
 DECAY, CLIP = 0.01, 1.0
 BF16_MULTIPLE, EVALUATED = 8, 32
+WARM_STEPS = 2
 MAPPED = 2**16
 """Bytes from which a freed block goes back to the system where memory is measured, so that the resident size is what is
 held and not what glibc keeps."""
@@ -86,7 +87,7 @@ def take_run(run: TrainerRun, connection: Connection) -> None:
         set_mmap_threshold(MAPPED)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    warm_up(run.study)
+    warm_up(run)
     turns = StepTurns(connection, late=run.trainer != LACONIC)
     trainer_turns.CURRENT.append(turns)
     ctypes.CDLL(None).malloc_trim(0)
@@ -95,23 +96,24 @@ def take_run(run: TrainerRun, connection: Connection) -> None:
     turns.finish({"losses": losses, **run.study.judge(module, run.seed)})
 
 
-def warm_up(study: TrainerStudy) -> None:
-    """Have torch and the classes of transformers load what they load once."""
-    layer = nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-    with torch.autocast("cpu", torch.bfloat16):
-        layer(torch.ones(8, 8)).sum().backward()
-    optimizer.step()
-    open_tiny(study)
+def warm_up(run: TrainerRun) -> None:
+    """Train a tiny model in the same way, so that the code that a trainer loads at its first step is not counted as
+    memory of the training."""
+    turns = NoTurns()
+    trainer_turns.CURRENT.append(turns)
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny(run.study, run.seed, Path(folder))
+        study = replace(run.study, model=folder, train=run.study.held)
+        TRAINERS[run.trainer](replace(run, study=study, steps=WARM_STEPS), turns)
 
 
-def open_tiny(study: TrainerStudy) -> nn.Module:
-    """A tiny model of the study's class."""
-    config = transformers.AutoConfig.from_pretrained(study.folder(0))
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    config.update(sizes if study.classifies else {"n_embd": 8, "n_layer": 1, "n_head": 1})
-    made: nn.Module = automatic(study).from_config(config)
-    return made
+def write_tiny(study: TrainerStudy, seed: int, folder: Path) -> None:
+    """Write a tiny model of the study's class, with its tokenizer."""
+    config = transformers.AutoConfig.from_pretrained(study.folder(seed))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32}
+    config.update(sizes if study.classifies else {"n_embd": 32, "n_layer": 1, "n_head": 1})
+    automatic(study).from_config(config).save_pretrained(folder)
+    study.open_tokenizer(seed).save_pretrained(folder)
 
 
 def automatic(study: TrainerStudy) -> Any:
@@ -119,7 +121,7 @@ def automatic(study: TrainerStudy) -> Any:
     return transformers.AutoModelForSequenceClassification if study.classifies else transformers.AutoModelForCausalLM
 
 
-def run_laconic(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[float]]:
+def run_laconic(run: TrainerRun, turns: TrainerTurns) -> tuple[nn.Module, list[float]]:
     """`laconic finetune`, with its usual observers."""
     study = run.study
     settings: dict[str, Any] = {
@@ -188,7 +190,7 @@ def evaluate_loss(run: TrainerRun, model: nn.Module, rows: list[dict[str, Any]])
 class TurnsCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """Lets a Trainer take turns."""
 
-    def __init__(self, turns: StepTurns) -> None:
+    def __init__(self, turns: TrainerTurns) -> None:
         self._turns = turns
 
     def on_train_begin(self, *given: Any, **named: Any) -> None:
@@ -198,7 +200,7 @@ class TurnsCallback(transformers.TrainerCallback):  # type: ignore[misc]
         self._turns.end_step()
 
 
-def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[float]]:
+def run_trainer(run: TrainerRun, turns: TrainerTurns) -> tuple[nn.Module, list[float]]:
     """transformers' Trainer, which logs and saves nothing."""
     model, optimizer, schedule = open_peer(run)
     tokenizer, losses = run.study.open_tokenizer(run.seed), list[torch.Tensor]()
@@ -236,7 +238,7 @@ def run_trainer(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[floa
     return model, [float(each) for each in losses]
 
 
-def run_accelerate(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[float]]:
+def run_accelerate(run: TrainerRun, turns: TrainerTurns) -> tuple[nn.Module, list[float]]:
     """A plain loop with Accelerate. The loss of a micro-batch is divided by the terms of the whole batch."""
     model, optimizer, schedule = open_peer(run)
     if run.means.checkpointing:
@@ -267,7 +269,7 @@ def run_accelerate(run: TrainerRun, turns: StepTurns) -> tuple[nn.Module, list[f
     return accelerator.unwrap_model(model), [float(each) for each in losses]
 
 
-TRAINERS: Mapping[str, Callable[[TrainerRun, StepTurns], tuple[nn.Module, list[float]]]] = {
+TRAINERS: Mapping[str, Callable[[TrainerRun, TrainerTurns], tuple[nn.Module, list[float]]]] = {
     LACONIC: run_laconic,
     "Trainer": run_trainer,
     "Accelerate": run_accelerate,

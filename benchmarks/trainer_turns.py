@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Protocol
 
 from laconic.training.callbacks.callback import Callback, RunDescription, RunLog
 from laconic.training.callbacks.monitor import StepReport
@@ -27,6 +28,23 @@ def resident(name: str = "VmRSS") -> int:
 def forget_peak() -> None:
     """Let the greatest resident size begin anew (proc_pid_clear_refs(5))."""
     CLEAR_REFS.write_text("5", encoding="utf-8")
+
+
+class TrainerTurns(Protocol):
+    """What a trainer calls: `begin` before its first step, and `end_step` after each."""
+
+    def begin(self) -> None: ...
+    def end_step(self) -> None: ...
+
+
+class NoTurns:
+    """The turns of a run that waits for no other."""
+
+    def begin(self) -> None:
+        """Go on."""
+
+    def end_step(self) -> None:
+        """Go on."""
 
 
 class StepTurns:
@@ -79,14 +97,14 @@ class Turns(Callback):
         return TurnsLog(CURRENT[-1])
 
 
-CURRENT: list[StepTurns] = []
+CURRENT: list[TrainerTurns] = []
 """The turns of this process."""
 
 
 class TurnsLog(RunLog):
     """A run begins after the evaluation before training."""
 
-    def __init__(self, turns: StepTurns) -> None:
+    def __init__(self, turns: TrainerTurns) -> None:
         self._turns = turns
 
     def evaluated(self, step: int, figures: Mapping[str, float]) -> None:

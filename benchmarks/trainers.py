@@ -10,7 +10,8 @@ seeds are the same for all.
 Every run has a process of its own, and the three of a seed take their steps in turns (trainer_turns.py). A step's time
 is the processor time of its process, with one thread; ratios are those of steps that were taken one after the other.
 Memory is the greatest resident size in all steps, less the resident size before the model was loaded, with freed
-blocks returned to the system at once; it is measured apart. Results are kept in the cache.
+blocks returned to the system at once; it is measured apart. Each trainer has trained a tiny model before, so that the
+code that it loads at its first step is not among it. Results are kept in the cache.
 """
 
 import argparse
