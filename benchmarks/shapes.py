@@ -5,7 +5,7 @@
 The weights are random, so the error shows what a tool rounds, and not what that costs a trained model. `laconic
 compress` runs from an empty cache, and its seconds are kept beside the artifact: what is there is not made again. All
 ways take turns, in one thread, and are compared by processor time, so that other programs disturb little. NNCF has
-rows where it is installed, BF16 where the processor has its instructions. Half an hour for all three on two quiet cores.
+rows where it is installed, BF16 where the processor has its instructions. Half an hour for all three on two cores.
 """
 
 import argparse
