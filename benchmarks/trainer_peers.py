@@ -103,15 +103,15 @@ def warm_up(run: TrainerRun) -> None:
     trainer_turns.CURRENT.append(turns)
     with tempfile.TemporaryDirectory() as folder:
         write_tiny(run.study, run.seed, Path(folder))
-        study = replace(run.study, model=folder, train=run.study.held)
+        study = replace(run.study, model=folder)
         TRAINERS[run.trainer](replace(run, study=study, steps=WARM_STEPS), turns)
 
 
 def write_tiny(study: TrainerStudy, seed: int, folder: Path) -> None:
     """Write a tiny model of the study's class, with its tokenizer."""
     config = transformers.AutoConfig.from_pretrained(study.folder(seed))
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32}
-    config.update(sizes if study.classifies else {"n_embd": 32, "n_layer": 1, "n_head": 1})
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 32}
+    config.update(sizes if study.classifies else {"n_embd": 32, "n_layer": 2, "n_head": 1})
     automatic(study).from_config(config).save_pretrained(folder)
     study.open_tokenizer(seed).save_pretrained(folder)
 
