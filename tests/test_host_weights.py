@@ -7,11 +7,13 @@ import pytest
 import torch
 from lessons import MODELS, build, gpt2, learn, llama, make_state, texts
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from laconic.errors import RecipeError
 from laconic.memory.host_weights import HostWeights
 from laconic.memory.layerwise import Layerwise
 from laconic.offload.memory_accounting import CATEGORIES
+from laconic.offload.weight_provider import add_in_place
 from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.training.step.compatibility import check_compatibility
 from laconic.training.step.train_step import train_step
@@ -204,3 +206,20 @@ def test_on_a_gpu_the_weights_are_on_the_host_and_the_losses_those_of_plain_trai
     batch = {name: tensor.cuda() for name, tensor in texts().items()}
     assert [float(train_step(state, batch, max_grad_norm=1.0)) for _ in range(5)] == pytest.approx(wanted, abs=1e-4)
     assert {parameter.device.type for parameter in state.module.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (37, 64), (64, 8, 3, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gradient_is_added_to_a_wider_sum_as_torch_adds_it(shape, dtype):
+    total, gradient = torch.randn(shape), torch.randn(shape).to(dtype)
+    expected = total.clone().add_(gradient)
+    assert add_in_place(total, gradient) is total
+    assert torch.equal(total, expected)
+
+
+def test_a_narrower_gradient_is_not_cast_as_a_whole():
+    total, gradient = torch.zeros(256, 64), torch.ones(256, 64, dtype=torch.bfloat16)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        add_in_place(total, gradient)
+    sizes = [event.self_cpu_memory_usage for event in found.events() if event.self_cpu_memory_usage > 0]
+    assert 0 < max(sizes) <= total.nbytes // 16

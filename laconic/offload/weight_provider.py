@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from laconic.offload.memory_accounting import account_as
 
+CAST_PARTS = 16
+"""The parts in which a gradient is added to a sum of another dtype."""
+
 
 class WeightProvider(Protocol):
     """Supplies a layer's weights when the layer runs, and takes its gradients when they are complete.
@@ -62,7 +65,7 @@ class GradientAccumulator:
         gradient, weight.grad = weight.grad, None
         assert gradient is not None
         if name in self._sums:
-            gradient = self._sums.pop(name).add_(gradient)
+            gradient = add_in_place(self._sums.pop(name), gradient)
         elif self._in_float32:
             with account_as(category="gradients"):
                 gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
@@ -75,6 +78,19 @@ class GradientAccumulator:
         """Pass on the gradients to which the last micro-batch added nothing."""
         while self._sums:
             self._pass_on(*self._sums.popitem())
+
+
+def add_in_place(total: Tensor, gradient: Tensor) -> Tensor:
+    """Add a gradient to a sum that may be of a wider dtype; returns the sum.
+
+    On a CPU PyTorch casts the narrower operand as a whole before it adds, in memory that no tensor shows: 0.56 of 6.4
+    MiB with the largest weight of a ViT in BF16. In parts it casts one part at a time.
+    """
+    if total.dtype == gradient.dtype or total.device.type != "cpu" or not total.ndim:
+        return total.add_(gradient)
+    for rows, added in zip(total.chunk(CAST_PARTS), gradient.chunk(CAST_PARTS), strict=True):
+        rows.add_(added)
+    return total
 
 
 def register_gradient_hook(leaf: Tensor, hook: Callable[[Tensor], None]) -> None:
