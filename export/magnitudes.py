@@ -13,6 +13,8 @@ from laconic.arrays import Arrays
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 
+OVERFLOW_SAMPLES = 32
+"""Samples whose activations are looked at."""
 LARGEST = 65504.0
 """The largest number of FP16."""
 HEADROOM = 2.0

@@ -17,7 +17,7 @@ from export.candidates import EngineCandidate, choose_fastest, describe_unmet, f
 from export.evidence import collect_evidence
 from export.layer_trials import LayerTrials
 from export.lineage import Lineage, open_lineage, summarize_fidelity
-from export.magnitudes import find_overflow
+from export.magnitudes import OVERFLOW_SAMPLES, find_overflow
 from export.race import time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, measure_capture_error
@@ -174,7 +174,8 @@ class EngineBuild:
         if not any(option.compute == "float16" for option in options):
             return options
         with self.steps.step("find what exceeds FP16") as step:
-            batches = (batch for _, batch in iterate_batches(self.samples.probe, self.task, 1))
+            few = self.samples.choose.take(OVERFLOW_SAMPLES, self.recipe.seed)
+            batches = (batch for _, batch in iterate_batches(few, self.task, 1))
             overflow = find_overflow(graph, batches, self.folder)
             step.note = f"{len(overflow)} tensors" + (f": {shorten(overflow)}" if overflow else "")
         return [replace(option, overflow=overflow) for option in options]
