@@ -14,8 +14,8 @@ SHARES = {"calibrate": 0.3, "choose": 0.25, "judge": 0.45}
 CHOOSE = 256
 PROBE = 8
 JUDGE = 400
-"""The most samples used to choose by, to measure the sensitivity of a layer, and to validate the result. Eight rank layers
-as 32 do: the ranks of MiniLM's layers correlate by 0.992."""
+"""The most samples used to choose by, to measure the sensitivity of a layer, and to validate the result. Eight rank
+layers as 32 do: the ranks of MiniLM's layers correlate by 0.992."""
 
 WHERE_COUNTED = {"choose": 1024, "judge": 4000}
 """As many, where right answers are counted: one of 400 is a quarter of a point. Where one answer in thirty turns from
