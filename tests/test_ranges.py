@@ -12,8 +12,8 @@ from laconic.quantization.qparams import fake_quantize_activation
 VALUES = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)
 
 
-def filled(*batches):
-    histogram = Histogram()
+def filled(*batches, counted=True):
+    histogram = Histogram(counted=counted)
     for batch in batches:
         histogram.add(np.array(batch, np.float32))
     return histogram
@@ -35,6 +35,15 @@ def test_the_order_of_the_batches_does_not_matter_beyond_a_bin(first, second):
     assert abs(one.quantile(0.5) - other.quantile(0.5)) <= 2 * (2 * one.reach / BINS) + 1e-6
 
 
+@given(st.lists(VALUES, max_size=5))
+def test_min_max_calibration_needs_no_counts(batches):
+    whole, ends = filled(*batches), filled(*batches, counted=False)
+    assert ends.is_empty == whole.is_empty == (not batches)
+    assert not ends.counts.any()
+    if batches:
+        assert RANGE_METHODS["minmax"](ends) == RANGE_METHODS["minmax"](whole)
+
+
 def test_memory_does_not_grow_with_the_batches():
     histogram = filled(*(np.random.default_rng(seed).normal(0, seed + 1, 1000) for seed in range(20)))
     assert histogram.counts.shape == (BINS,)
@@ -43,6 +52,7 @@ def test_memory_does_not_grow_with_the_batches():
 def test_values_that_are_no_numbers_are_left_out():
     histogram = filled([1.0, np.nan, np.inf, -2.0], [np.nan])
     assert (histogram.low, histogram.high, histogram.counts.sum()) == (-2.0, 1.0, 2)
+    assert filled([np.nan]).is_empty
 
 
 @pytest.mark.parametrize("method", RANGE_METHODS)

@@ -75,15 +75,16 @@ def single_sample_batches(datasets: Sequence[Dataset], task: Task) -> Iterator[A
 
 
 def observe_activations(
-    graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path, seed: int = 0
+    graph: Graph, batches: Iterable[Arrays], runtime: Runtime, folder: Path, seed: int = 0, *, counted: bool = True
 ) -> ActivationStatistics:
     """Run the batches and collect statistics of each quantizable tensor.
 
     batches: inputs by name, of one sample each, so that no padding is observed. runtime: runs the graph with additional
-    outputs, which is written to `folder`. seed: of the rows that are sampled. Raises DataError if there is no batch.
+    outputs, which is written to `folder`. seed: of the rows that are sampled. counted: whether the histograms are
+    filled, or keep the minimum and maximum alone. Raises DataError if there is no batch.
     """
     names, model = expose_tensors(graph)
-    histograms = {name: Histogram() for name in names}
+    histograms = {name: Histogram(counted=counted) for name in names}
     channels = {layer.input: ChannelStatistics(seed) for layer in graph.layers if layer.kind == "MatMul"}
     ran = False
     with runtime.open(write_model(model, folder)) as session:

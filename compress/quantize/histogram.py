@@ -15,10 +15,11 @@ class Histogram:
     """Counts over [-reach, reach]; low and high are the exact minimum and maximum.
 
     When a value falls outside, the reach is doubled and neighbouring bins are merged, so earlier batches are not needed
-    again.
+    again. counted: without it only the minimum and maximum are kept, which is all that min-max calibration asks for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counted: bool = True) -> None:
+        self.counted = counted
         self.low = np.inf
         self.high = -np.inf
         self.reach = 0.0
@@ -34,6 +35,8 @@ class Histogram:
                 return
             low, high = float(values.min()), float(values.max())
         self.low, self.high = min(self.low, low), max(self.high, high)
+        if not self.counted:
+            return
         self._grow(max(-low, high))
         if self.reach == 0.0:
             self.counts[BINS // 2] += values.size
@@ -50,6 +53,11 @@ class Histogram:
             self.counts = np.zeros(BINS, np.int64)
             self.counts[BINS // 4 : 3 * BINS // 4] = merged
             self.reach *= 2
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no finite value was seen."""
+        return self.low > self.high
 
     @property
     def centres(self) -> Array:

@@ -79,15 +79,17 @@ class Static(PlanStage):
         def compute() -> Arrays:
             with context.steps.step(f"calibrate ({self.method})", sum(map(len, datasets))) as step:
 
-                def counted() -> Iterator[Arrays]:
+                def stream() -> Iterator[Arrays]:
                     for batch in single_sample_batches(datasets, context.task):
                         yield batch
                         step.advance()
 
                 runtime = make_runtime("onnxruntime")
-                observed = observe_activations(graph, counted(), runtime, context.folder, context.seed)
+                observed = observe_activations(
+                    graph, stream(), runtime, context.folder, context.seed, counted=self.method != "minmax"
+                )
                 find_range = RANGE_METHODS[self.method]
-                ranges = {name: find_range(each) for name, each in observed.histograms.items() if each.counts.any()}
+                ranges = {name: find_range(each) for name, each in observed.histograms.items() if not each.is_empty}
                 readers = weights_by_input(graph, quantized) if smoothquant else {}
                 smoothing = smooth_tensors(observed.channels, readers)
                 step.note = f"{len(whole)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
