@@ -8,7 +8,6 @@ import onnx
 from onnx import NodeProto, ValueInfoProto, helper
 
 from export.build import EngineOption, PlanEvaluator
-from export.capture.model_file import save_model
 from export.passes.subgraphs import read_tensors
 from export.split_decoder import has_decoder
 from laconic.arrays import Array, Arrays
@@ -20,8 +19,8 @@ from laconic.quantization.plan import Plan
 from laconic.runtimes.predict import ROWS, gather_rows
 from laconic.runtimes.runtime import Session
 
-PART = "part.onnx"
-"""The file of the part of a graph that is run."""
+PART, WHOLE, WEIGHTS = "part.onnx", "float.onnx", "float.data"
+"""The files of the part of a graph that is run, and of the graph and its weights, which all parts share."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class LayerTrials:
             functions=model.functions,
         )
         path = self.evaluator.folder / PART
-        save_model(part, path)
+        onnx.save(part, path)
         names = {node.name for node in nodes}
         whole = self.evaluator.graph
         inputs = tuple(spec for spec in whole.inputs if spec.name in given)
@@ -142,8 +141,12 @@ class LayerTrials:
         return [*find_read(graph.node[place:]), *(value.name for value in graph.output)]
 
     def _load(self) -> onnx.ModelProto:
+        """The float graph without its weights, which are written once."""
         if self._model is None:
-            self._model = onnx.load(self.evaluator.graph.path)
+            path = self.evaluator.folder / WHOLE
+            path.with_name(WEIGHTS).unlink(missing_ok=True)
+            onnx.save(onnx.load(self.evaluator.graph.path), path, save_as_external_data=True, location=WEIGHTS)
+            self._model = onnx.load(path, load_external_data=False)
         return self._model
 
 
