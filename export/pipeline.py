@@ -196,7 +196,9 @@ class EngineBuild:
         trial = LayerTrials(evaluator, judge, self.samples.probe)
         context = self.lineage.context(name, stage)
         history = find_intact_records(self.lineage.history)
-        return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history))
+        saturates = self.recipe.target == "cpu" and this_machine().int8_saturates
+        found = PlanContext(**vars(context), trial=trial, history=history, int8_saturates=saturates)
+        return stage.plan(graph, found)
 
     def race(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
         """Return the candidates with their speed-ups, timed if their engines are here.

@@ -34,6 +34,11 @@ class Machine(BaseModel):
     memory: int
     system: str
 
+    @property
+    def int8_saturates(self) -> bool:
+        """Whether INT8 kernels may saturate: without VNNI they add pairs of products of 8 bits in 16 bits."""
+        return "avx2" in self.features and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(self.features)
+
 
 def cores() -> int:
     """The number of cores that this process may use: fewer than the machine has under taskset or in a container."""

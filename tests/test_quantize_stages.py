@@ -161,6 +161,38 @@ def test_bias_correction_removes_the_mean_error_of_a_layer(made, tmp_path):
     assert errors[1] < 1e-6
 
 
+def largest_weights(plan, precision="int8"):
+    """The largest integer of each layer's weight."""
+    return {np.abs(each.integers).max() for (_, kind), each in plan.weights.items() if kind == precision}
+
+
+def lowest_of(stage, made, folder, **given):
+    """The smallest plan of a stage on this machine's processor."""
+    return stage.plan(made[1], replace(planning(made, folder), **given)).rungs[0][0]
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+def test_weights_with_a_reduced_range_have_seven_bits(made, tmp_path, rounding):
+    settings = {"samples": 8, "mixed_precision": False, "rounding": rounding}
+    plan = lowest_of(Static(**settings, reduce_range=True), made, tmp_path)
+    assert largest_weights(plan) == {63}
+    for fidelity in fidelities(made, made[1], plan, tmp_path):
+        assert fidelity > 0.97
+    assert largest_weights(lowest_of(Static(**settings, reduce_range=False), made, tmp_path)) == {127}
+
+
+def test_where_sums_may_saturate_the_more_faithful_range_is_taken(made, tmp_path):
+    static = Static(samples=8, mixed_precision=False)
+
+    def prefer(largest):
+        return lambda plan: np.full(3, 1.0 if largest_weights(plan) == {largest} else 0.5)
+
+    for largest in (63, 127):
+        plan = lowest_of(static, made, tmp_path, trial=prefer(largest), int8_saturates=True)
+        assert largest_weights(plan) == {largest}
+    assert largest_weights(lowest_of(static, made, tmp_path, trial=prefer(63))) == {127}, "another processor"
+
+
 def test_the_same_samples_give_the_same_integers_and_the_second_time_from_the_cache(made, tmp_path):
     _, graph, _, _ = made
     context = planning(made, tmp_path)

@@ -1,6 +1,6 @@
 """Round the weights of a plan by the moments of the layers' inputs, with bias correction."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Literal
@@ -20,6 +20,7 @@ from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, Smoothing
 from laconic.quantization.qparams import (
     INT4_RANGE,
+    INT7_MAX,
     INT8_MAX,
     expand_scales,
     fake_quantize_activation,
@@ -32,6 +33,9 @@ from laconic.runtimes.runtime import make_runtime
 ROUNDED_PRECISIONS: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-weight"})
 """Precisions with integer weights that are rounded here."""
 
+PARTS = ("integers", "scales", "bias_correction")
+"""The arrays of a quantized weight."""
+
 Group = Literal[16, 32, 64, 128, 256]
 """Sizes of a group of inputs that share a scale in 4 bits."""
 
@@ -43,12 +47,19 @@ class RoundingConfig:
     rounding: the method. group_size: inputs that share a scale in 4 bits; None: all of them. act_order: of GPTQ, round
     the inputs with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
     al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019; the empirical form).
+    reduce_range: weights of INT8 arithmetic get 7 bits, so that kernels that add pairs of products in 16 bits cannot
+    saturate.
     """
 
     rounding: Rounding = "nearest"
     group_size: int | None = None
     act_order: bool = True
     bias_correction: bool = False
+    reduce_range: bool = False
+
+    def largest(self, precision: Precision) -> int:
+        """The integer of the largest weight of an output, in a precision of 8 bits."""
+        return INT7_MAX if self.reduce_range and precision == "int8" else INT8_MAX
 
 
 def round_plan(
@@ -59,6 +70,14 @@ def round_plan(
     Each layer is rounded by itself, with the float graph's tensors as inputs, so its weight fits any precision of the
     other layers. datasets: calibration samples; not used for rounding to nearest without bias correction.
     """
+    (found,) = round_plans(graph, plan, [config], datasets, context)
+    return found
+
+
+def round_plans(
+    graph: Graph, plan: Plan, configs: Sequence[RoundingConfig], datasets: Sequence[Dataset], context: PlanContext
+) -> list[Plan]:
+    """The plan as by `round_plan` for each config, from one run of the samples. configs: with the same method."""
     layers = [layer for layer in graph.layers if plan.precision[layer.node] in ROUNDED_PRECISIONS]
     key = hash_of(
         "adjusted",
@@ -67,28 +86,43 @@ def round_plan(
         [(layer.node, plan.precision[layer.node]) for layer in layers],
         sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
         sorted((name, each.factors.tolist()) for name, each in plan.smoothing.items()),
-        asdict(config),
+        [asdict(config) for config in configs],
         context.seed,
         code_version(),
     )
 
     def compute() -> Arrays:
         found: Arrays = {}
-        with context.steps.step(f"round the weights ({config.rounding})", len(layers)) as step:
-            for layer, each in round_layers(graph, layers, plan, config, datasets, context):
-                found |= {f"{name}:{layer.node}": array for name, array in each.arrays.items()}
+        with context.steps.step(f"round the weights ({configs[0].rounding})", len(layers)) as step:
+            for layer, each in round_layers(graph, layers, plan, configs, datasets, context):
+                for number, weight in enumerate(each):
+                    found |= {f"{number}:{name}:{layer.node}": array for name, array in weight.arrays.items()}
                 step.advance()
         return found
 
     arrays = context.cache.arrays(f"adjusted-{key}", compute)
+    return [
+        restore_weights(plan, layers, config, {name: arrays.get(f"{number}:{name}") for name in list_names(layers)})
+        for number, config in enumerate(configs)
+    ]
+
+
+def list_names(layers: Sequence[Layer]) -> list[str]:
+    """The names of the arrays that rounding some layers may give."""
+    return [f"{part}:{layer.node}" for layer in layers for part in PARTS]
+
+
+def restore_weights(
+    plan: Plan, layers: Sequence[Layer], config: RoundingConfig, arrays: Mapping[str, Array | None]
+) -> Plan:
+    """The plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
     weights: dict[tuple[str, Precision], QuantizedWeight] = dict(plan.weights)
     for layer in layers:
-        parts = {name: arrays.get(f"{name}:{layer.node}") for name in ("integers", "scales", "bias_correction")}
-        if parts["integers"] is not None and parts["scales"] is not None:
-            group_size = config.group_size if plan.precision[layer.node] == "int4-weight" else None
-            weights[layer.node, plan.precision[layer.node]] = QuantizedWeight(
-                parts["integers"], parts["scales"], parts["bias_correction"], group_size
-            )
+        integers, scales, bias_correction = (arrays[f"{part}:{layer.node}"] for part in PARTS)
+        if integers is not None and scales is not None:
+            precision = plan.precision[layer.node]
+            group_size = config.group_size if precision == "int4-weight" else None
+            weights[layer.node, precision] = QuantizedWeight(integers, scales, bias_correction, group_size)
     return replace(plan, weights=weights)
 
 
@@ -96,16 +130,16 @@ def round_layers(
     graph: Graph,
     layers: Sequence[Layer],
     plan: Plan,
-    config: RoundingConfig,
+    configs: Sequence[RoundingConfig],
     datasets: Sequence[Dataset],
     context: PlanContext,
-) -> Iterator[tuple[Layer, QuantizedWeight]]:
-    """Yield each layer that is rounded here, with its quantized weight."""
+) -> Iterator[tuple[Layer, list[QuantizedWeight]]]:
+    """Yield each layer that is rounded here, with its quantized weight by each config."""
     weights = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
     layers = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
-    second = config.rounding != "nearest"
+    second = any(config.rounding != "nearest" for config in configs)
     observed: Iterable[tuple[Layer, Im2Col, GraphMoments]]
-    if second or config.bias_correction:
+    if second or any(config.bias_correction or config.reduce_range for config in configs):
         int8 = [layer for layer in layers if plan.precision[layer.node] == "int8"]
         quantize = {layer.node: make_quantizer(layer, plan) for layer in int8}
         runtime, samples = make_runtime("onnxruntime"), partial(single_sample_batches, datasets, context.task)
@@ -118,7 +152,7 @@ def round_layers(
         precision = plan.precision[layer.node]
         smoothing = plan.smoothing.get(layer.input) if precision == "int8" else None
         weight = numpy_helper.to_array(weights[layer.weight])
-        yield layer, round_layer(layer, im2col, weight, precision, each, smoothing, config)
+        yield layer, [round_layer(layer, im2col, weight, precision, each, smoothing, config) for config in configs]
 
 
 def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
@@ -139,13 +173,17 @@ def round_layer(
     config: RoundingConfig,
 ) -> QuantizedWeight:
     """Round a layer's weight. smoothing: of its input, if any."""
-    levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-INT8_MAX, INT8_MAX)
+    largest = config.largest(precision)
+    levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-largest, largest)
     group_size = config.group_size if precision == "int4-weight" else None
     factors = np.ones(1, np.float32) if smoothing is None else smoothing.factors
     matrices = im2col.unfold_weight(weight) * factors[:, None]
     integers, scales, corrections = [], [], []
     for index, matrix in enumerate(matrices):
-        scale = int4_scales(matrix, group_size) if precision == "int4-weight" else quantize_weight(matrix, 1)[1][None]
+        if precision == "int4-weight":
+            scale = int4_scales(matrix, group_size)
+        else:
+            scale = quantize_weight(matrix, 1, largest)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
         gram = observed.gram[index] / max(observed.count, 1) / np.outer(factors, factors)
         integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))

@@ -8,7 +8,7 @@ from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, observe_activations, single_sample_batches
 from compress.quantize.learned_ranges import read_learned_ranges
-from compress.quantize.plan_rounding import RoundingConfig, round_plan
+from compress.quantize.plan_rounding import RoundingConfig, round_plans
 from compress.quantize.ranges import RANGE_METHODS
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
@@ -30,10 +30,11 @@ class Static(PlanStage):
     dtype: int8, or float8 (E4M3) for linear layers on a target that has it; SmoothQuant, rounding and bias correction
     are for INT8. method: calibration method; all but minmax clip outliers. samples: number of calibration samples.
     smoothquant: apply SmoothQuant to the tensors where it pays; these have min-max ranges, whatever the method.
-    rounding: rounding method of the weights. bias_correction: add the mean error of each layer to its bias. keep:
-    layers, by name or pattern, that stay in float. mixed_precision: where the goal is missed, measure the sensitivity
-    of each layer once, and keep the most sensitive ones in higher precision until the goal is met. measure_sensitivity:
-    also where the goal is met, for the report.
+    rounding: rounding method of the weights. reduce_range: weights in 7 bits, which cannot saturate on a processor with
+    AVX2 and without VNNI; auto: on such a processor, where it is more faithful. bias_correction: add the mean error of
+    each layer to its bias. keep: layers, by name or pattern, that stay in float. mixed_precision: where the goal is
+    missed, measure the sensitivity of each layer once, and keep the most sensitive ones in higher precision until the
+    goal is met. measure_sensitivity: also where the goal is met, for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"smooth": "smoothquant", "mixed": "mixed_precision"}
@@ -44,6 +45,7 @@ class Static(PlanStage):
     smoothquant: bool = True
     rounding: Rounding = "nearest"
     bias_correction: bool = True
+    reduce_range: bool | Literal["auto"] = "auto"
     keep: tuple[str, ...] = ()
     mixed_precision: bool = True
     measure_sensitivity: bool = False
@@ -60,12 +62,23 @@ class Static(PlanStage):
         learned = read_learned_ranges(context.history, quantized)
         smoothing = {tensor: each for tensor, each in smoothing.items() if tensor not in learned}
         plan = Plan(lowest, ranges | learned, smoothing)
-        if self.dtype == "int8" and (self.rounding != "nearest" or self.bias_correction):
-            config = RoundingConfig(self.rounding, bias_correction=self.bias_correction)
-            plan = round_plan(graph, plan, config, datasets, context)
+        if self.dtype == "int8":
+            plan = self.round(graph, plan, datasets, context)
         if not self.mixed_precision:
             return PrecisionLadder.of(plan)
         return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
+
+    def round(self, graph: Graph, plan: Plan, datasets: Sequence[Dataset], context: PlanContext) -> Plan:
+        """The plan with rounded weights; in 7 or 8 bits, whichever is more faithful, where `reduce_range` is auto."""
+        tried = (False, context.int8_saturates) if self.reduce_range == "auto" else (self.reduce_range,)
+        configs = [
+            RoundingConfig(self.rounding, bias_correction=self.bias_correction, reduce_range=each)
+            for each in dict.fromkeys(tried)
+        ]
+        if configs == [RoundingConfig()]:
+            return plan
+        plans = round_plans(graph, plan, configs, datasets, context)
+        return max(plans, key=lambda each: float(context.trial(each).mean())) if len(plans) > 1 else plans[0]
 
     def calibrate(
         self, graph: Graph, quantized: Sequence[Layer], datasets: Sequence[Dataset], context: PlanContext

@@ -63,9 +63,8 @@ def check_processor(machine: Machine) -> Finding:
         integer = "INT8 may be slower than FP32: quantize weights only (quantize.weights)"
     brain = "BF16 is fast" if features & {"amx_bf16", "avx512_bf16", "bf16"} else "BF16 is not used"
     found = f"{machine.processor} ({', '.join(machine.features) or 'no vector instructions known'}): {integer}; {brain}"
-    # Without VNNI kernels add pairs of 8-bit products in 16 bits, which may overflow.
-    saturates = "avx2" in features and not features & {"avx512_vnni", "avx_vnni", "amx_int8"}
-    return Finding(name="processor", works=True, found=found + ("; INT8 sums may saturate" if saturates else ""))
+    saturates = "; INT8 sums may saturate, so weights get 7 bits" if machine.int8_saturates else ""
+    return Finding(name="processor", works=True, found=found + saturates)
 
 
 def format_cores(machine: Machine) -> str:

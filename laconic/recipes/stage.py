@@ -63,11 +63,13 @@ class PlanContext(Context):
     """The context of a stage that plans quantization.
 
     trial: builds a plan and measures the fidelity of its outputs to the original's, per sample of a small part of
-    `choose`: [samples]. history: records of the stages before capture whose effects are intact.
+    `choose`: [samples]. history: records of the stages before capture whose effects are intact. int8_saturates: whether
+    the target is this machine's processor, and its INT8 kernels may saturate.
     """
 
     trial: Callable[[Plan], Array]
     history: tuple[Record, ...] = ()
+    int8_saturates: bool = False
 
 
 Property = Literal["zeros", "ranges", "factors"]
