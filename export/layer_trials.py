@@ -59,9 +59,9 @@ class LayerTrials:
     evaluator: PlanEvaluator
     option: EngineOption
     dataset: Dataset
-    _model: onnx.ModelProto | None = None
-    _indices: list[Array] = field(default_factory=list)
-    _known: Activations = Activations(0, ())
+    _model: onnx.ModelProto | None = field(default=None, init=False)
+    _indices: list[Array] = field(default_factory=list, init=False)
+    _known: Activations = field(default=Activations(0, ()), init=False)
 
     def __call__(self, plan: Plan) -> Array:
         """Measure a plan's fidelity, per sample: [samples]. Results are cached."""
