@@ -220,6 +220,7 @@ class PlanEvaluator:
             sorted((*layer, each.group_size, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),
             sorted(option.overflow),
             option.name,
+            option.reference,
             option.version,
             this_machine().features,
             dataset.fingerprint,
