@@ -52,8 +52,8 @@ class LayerTrials:
 
     A plan that quantizes one layer differs from the float graph from that layer on. The float graph is therefore run
     once, from one layer to the next, and of each plan only what follows its layer: half of the work, where layers are
-    asked for in the order of the graph. Plans that quantize several layers, encoder-decoders and engines that are not
-    on this machine are run whole.
+    asked for in the order of the graph. Plans that quantize several layers and encoder-decoders are run whole, and so
+    is everything for a GPU, whose engines would have to be built for each part.
     """
 
     evaluator: PlanEvaluator
@@ -73,7 +73,7 @@ class LayerTrials:
         """The one layer that a plan quantizes, where the graph can be run from it on."""
         graph = self.evaluator.graph
         quantized = [layer for layer in graph.layers if plan.precision[layer.node] != "float32"]
-        if len(quantized) != 1 or self.option.reference or has_decoder(graph):
+        if len(quantized) != 1 or self.option.on_gpu or has_decoder(graph):
             return None
         return quantized[0]
 

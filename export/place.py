@@ -168,7 +168,7 @@ def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
 
 def has_attention(graph: Graph) -> bool:
     """Whether there are products of attention in the form that is quantized."""
-    return next(attention_inputs(GraphRewriter(onnx.load(graph.path))), None) is not None
+    return next(attention_inputs(GraphRewriter(onnx.load(graph.path, load_external_data=False))), None) is not None
 
 
 def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:

@@ -82,9 +82,7 @@ def test_what_was_measured_before_an_interruption_is_not_run_again(zoo, tmp_path
         resumed(plan_of(second))
 
 
-def test_plans_of_several_layers_engines_that_are_not_here_and_encoder_decoders_run_the_whole_graph(
-    zoo, tmp_path, monkeypatch
-):
+def test_plans_of_several_layers_engines_of_a_gpu_and_encoder_decoders_run_the_whole_graph(zoo, tmp_path, monkeypatch):
     monkeypatch.setattr(LayerTrials, "_run_from", lambda *given: pytest.fail("a part was run"))
     trials, plan_of = open_trials(zoo, "bert", tmp_path)
     _, table, *_, last = trials.evaluator.graph.layers

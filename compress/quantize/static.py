@@ -27,14 +27,14 @@ from laconic.runtimes.runtime import make_runtime
 class Static(PlanStage):
     """INT8 weights and activations with calibrated ranges; ranges learned by `quantize.qat` replace calibrated ones.
 
-    dtype: int8, or float8 (E4M3) for linear layers on a target that has it; SmoothQuant, rounding and bias correction
-    are for INT8. method: calibration method; all but minmax clip outliers. samples: number of calibration samples.
-    smoothquant: apply SmoothQuant to the tensors where it pays; these have min-max ranges, whatever the method.
-    rounding: rounding method of the weights. reduce_range: weights in 7 bits, which cannot saturate on a processor with
-    AVX2 and without VNNI; auto: on such a processor, where it is more faithful. bias_correction: add the mean error of
-    each layer to its bias. keep: layers, by name or pattern, that stay in float. mixed_precision: where the goal is
-    missed, measure the sensitivity of each layer once, and keep the most sensitive ones in higher precision until the
-    goal is met. measure_sensitivity: also where the goal is met, for the report.
+    dtype: int8, or float8 (E4M3) for linear layers on a target that has it; SmoothQuant, rounding, reduce_range and
+    bias correction are for INT8. method: calibration method; all but minmax clip outliers. samples: number of
+    calibration samples. smoothquant: apply SmoothQuant to the tensors where it pays; these have min-max ranges,
+    whatever the method. rounding: rounding method of the weights. reduce_range: weights in 7 bits, which cannot
+    saturate on a processor with AVX2 and without VNNI; auto: on such a processor, where it is more faithful.
+    bias_correction: add the mean error of each layer to its bias. keep: layers, by name or pattern, that stay in float.
+    mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep the most sensitive
+    ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met, for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"smooth": "smoothquant", "mixed": "mixed_precision"}
