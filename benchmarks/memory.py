@@ -1,6 +1,6 @@
 """What the planner predicts beside what is measured: the most bytes that a step of training holds at once.
 
-    python benchmarks/memory.py [--only GPT-2] [--fast] [--cache .cache/bench]
+    python benchmarks/memory.py [--only GPT-2] [--fast] [--without-onednn] [--cache .cache/bench]
 
 Each combination is predicted from the model's structure alone, and then runs two steps on real tensors, counted twice:
 by the watch, which sees every tensor, and by torch's allocator (allocator.py), which sees whatever kernels take beside
@@ -181,12 +181,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="one model, by its name")
     parser.add_argument("--fast", action="store_true", help="every third combination")
+    parser.add_argument("--without-onednn", action="store_true", help="let PyTorch's own kernels compute convolutions")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
     rates, begin = measure_rates(CPU), time.perf_counter()
-    for model in models(arguments.cache):
-        if arguments.only in (None, model.name):
-            table(model, rates, fast=arguments.fast)
+    with torch.backends.mkldnn.flags(enabled=not arguments.without_onednn):
+        for model in models(arguments.cache):
+            if arguments.only in (None, model.name):
+                table(model, rates, fast=arguments.fast)
     print(f"\n{time.perf_counter() - begin:.0f} s.")
 
 
