@@ -22,6 +22,7 @@ from laconic.quantization.plan import Plan, Precision, PrecisionLadder, Range, S
 from laconic.quantization.plan_file import pack_plan, unpack_ranges, unpack_smoothing
 from laconic.recipes.stage import PlanContext, PlanStage
 from laconic.runtimes.runtime import make_runtime
+from laconic.units import format_fidelity
 
 
 class Static(PlanStage):
@@ -78,7 +79,18 @@ class Static(PlanStage):
         if configs == [RoundingConfig()]:
             return plan
         plans = round_plans(graph, plan, configs, datasets, context)
-        return max(plans, key=lambda each: float(context.trial(each).mean())) if len(plans) > 1 else plans[0]
+        if len(plans) == 1:
+            return plans[0]
+        with context.steps.step("choose the range of the weights", len(plans)) as step:
+            fidelities = []
+            for each in plans:
+                fidelities.append(float(context.trial(each).mean()))
+                step.advance()
+            step.note = "; ".join(
+                f"{7 if config.reduce_range else 8} bits: {format_fidelity(fidelity)}"
+                for config, fidelity in zip(configs, fidelities, strict=True)
+            )
+        return plans[fidelities.index(max(fidelities))]
 
     def calibrate(
         self, graph: Graph, quantized: Sequence[Layer], datasets: Sequence[Dataset], context: PlanContext
