@@ -40,7 +40,10 @@ INT4: dict[str, tuple[str, dict[str, Any]]] = {
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "INT8, nearest": ("quantize.static", STATIC),
     "INT8, bias correction": ("quantize.static", {**STATIC, "bias_correction": True}),
-    "INT8, bias correction, 7 bits": ("quantize.static", {**STATIC, "bias_correction": True, "reduce_range": True}),
+    "INT8, bias correction, reduced range": (
+        "quantize.static",
+        {**STATIC, "bias_correction": True, "reduce_range": True},
+    ),
     "INT8, AdaRound": ("quantize.static", {**STATIC, "rounding": "adaround"}),
     "INT8, GPTQ": ("quantize.static", {**STATIC, "rounding": "gptq"}),
     "INT8, GPTQ, bias correction": ("quantize.static", {**STATIC, "rounding": "gptq", "bias_correction": True}),

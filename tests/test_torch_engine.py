@@ -157,6 +157,17 @@ def write(path, nodes, weights=()):
     return path
 
 
+def test_values_that_are_no_number_are_found(tmp_path):
+    nodes = [
+        helper.make_node("Log", ["x"], ["logarithm"], "log"),
+        helper.make_node("IsNaN", ["logarithm"], ["missing"], "missing"),
+        helper.make_node("Where", ["missing", "x", "logarithm"], ["y"], "choose"),
+    ]
+    with Torch().open_for_trial(write(tmp_path / "m.onnx", nodes), compute="float32") as session:
+        found = session.run({"x": np.asarray([[-2.0, 1.0, 1.0, -1.0]], np.float32)})["y"]
+    assert found.tolist() == [[-2.0, 0.0, 0.0, -1.0]]
+
+
 def test_an_operator_that_is_not_known_is_named(tmp_path):
     model = write(tmp_path / "m.onnx", [helper.make_node("Det", ["x"], ["y"], "determinant")])
     with pytest.raises(RuntimeFailure, match=r"Det 'determinant'.*--runtime"):

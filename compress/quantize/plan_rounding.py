@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from compress.quantize.calibration import single_sample_batches
 from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
 from compress.quantize.im2col import Im2Col
+from compress.quantize.reduced_range import reduced_range_scales
 from compress.quantize.rounding import IntegerRange, Rounding, round_weight
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
@@ -20,7 +21,6 @@ from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, Smoothing
 from laconic.quantization.qparams import (
     INT4_RANGE,
-    INT7_MAX,
     INT8_MAX,
     expand_scales,
     fake_quantize_activation,
@@ -47,7 +47,7 @@ class RoundingConfig:
     rounding: the method. group_size: inputs that share a scale in 4 bits; None: all of them. act_order: of GPTQ, round
     the inputs with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
     al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019; the empirical form).
-    reduce_range: weights of INT8 arithmetic get 7 bits, so that kernels that add pairs of products in 16 bits cannot
+    reduce_range: weights of INT8 arithmetic get scales with which kernels that add pairs of products in 16 bits cannot
     saturate.
     """
 
@@ -56,10 +56,6 @@ class RoundingConfig:
     act_order: bool = True
     bias_correction: bool = False
     reduce_range: bool = False
-
-    def largest(self, precision: Precision) -> int:
-        """The integer of the largest weight of an output, in a precision of 8 bits."""
-        return INT7_MAX if self.reduce_range and precision == "int8" else INT8_MAX
 
 
 def round_plan(
@@ -173,8 +169,8 @@ def round_layer(
     config: RoundingConfig,
 ) -> QuantizedWeight:
     """Round a layer's weight. smoothing: of its input, if any."""
-    largest = config.largest(precision)
-    levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-largest, largest)
+    levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-INT8_MAX, INT8_MAX)
+    channels = layer.shape[0 if layer.kind == "MatMul" else 1]
     group_size = config.group_size if precision == "int4-weight" else None
     factors = np.ones(1, np.float32) if smoothing is None else smoothing.factors
     matrices = im2col.unfold_weight(weight) * factors[:, None]
@@ -182,8 +178,10 @@ def round_layer(
     for index, matrix in enumerate(matrices):
         if precision == "int4-weight":
             scale = int4_scales(matrix, group_size)
+        elif precision == "int8" and config.reduce_range:
+            scale = reduced_range_scales(matrix, channels)
         else:
-            scale = quantize_weight(matrix, 1, largest)[1][None]
+            scale = quantize_weight(matrix, 1)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
         gram = observed.gram[index] / max(observed.count, 1) / np.outer(factors, factors)
         integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))

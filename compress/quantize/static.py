@@ -31,11 +31,12 @@ class Static(PlanStage):
     dtype: int8, or float8 (E4M3) for linear layers on a target that has it; SmoothQuant, rounding, reduce_range and
     bias correction are for INT8. method: calibration method; all but minmax clip outliers. samples: number of
     calibration samples. smoothquant: apply SmoothQuant to the tensors where it pays; these have min-max ranges,
-    whatever the method. rounding: rounding method of the weights. reduce_range: weights in 7 bits, which cannot
-    saturate on a processor with AVX2 and without VNNI; auto: on such a processor, where it is more faithful.
-    bias_correction: add the mean error of each layer to its bias. keep: layers, by name or pattern, that stay in float.
-    mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep the most sensitive
-    ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met, for the report.
+    whatever the method. rounding: rounding method of the weights. reduce_range: scales of the weights with
+    which sums of products cannot saturate on a processor with AVX2 and without VNNI; auto: on such a processor, where
+    it is more faithful. bias_correction: add the mean error of each layer to its bias. keep: layers, by name or
+    pattern, that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once,
+    and keep the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal
+    is met, for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"smooth": "smoothquant", "mixed": "mixed_precision"}
@@ -70,7 +71,7 @@ class Static(PlanStage):
         return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
 
     def round(self, graph: Graph, plan: Plan, datasets: Sequence[Dataset], context: PlanContext) -> Plan:
-        """The plan with rounded weights; in 7 or 8 bits, whichever is more faithful, where `reduce_range` is auto."""
+        """The plan with rounded weights; with the range that is more faithful where `reduce_range` is auto."""
         tried = (False, context.int8_saturates) if self.reduce_range == "auto" else (self.reduce_range,)
         configs = [
             RoundingConfig(self.rounding, bias_correction=self.bias_correction, reduce_range=each)
@@ -87,7 +88,7 @@ class Static(PlanStage):
                 fidelities.append(float(context.trial(each).mean()))
                 step.advance()
             step.note = "; ".join(
-                f"{7 if config.reduce_range else 8} bits: {format_fidelity(fidelity)}"
+                f"{'reduced' if config.reduce_range else 'whole'}: {format_fidelity(fidelity)}"
                 for config, fidelity in zip(configs, fidelities, strict=True)
             )
         return plans[fidelities.index(max(fidelities))]

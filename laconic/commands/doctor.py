@@ -63,7 +63,7 @@ def check_processor(machine: Machine) -> Finding:
         integer = "INT8 may be slower than FP32: quantize weights only (quantize.weights)"
     brain = "BF16 is fast" if features & {"amx_bf16", "avx512_bf16", "bf16"} else "BF16 is not used"
     found = f"{machine.processor} ({', '.join(machine.features) or 'no vector instructions known'}): {integer}; {brain}"
-    saturates = "; INT8 sums may saturate, so weights get 7 bits" if machine.int8_saturates else ""
+    saturates = "; INT8 sums may saturate, so weights may get a reduced range" if machine.int8_saturates else ""
     return Finding(name="processor", works=True, found=found + saturates)
 
 

@@ -9,8 +9,6 @@ from laconic.quantization.plan import Range
 
 INT8_MAX = 127
 """Signed INT8 is symmetric: -128 is not used, so that a number and its negative are equally exact."""
-INT7_MAX = 63
-"""The largest weight in 7 bits: two products of it with unsigned activations fit into 16 bits (2 x 255 x 63 < 2^15)."""
 FLOAT8_MAX = 448.0
 """The largest number of FP8 E4M3."""
 INT4_RANGE = (-8, 7)
@@ -20,15 +18,13 @@ INT4_SCALE_SHARES = np.linspace(1.0, 0.7, 13)
 """Shares of the scale that represents the largest weight, which are tried in 4 bits."""
 
 
-def quantize_weight(weight: Array, axis: int, largest: int = INT8_MAX) -> tuple[Array, Array]:
-    """Quantize a weight to int8 with one scale per slice along `axis`; returns it and the scales [axis] float32.
-
-    largest: the integer of the largest weight of a slice."""
+def quantize_weight(weight: Array, axis: int) -> tuple[Array, Array]:
+    """Quantize a weight to int8 with one scale per slice along `axis`; returns it and the scales [axis] float32."""
     others = tuple(other for other in range(weight.ndim) if other != axis)
-    scale = np.maximum(np.abs(weight).max(axis=others) / largest, np.finfo(np.float32).tiny).astype(np.float32)
+    scale = np.maximum(np.abs(weight).max(axis=others) / INT8_MAX, np.finfo(np.float32).tiny).astype(np.float32)
     shape = [1] * weight.ndim
     shape[axis] = -1
-    quantized = np.clip(np.rint(weight / scale.reshape(shape)), -largest, largest).astype(np.int8)
+    quantized = np.clip(np.rint(weight / scale.reshape(shape)), -INT8_MAX, INT8_MAX).astype(np.int8)
     return quantized, scale
 
 

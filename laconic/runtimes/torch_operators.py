@@ -324,6 +324,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (x * alpha + beta).clamp(0, 1),
     "HardSwish": unary(functional.hardswish),
     "Identity": lambda x: x,
+    "IsNaN": unary(torch.isnan),
     "LayerNormalization": layer_norm,
     "LeakyRelu": lambda x, alpha=0.01: functional.leaky_relu(x, alpha),
     "Less": binary(operator.lt),
