@@ -5,7 +5,7 @@
 MiniLM, and models of the shapes of ViT-S and ResNet-18 with random weights, in each engine for CPUs: in its preferred
 arithmetic without quantization, and in INT8 where it has it. Within an engine all graphs take turns, in one thread, by
 processor time. The ratio is the time without the pass to that with all: above 1 the pass pays. Where leaving a pass out
-gives the same nodes, nothing is timed.
+gives the same nodes, or a graph that the engine does not load, nothing is timed.
 """
 
 import argparse
@@ -31,6 +31,7 @@ import export.passes.normalize as normalizing
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
 from export.build import EngineOption
+from laconic.errors import RuntimeFailure
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
@@ -63,12 +64,12 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     print_machine()
     print(f"Load {os.getloadavg()[0]:.1f}; batch {arguments.batch}, {arguments.rounds} rounds\n")
-    rows: list[list[str]] = []
+    table(["model", "engine", "ms", *list(PASSES)[1:]], [])
     for name, source in write_sources(folder, arguments.cache):
         graphs = export_graphs(load_source(source), folder / name)
         for engine in arguments.engines.split(","):
-            rows += measure(name, graphs, engine, arguments.batch, arguments.rounds)
-    table(["model", "engine", "ms", *list(PASSES)[1:]], rows)
+            for row in measure(name, graphs, engine, arguments.batch, arguments.rounds):
+                print(f"| {' | '.join(row)} |", flush=True)
 
 
 def ignore(*given: object) -> None:
@@ -120,20 +121,26 @@ def measure(
             continue  # its INT8 is a form of weights
         option = EngineOption(engine, compute)
         with ExitStack() as stack:
-            runs, same, whole = {}, set(), Counter[tuple[str, int]]()
+            runs, told, whole = {}, dict[str, str](), Counter[tuple[str, int]]()
             for name, (checkpoint, graph) in graphs.items():
                 path = graph.path.parent / f"{engine}-{compute}-{precision}.onnx"
                 option.build(graph, make_plan(checkpoint, graph, precision), path)
                 whole = whole or count_nodes(path)  # all passes come first
                 if name != ALL and count_nodes(path) == whole:
-                    same.add(name)
+                    told[name] = "the same"
                     continue
-                session = stack.enter_context(option.open(path, 1))
+                try:
+                    session = stack.enter_context(option.open(path, 1))
+                except RuntimeFailure:
+                    if name == ALL:
+                        raise
+                    told[name] = "does not load"
+                    continue
                 runs[name] = partial(session.run, checkpoint.task.typical(batch, LENGTH))
             seconds = interleave(runs, rounds=rounds, clock=time.process_time)
         times = {each.engine: each for each in make_timings(seconds, ALL, batch=batch, length=LENGTH, threads=1)}
         shown = "INT8" if precision == "int8" else {"float32": "FP32", "bfloat16": "BF16"}[compute]
-        cells = ["the same" if name in same else describe(times[name].speedup_quartiles, times[name].speedup)
+        cells = [told.get(name) or describe(times[name].speedup_quartiles, times[name].speedup)
                  for name in list(PASSES)[1:]]  # fmt: skip
         yield [model, f"{engine}, {shown}", f"{times[ALL].seconds * 1e3:.1f}", *cells]
 

@@ -8,10 +8,12 @@ import onnx
 
 from export.capture.model_file import save_model
 from export.passes.float8_weights import write_float8_weight
+from export.passes.fused_attention import find_attention, fuse_attention
 from export.passes.half import convert_to_half
 from export.passes.int4_weights import write_int4_weight
 from export.passes.rewrite import GraphRewriter
 from export.rules import PlacementRules
+from export.split_decoder import has_decoder
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
@@ -62,6 +64,8 @@ def place(
         rewrite.quantize_activation(tensor, range_of(plan, tensor), nodes, "float8")
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
+    if rules.fused_attention and not has_decoder(graph):
+        fuse_attention(rewrite)
     model = rewrite.finish()
     if rules.relu_as_max:
         replace_relu(model.graph)
@@ -172,21 +176,8 @@ def has_attention(graph: Graph) -> bool:
 
 
 def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:
-    """The inputs of attention's matrix products: tensor, node, and whether it holds probabilities.
-
-    The pattern is query times key, an optional mask added, Softmax, times value.
-    """
-    for node in rewrite.nodes.values():
-        if node.op_type != "Softmax":
-            continue
-        scores = rewrite.producer(node.input[0])
-        if scores is not None and scores.op_type == "Add":
-            scores = rewrite.producer(scores.input[0])
-        products = [rewrite.nodes[name] for name in rewrite.readers(node.output[0])]
-        if scores is None or scores.op_type != "MatMul" or [each.op_type for each in products] != ["MatMul"]:
-            continue
-        if any(rewrite.is_initializer(tensor) for product in (scores, *products) for tensor in product.input):
-            continue
-        yield from ((tensor, scores.name, False) for tensor in scores.input)
-        yield node.output[0], products[0].name, True
-        yield products[0].input[1], products[0].name, False
+    """The inputs of attention's matrix products: tensor, node, and whether it holds probabilities."""
+    for attention in find_attention(rewrite):
+        yield from ((tensor, attention.scores.name, False) for tensor in attention.scores.input)
+        yield attention.softmax.output[0], attention.values.name, True
+        yield attention.values.input[1], attention.values.name, False

@@ -33,7 +33,8 @@ class PlacementRules:
     operators that run in FP8. instead: for a precision that the engine has no kernels for, the one that its layers get.
     relu_as_max: whether the engine runs a product without a bias in float where a Relu reads it, so that Max takes the
     Relu's place. explicit: whether the graph itself must be in the arithmetic of the layers that are not quantized,
-    since the engine does not choose it; float32: operators that stay in FP32 then.
+    since the engine does not choose it; float32: operators that stay in FP32 then. fused_attention: whether attention
+    is written as the operator MultiHeadAttention.
     """
 
     inputs: frozenset[str]
@@ -52,6 +53,7 @@ class PlacementRules:
     relu_as_max: bool = False
     explicit: bool = False
     float32: frozenset[str] = frozenset()
+    fused_attention: bool = False
 
     def precision_of(self, layer: Layer, precision: Precision, compute: Compute) -> Precision:
         """The precision that a layer gets in this engine where a plan asks for `precision`.

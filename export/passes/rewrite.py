@@ -1,5 +1,7 @@
 """Rewrites of an ONNX graph: Q/DQ nodes inserted before others, and initializers replaced."""
 
+from collections.abc import Collection
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -138,6 +140,16 @@ class GraphRewriter:
         """Insert nodes before a layer that compute `result`, which the layer reads in place of its weight."""
         self._before.setdefault(layer.node, []).extend(nodes)
         self._redirect(self.nodes[layer.node], layer.weight, result)
+
+    def replace_nodes(self, names: Collection[str], nodes: list[NodeProto]) -> None:
+        """Remove the nodes of these names, around which nothing was inserted, and put others in the place of the last
+        one."""
+        last = max(names, key=self._place.__getitem__)
+        *before, self.nodes[last] = nodes
+        self._before[last] = before
+        for name in names:
+            if name != last:
+                del self.nodes[name]
 
     def append_nodes(self, layer: Layer, nodes: list[NodeProto]) -> None:
         """Insert nodes after a layer."""

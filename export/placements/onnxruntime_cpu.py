@@ -17,5 +17,6 @@ RULES: dict[Compute, PlacementRules] = {
         weight="dequantize",
         int4="blocks",
         relu_as_max=True,
+        fused_attention=True,
     )
 }

@@ -9,15 +9,20 @@ from pathlib import Path
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import Node, read_nodes
-from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
+from laconic.runtimes.runtime import JOINED, Compute, Kernel, Runtime, Session
 
 # The official builds send telemetry to Microsoft unless it is disabled before the import (Privacy.md, 1.31).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
-FLOAT = frozenset({"MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose"})
-"""Operators with weights that compute in float, whatever type their weights are stored in."""
+FLOAT = frozenset(
+    {
+        "MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose",
+        "MultiHeadAttention",
+    }
+)  # fmt: skip
+"""Operators that multiply in float, whatever type their weights are stored in."""
 DISABLED = ("optimization.disable_specified_optimizers", "MatMulAddFusion;Pad_Fusion")
 """The first optimizer fuses MatMul and Add to Gemm before the INT8 fusions run, and the result has no INT8 kernel. The
 second fuses a Pad with zeros into a MaxPool, whose own padding never wins: where all values are negative, the maximum
@@ -67,9 +72,10 @@ class OrtSession(Session):
             except Exception as error:  # the engine's exceptions share no base class
                 raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
         return [
-            Kernel(NODE_SUFFIX.sub("", node.name), node.kind, find_arithmetic(node))
+            Kernel(name, node.kind, find_arithmetic(node))
             for node in found
             if find_arithmetic(node)
+            for name in NODE_SUFFIX.sub("", node.name).split(JOINED)
         ]
 
     def close(self) -> None:
@@ -123,7 +129,7 @@ class OnnxRuntime(Runtime):
 
 
 def find_arithmetic(node: Node) -> str:
-    """Find the arithmetic of a node; empty for one that is not a layer with weights."""
+    """Find the arithmetic of a node; empty for one that does not multiply and has no weights."""
     if node.kind.startswith(INTEGER):
         return "int8"
     if node.kind == "Gather":

@@ -27,6 +27,8 @@ class Kernel:
     precision: str
 
 
+JOINED = "+"
+"""Stands between the names of the nodes that one operator of a placed graph computes."""
 CONSTANT = "unknown"
 """The kind that OpenVINO reports for the kernel of a constant."""
 
