@@ -28,7 +28,7 @@ from peers import Way, optimum, peers
 from run import table
 from test_set import choose_texts
 
-from export.sources import as_checkpoint_source, open_source
+from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
 from laconic.models.source import Source
@@ -69,10 +69,11 @@ def main() -> None:
     made |= {name: Artifact.load(Path(path)) for name, _, path in (row.partition("=") for row in arguments.row)}
     task = next(iter(made.values())).task()
     with ExitStack() as stack:
-        original = open_source(Recipe.default(str(inputs.source), stages=[]), Cache(folder / "cache"), trust=False)
-        graph = made["`export`"].model
+        cache = Cache(folder / "cache")
+        original = open_source(Recipe.default(str(inputs.source), stages=[]), cache, trust=False)
+        graph = capture_graph(original, cache).path  # as other tools have it, and not placed for an engine
         ways = [
-            *own(original, made, stack),
+            *own(original, graph, made, stack),
             *peers(graph, as_checkpoint_source(original).checkpoint, data, folder, stack),
         ]
         if arguments.optimum:
@@ -131,10 +132,9 @@ def artifacts(inputs: Inputs, folder: Path) -> dict[str, Artifact]:
     return made
 
 
-def own(original: Source, made: dict[str, Artifact], stack: ExitStack) -> Iterator[Way]:
+def own(original: Source, graph: Path, made: dict[str, Artifact], stack: ExitStack) -> Iterator[Way]:
     """The original, its float graph in ONNX Runtime, and what Laconic made of it."""
     yield ORIGINAL, stack.enter_context(original.open(1)), original.size
-    graph = made["`export`"].model
     yield "ONNX Runtime, FP32", stack.enter_context(make_runtime("onnxruntime").open(graph)), graph.stat().st_size
     for name, artifact in made.items():
         where = f"{artifact.manifest.placement}, {artifact.manifest.compute}"

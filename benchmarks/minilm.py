@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from export.sources import open_source
+from export.sources import capture_graph, open_source
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import format_speedup
@@ -68,13 +68,14 @@ def ways(
     source: Path, made: Mapping[str, Artifact], folder: Path, stack: ExitStack
 ) -> Iterator[tuple[str, Session, int]]:
     """Every way to run the model, with one thread: its name, the session, and the bytes of the model."""
-    original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
+    cache = Cache(folder / "cache")
+    original = open_source(Recipe.default(str(source), stages=[]), cache, trust=False)
     yield ORIGINAL, stack.enter_context(original.open(1)), original.size
-    export = made["`export`"]
+    graph = capture_graph(original, cache).path  # as other tools have it, and not placed for an engine
     engine = make_runtime("onnxruntime")
-    yield "ONNX Runtime, FP32", stack.enter_context(engine.open(export.model)), export.model.stat().st_size
+    yield "ONNX Runtime, FP32", stack.enter_context(engine.open(graph)), graph.stat().st_size
     dynamic = folder / "dynamic.onnx"
-    quantize_dynamic(export.model, dynamic, per_channel=True, weight_type=QuantType.QInt8)
+    quantize_dynamic(graph, dynamic, per_channel=True, weight_type=QuantType.QInt8)
     name = "ONNX Runtime, `quantize_dynamic`"
     yield name, stack.enter_context(engine.open(dynamic)), dynamic.stat().st_size
     for name, artifact in made.items():

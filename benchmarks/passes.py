@@ -28,6 +28,7 @@ from run import table
 
 import export.capture.capture as capturing
 import export.passes.normalize as normalizing
+import export.place as placing
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
 from export.build import EngineOption
@@ -47,8 +48,10 @@ PASSES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "Gemm as MatMul and Add": lambda: patch.object(normalizing, "_split_gemm", ignore),
     "scales folded into weights": lambda: patch.object(normalizing, "fold_scales", ignore),
     "keys transposed in two steps": lambda: patch.object(normalizing, "split_key_transposes", ignore),
+    "attention as one operator": lambda: patch.object(placing, "fuse_attention", ignore),
 }
-"""The passes that change what is computed, each with what leaves it out. The others name, sort and strip."""
+"""The passes that change what is computed, each with what leaves it out. The others name, sort and strip. The last one
+belongs to the placement for ONNX Runtime, the others to the capture."""
 SQUARE = {"size": {"height": 224, "width": 224}}
 
 
@@ -124,7 +127,8 @@ def measure(
             runs, told, whole = {}, dict[str, str](), Counter[tuple[str, int]]()
             for name, (checkpoint, graph) in graphs.items():
                 path = graph.path.parent / f"{engine}-{compute}-{precision}.onnx"
-                option.build(graph, make_plan(checkpoint, graph, precision), path)
+                with PASSES[name]():
+                    option.build(graph, make_plan(checkpoint, graph, precision), path)
                 whole = whole or count_nodes(path)  # all passes come first
                 if name != ALL and count_nodes(path) == whole:
                     told[name] = "the same"

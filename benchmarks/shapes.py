@@ -37,7 +37,7 @@ from peers import Compiled, InBfloat16, Reader, Way, opened
 from run import table
 from torch import nn
 
-from export.sources import as_checkpoint_source, open_source
+from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
 from laconic.data.batches import batches
@@ -137,14 +137,14 @@ def write_inputs(shape: Shape, folder: Path, cache: Path) -> tuple[Path, Path]:
 def measure(name: str, shape: Shape, folder: Path, rounds: int, source: Path, data: Path) -> None:
     """Print the time of `laconic compress`, and the table of all ways."""
     made = make_artifact(source, data, folder)
-    exported = run_laconic(["export", source, "--data", data, "-o", folder / "export"], folder, "export")
     artifact = Artifact.load(folder / "compress")
     task = artifact.task()
     samples = read(data, task)
     few, compared = samples.take(CALIBRATE), samples.rows(range(len(samples) - COMPARED, len(samples)), "compared")
-    original = open_source(Recipe.default(str(source), stages=[]), Cache(folder / "cache"), trust=False)
+    cache = Cache(folder / "cache")
+    original = open_source(Recipe.default(str(source), stages=[]), cache, trust=False)
     with ExitStack() as stack:
-        graph = Artifact.load(exported).model
+        graph = capture_graph(original, cache).path
         found = [
             (ORIGINAL, stack.enter_context(original.open(1)), original.size),
             (describe(artifact), stack.enter_context(artifact.open()), artifact.size),
@@ -189,13 +189,6 @@ def make_artifact(source: Path, data: Path, folder: Path) -> dict[str, float]:
         kept.write_text(json.dumps(seconds), encoding="utf-8")
     made: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
     return made
-
-
-def run_laconic(words: Command, folder: Path, output: str) -> Path:
-    """Run a command whose output is not there yet."""
-    if not (folder / output).exists():
-        run_command(words, folder)
-    return folder / output
 
 
 def run_command(words: Command, folder: Path) -> int:

@@ -28,7 +28,7 @@ WITHOUT_BF16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "A
 
 
 FUSED_ATTENTION = "ScaledDotProductAttention"
-"""What MultiHeadAttention of ONNX Runtime becomes. After an input of length 1 its kernel's outputs for longer inputs are
+"""What ONNX Runtime's MultiHeadAttention becomes. After an input of length 1 its kernel's outputs for longer inputs are
 wrong (2026.4); those of the products and the softmax in a graph that is placed for OpenVINO are not."""
 
 
