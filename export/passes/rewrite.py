@@ -131,7 +131,7 @@ class GraphRewriter:
             self._write_dynamic(layer)
         elif layer.kind == "Gather":
             self._write_embedding(layer)
-        elif precision == "int8-weight" and form == "cast" and layer.kind == "MatMul":
+        elif precision == "int8-weight" and form == "cast":
             self._write_cast(layer, rounded)
         else:
             self._write_dequantized(layer, factors, rounded)
@@ -190,6 +190,8 @@ class GraphRewriter:
         """Cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from INT8."""
         weight, scale = self._write_int8(layer, rounded=rounded)
         stem = f"{layer.node}/weight"
+        shape = [-1 if axis == layer.axis else 1 for axis in range(len(layer.shape))]
+        scale = self.set_initializer(f"{stem}/factors", self.array(scale).reshape(shape))
         nodes = [
             helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
             helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
