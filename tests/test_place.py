@@ -59,6 +59,19 @@ def test_what_was_asked_to_run_in_int8_does(zoo, tmp_path, name, engine):
     assert shares.get("int8", 0) > 0.99, shares
 
 
+@pytest.mark.parametrize("name", ["residual", "mobilenet", "bert"])
+def test_layers_with_weights_in_8_bits_alone_have_the_kernels_of_the_float_graph_in_onnxruntime(zoo, tmp_path, name):
+    _, graph, ranges = zoo(name)
+    kinds = []
+    for precision in ("float32", "int8-weight"):
+        path = tmp_path / f"{precision}.onnx"
+        rules = registry.resolve("placement", "onnxruntime")["float32"]
+        place(graph, plan_of(graph, ranges, precision), rules, path)
+        with OnnxRuntime().open(path) as session:
+            kinds.append(sorted(kernel.kind for kernel in session.kernels() if kernel.kind != "Gather"))
+    assert kinds[0] == kinds[1]
+
+
 @pytest.mark.parametrize(("name", "found"), [("residual", False), ("bert", True), ("vit", True)])
 def test_attention_is_in_int8_where_the_plan_lets_it_and_the_engine_gains(zoo, tmp_path, name, found):
     _, graph, ranges = zoo(name)

@@ -191,7 +191,7 @@ class GraphRewriter:
         weight, scale = self._write_int8(layer, rounded=rounded)
         stem = f"{layer.node}/weight"
         shape = [-1 if axis == layer.axis else 1 for axis in range(len(layer.shape))]
-        scale = self.set_initializer(f"{stem}/factors", self.array(scale).reshape(shape))
+        self.set_initializer(scale, self.array(scale).reshape(shape))
         nodes = [
             helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
             helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
