@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from export.build import EngineOption, PlanEvaluator, check_supported
-from export.candidates import EngineCandidate, find_plan, pair_float_graph, pair_ladders
+from export.candidates import EngineCandidate, pair_float_graph, pair_ladders
 from export.job import Job
+from export.plan_search import find_plan
 from laconic.arrays import Array
 from laconic.artifacts.manifest import MODEL
 from laconic.data.dataset import Dataset

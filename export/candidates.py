@@ -1,7 +1,7 @@
 """The choice of a plan and an engine: per engine the first plan that meets the goal, then the fastest of these."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
@@ -11,7 +11,6 @@ from export.report.report import PRECISIONS, CandidateLine
 from laconic.arrays import Array
 from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
 from laconic.runtimes.product import Product, share_multiply_adds
-from laconic.tasks.task import Tolerance
 from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
 
@@ -105,73 +104,6 @@ def pair_float_graph(
 def has_choice(ladder: PrecisionLadder) -> bool:
     """Whether there is a way round arithmetic in INT8."""
     return len(ladder.rungs) > 1 and bool(INTEGER & set(ladder.rungs[0][0].precision.values()))
-
-
-def find_plan(
-    ladder: PrecisionLadder,
-    trial: Callable[[Plan], Array],
-    goal: Tolerance,
-    is_sound: Callable[[Plan], bool] = lambda plan: True,
-) -> tuple[Plan, Array, bool]:
-    """The first sound plan that meets the goal, its fidelity, and whether one does; else the most faithful that was
-    tried.
-
-    Bisects each rung: fidelity grows along it, but for small steps down, which may cost a step and never the goal.
-    is_sound: whether the engine runs a plan as it is written, asked only of plans that meet the goal.
-    """
-    tried: list[tuple[Plan, Array]] = []
-    for rung in ladder.rungs:
-        trials = RungTrials(rung, trial, goal)
-        if (found := trials.find(is_sound)) is not None:
-            return *found, True
-        tried += trials.tried.values()
-    plan, fidelity = max(tried, key=lambda each: float(each[1].mean()))
-    return plan, fidelity, False
-
-
-@dataclass
-class RungTrials:
-    """The trials of one rung's plans, each made once. tried: plan and fidelity, by the plan's place in the rung."""
-
-    rung: Sequence[Plan]
-    trial: Callable[[Plan], Array]
-    goal: Tolerance
-    tried: dict[int, tuple[Plan, Array]] = field(default_factory=dict)
-
-    def find(self, is_sound: Callable[[Plan], bool]) -> tuple[Plan, Array] | None:
-        """The first sound plan that meets the goal, and its fidelity. The first that meets it is nearly always sound,
-        so the others are only asked where it is not."""
-
-        def is_met_and_sound(place: int) -> bool:
-            return self.is_met(place) and is_sound(self.tried[place][0])
-
-        found = find_first(range(len(self.rung)), self.is_met)
-        if found is not None and not is_met_and_sound(found):
-            found = find_first(range(found + 1, len(self.rung)), is_met_and_sound)
-        return None if found is None else self.tried[found]
-
-    def is_met(self, place: int) -> bool:
-        """Whether the plan at a place meets the goal."""
-        if place not in self.tried:
-            plan = self.rung[place]
-            self.tried[place] = plan, self.trial(plan)
-        return self.goal.met_by(self.tried[place][1])
-
-
-def find_first(places: range, holds: Callable[[int], bool]) -> int | None:
-    """The first place where a condition holds, by bisection: once it holds, it holds for all that follow."""
-    if not places or holds(places[0]):
-        return places[0] if places else None
-    if len(places) == 1 or not holds(places[-1]):
-        return None
-    low, high = places[0], places[-1]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def prefer_int8(candidates: Sequence[EngineCandidate], share: float) -> Sequence[EngineCandidate]:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export.build import EngineOption
-from export.candidates import EngineCandidate, choose_fastest, describe_unmet, find_plan, pair_float_graph, pair_ladders
+from export.candidates import EngineCandidate, choose_fastest, describe_unmet, pair_float_graph, pair_ladders
+from export.plan_search import find_plan
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Tolerance
@@ -69,6 +70,59 @@ def test_bisection_finds_what_a_search_of_every_step_would(values, goal):
     if reaching:
         assert found == reaching[0]
     assert tried <= 3 + np.log2(len(rung) + 1)
+
+
+def layered_ladder(sensitivities):
+    """A rung whose layers leave INT8 one after the other, and the infidelity of each plan if that of layers adds up."""
+    nodes = [f"layer{number}" for number in range(len(sensitivities))]
+    plans = [
+        Plan({node: "int8-weight" if number < left else "int8" for number, node in enumerate(nodes)}, {str(left): None})
+        for left in range(len(nodes) + 1)
+    ]
+    return PrecisionLadder((tuple(plans),), dict(zip(nodes, sensitivities, strict=True)))
+
+
+LAYERS = st.lists(st.integers(1, 1000), min_size=2, max_size=64)
+
+
+@given(LAYERS, st.floats(0, 1))
+def test_where_the_infidelity_of_layers_adds_up_few_plans_are_tried(layers, share):
+    sensitivities = sorted((value * 1e-6 for value in layers), reverse=True)
+    ladder = layered_ladder(sensitivities)
+    tried = []
+
+    def trial(plan):
+        left = int(next(iter(plan.ranges)))
+        tried.append(left)
+        return np.full(4, 1 - sum(sensitivities[left:]))
+
+    goal = 1 - share * sum(sensitivities)
+    plan, _, met = find_plan(ladder, trial, Tolerance(mean=goal))
+    left = int(next(iter(plan.ranges)))
+    meets = [1 - sum(sensitivities[each:]) >= goal for each in range(len(sensitivities) + 1)]
+    assert met
+    assert left == meets.index(True)
+    assert len(tried) <= 5
+
+
+@given(LAYERS, st.lists(st.integers(0, 1000), min_size=2, max_size=65), st.integers(0, 1000), st.booleans())
+def test_sensitivities_that_say_nothing_cost_some_trials_and_never_the_plan(layers, values, goal, bounded):
+    ladder = layered_ladder([value * 1e-6 for value in layers])
+    rising = sorted((values * 64)[: len(layers) + 1])
+    tried = []
+
+    def trial(plan):
+        left = int(next(iter(plan.ranges)))
+        tried.append(left)
+        return np.array([rising[left] / 1000, 1.0])
+
+    tolerance = Tolerance(mean=0, worst=goal / 1000) if bounded else Tolerance(mean=(1 + goal / 1000) / 2)
+    meets = [tolerance.met_by(np.array([value / 1000, 1.0])) for value in rising]
+    plan, _, met = find_plan(ladder, trial, tolerance)
+    assert met == any(meets)
+    if met:
+        assert int(next(iter(plan.ranges))) == meets.index(True)
+    assert len(tried) == len(set(tried)) <= 5 + 3 * np.log2(len(rising))
 
 
 def test_a_plan_that_the_engine_does_not_run_as_written_is_left_for_the_next_that_it_does():

@@ -1,0 +1,119 @@
+"""The search of a precision ladder for the first plan that meets a goal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from laconic.arrays import Array
+from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
+from laconic.tasks.task import Tolerance
+
+
+def find_plan(
+    ladder: PrecisionLadder,
+    trial: Callable[[Plan], Array],
+    goal: Tolerance,
+    is_sound: Callable[[Plan], bool] = lambda plan: True,
+) -> tuple[Plan, Array, bool]:
+    """The first sound plan that meets the goal, its fidelity, and whether one does; else the most faithful that was
+    tried.
+
+    Searches each rung between its ends: fidelity grows along it, but for small steps down, which may cost a step and
+    never the goal. is_sound: whether the engine runs a plan as it is written, asked only of plans that meet the goal.
+    """
+    tried: list[tuple[Plan, Array]] = []
+    for rung in ladder.rungs:
+        trials = RungTrials(rung, trial, goal, ladder.sensitivity)
+        if (found := trials.find(is_sound)) is not None:
+            return *found, True
+        tried += trials.tried.values()
+    plan, fidelity = max(tried, key=lambda each: float(each[1].mean()))
+    return plan, fidelity, False
+
+
+@dataclass
+class RungTrials:
+    """The trials of one rung's plans, each made once.
+
+    sensitivity: of each layer, as in PrecisionLadder. tried: plan and fidelity, by the plan's place in the rung.
+    """
+
+    rung: Sequence[Plan]
+    trial: Callable[[Plan], Array]
+    goal: Tolerance
+    sensitivity: Mapping[str, float] = field(default_factory=dict)
+    tried: dict[int, tuple[Plan, Array]] = field(default_factory=dict)
+
+    def find(self, is_sound: Callable[[Plan], bool]) -> tuple[Plan, Array] | None:
+        """The first sound plan that meets the goal, and its fidelity. The first that meets it is nearly always sound,
+        so the others are only asked where it is not."""
+
+        def is_met_and_sound(place: int) -> bool:
+            return self.is_met(place) and is_sound(self.tried[place][0])
+
+        found = find_first(range(len(self.rung)), self.is_met, self.predict)
+        if found is not None and not is_met_and_sound(found):
+            found = find_first(range(found + 1, len(self.rung)), is_met_and_sound)
+        return None if found is None else self.tried[found]
+
+    def is_met(self, place: int) -> bool:
+        """Whether the plan at a place meets the goal."""
+        if place not in self.tried:
+            plan = self.rung[place]
+            self.tried[place] = plan, self.trial(plan)
+        return self.goal.met_by(self.tried[place][1])
+
+    def predict(self, low: int, high: int) -> int:
+        """The first place that is expected to meet the goal, of those after `low`, which misses it, to `high`.
+
+        Between two plans that were tried, the infidelity is taken to fall as the sum of the sensitivities of the layers
+        in INT8 does. The middle where these are not known.
+        """
+        middle = self.rung[(low + high) // 2]  # which measures the sensitivities where they are not
+        if not self.sensitivity.keys() >= {node for node, each in middle.precision.items() if each in INTEGER}:
+            return (low + high) // 2
+        sums = [self._sum_sensitivity(self.rung[place]) for place in range(low, high + 1)]
+        missed, met = (self.tried[place][1] for place in (low, high))
+        found = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
+        if self.goal.worst is not None:
+            worst = find_crossing(sums, 1 - float(missed.min()), 1 - float(met.min()), 1 - self.goal.worst)
+            found = max(found, worst)
+        return low + found
+
+    def _sum_sensitivity(self, plan: Plan) -> float:
+        return sum(self.sensitivity[node] for node, each in plan.precision.items() if each in INTEGER)
+
+
+def find_crossing(sums: Sequence[float], first: float, last: float, wanted: float) -> int:
+    """The first place where a quantity is at most `wanted` that changes linearly with falling sums, from `first` to
+    `last`; the last place where it never is."""
+    span = sums[0] - sums[-1]
+
+    def expected(total: float) -> float:
+        return last + (first - last) * (total - sums[-1]) / span if span > 0 else last
+
+    return next((place for place, total in enumerate(sums) if expected(total) <= wanted), len(sums) - 1)
+
+
+def find_first(
+    places: range, holds: Callable[[int], bool], predict: Callable[[int, int], int] | None = None
+) -> int | None:
+    """The first place where a condition holds: once it holds, it holds for all that follow.
+
+    predict: guesses the place between one where the condition does not hold and one where it does. Each third step, and
+    each without a guess, halves what is left, which bounds the number of steps where the guesses are bad.
+    """
+    if not places or holds(places[0]):
+        return places[0] if places else None
+    if len(places) == 1 or not holds(places[-1]):
+        return None
+    low, high = places[0], places[-1]
+    steps = 0
+    while high - low > 1:
+        steps += 1
+        guess = predict(low, high) if predict and steps % 3 else (low + high) // 2
+        middle = min(max(guess, low + 1), high - 1)
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high
