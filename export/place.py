@@ -8,7 +8,7 @@ import onnx
 
 from export.capture.model_file import save_model
 from export.passes.float8_weights import write_float8_weight
-from export.passes.fused_attention import find_attention, fuse_attention
+from export.passes.fused_attention import find_attention, fuse_attention, infer_shapes
 from export.passes.half import convert_to_half
 from export.passes.int4_weights import write_int4_weight
 from export.passes.rewrite import GraphRewriter
@@ -41,6 +41,8 @@ def place(
     engine does not read.
     """
     rewrite = GraphRewriter(onnx.load(graph.path))
+    fused_attention = rules.fused_attention and not has_decoder(graph)
+    shapes = infer_shapes(rewrite.model) if fused_attention else {}  # before what it follows is rewritten
     dtype: ActivationType = "int8" if rules.signed else "uint8"
     whole = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
     smooth = {layer.node: plan.smoothing[layer.input] for layer in whole if layer.input in plan.smoothing}
@@ -64,8 +66,8 @@ def place(
         rewrite.quantize_activation(tensor, range_of(plan, tensor), nodes, "float8")
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
-    if rules.fused_attention and not has_decoder(graph):
-        fuse_attention(rewrite)
+    if fused_attention:
+        fuse_attention(rewrite, shapes)
     model = rewrite.finish()
     if rules.relu_as_max:
         replace_relu(model.graph)

@@ -1,5 +1,7 @@
 """Attention as MultiHeadAttention: which graphs get it, and that they compute the same."""
 
+from dataclasses import replace
+
 import captured
 import numpy as np
 import onnx
@@ -7,9 +9,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 from export.build import EngineOption
-from export.passes.fused_attention import fuse_attention
+from export.passes.fused_attention import fuse_attention, infer_shapes
 from export.passes.rewrite import GraphRewriter
+from export.place import place
+from laconic import registry
 from laconic.errors import RuntimeFailure
+from laconic.metrics import cosine
 from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
@@ -73,6 +78,23 @@ def test_a_graph_placed_for_openvino_is_right_after_an_input_of_length_1(name, s
         for rows, length in ((1, 1), (1, 16), (2, 1), (3, 16)):
             given = masked(checkpoint, rows, length)
             close(session.run(given), reference.run(given))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_attention_is_fused_in_quantized_graphs_as_well(name, zoo, tmp_path):
+    checkpoint, graph, ranges = zoo(name)
+    layers = {layer.node: "int8-weight" if layer.kind == "Gather" else "int8" for layer in graph.layers}
+    given = masked(checkpoint, 3, 9)
+    found = {}
+    for fused in (True, False):
+        rules = replace(registry.resolve("placement", "onnxruntime")["float32"], fused_attention=fused)
+        path = tmp_path / f"{fused}.onnx"
+        place(graph, Plan(layers, ranges), rules, path)
+        assert bool(count_fused(onnx.load(path))) == fused
+        with OnnxRuntime().open(path, optimize=False) as session:
+            found[fused] = session.run(given)
+    for output, array in found[False].items():
+        assert cosine(array, found[True][output]).min() > 0.999  # a value between two integers may go to either
 
 
 @pytest.mark.parametrize("name", NOT_FUSED)
@@ -153,7 +175,7 @@ def count_fused(model):
 
 def fuse(model):
     rewrite = GraphRewriter(model)
-    fuse_attention(rewrite)
+    fuse_attention(rewrite, infer_shapes(model))
     return rewrite.finish()
 
 

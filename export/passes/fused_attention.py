@@ -68,15 +68,13 @@ def find_attention(rewrite: GraphRewriter) -> Iterator[Attention]:
             yield Attention(scores, add, softmax, products[0])
 
 
-def fuse_attention(rewrite: GraphRewriter) -> None:
+def fuse_attention(rewrite: GraphRewriter, shapes: Mapping[str, Sizes]) -> None:
     """Write attention as MultiHeadAttention, in place, where its mask, if any, is the same for all queries and heads.
 
-    The node gets the names of both products.
+    The node gets the names of both products. shapes: of the float graph, by `infer_shapes`.
     """
-    found = list(find_attention(rewrite))
-    shapes = infer_shapes(rewrite.model) if found else {}
     columns: dict[tuple[str, int], str] = {}
-    for attention in found:
+    for attention in list(find_attention(rewrite)):
         heads = find_all_heads(rewrite, attention, shapes)
         if heads is not None:
             _fuse(rewrite, attention, heads, columns)
