@@ -14,6 +14,8 @@ from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, expand_scales, fake
 
 REFERENCE, ROUNDED, REQUANTIZED = "/reference", "/rounded", "/requantized"
 """Suffixes of the tensors that are added."""
+FUSED = "MultiHeadAttention"
+"""The operator that several nodes of a captured graph may become."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class FloatReference:
     A reference reads the same activations as the placed node, without Q/DQ, and the captured weights, so that it does
     not inherit the error of earlier nodes. Where the placed node is quantized, a second one reads activations and
     weights that are rounded to the same bits afresh: activations to the range of the sample, weights to nearest. Its
-    error is what the quantization of this node explains. A layer and the addition of its bias count as one node.
+    error is what the quantization of this node explains. A layer and the addition of its bias count as one node, and so
+    do the nodes that became one operator, such as those of attention.
     """
 
     def __init__(self, graph: Graph, placed: onnx.ModelProto, precision: Mapping[str, str]) -> None:
@@ -63,10 +66,15 @@ class FloatReference:
         }
         self._added: set[str] = set()
         self._biased = self._find_biased(graph.layers)
+        computed = {tensor for node in self._placed.node for tensor in node.output}
+        self._fused = {tensor for node in self._captured.node for tensor in node.output if tensor not in computed}
 
     def find_missing(self) -> str | None:
-        """Find a node of the captured graph that the placed graph does not have; None if it has all of them."""
-        return next((node.name for node in self._captured.node if node.name not in self._nodes), None)
+        """Find a node of the captured graph that the placed graph has neither as it was nor in an operator of several;
+        None if it has all of them."""
+        fused = any(node.op_type == FUSED for node in self._placed.node)
+        nodes = (node.name for node in self._captured.node if not fused or node.name in self._layers)
+        return next((name for name in nodes if name not in self._nodes), None)
 
     def extend(self) -> list[ReferencedTensor]:
         """Add the references as nodes and outputs; returns the tensors that have one, in the order of the graph."""
@@ -96,6 +104,9 @@ class FloatReference:
         """Add the references of a node; yields its first output, unless the addition of a bias follows."""
         if any(each.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for each in node.attribute):
             return
+        if node.name not in self._nodes:
+            yield from self._refer_fused(node)
+            return
         chained = [tensor for tensor in node.input if tensor in self._biased]
         layer = self._biased[chained[0]] if chained else self._layers.get(node.name)
         precision = self._precision.get(layer.node, "float32") if layer else "float32"
@@ -117,6 +128,13 @@ class FloatReference:
             module = layer.module if layer else node.name.rpartition("/")[0] or node.name
             kind = layer.kind if layer else node.op_type
             yield ReferencedTensor(node.output[0], module, kind, precision, rounded)
+
+    def _refer_fused(self, node: NodeProto) -> Iterable[ReferencedTensor]:
+        """Add the reference of a node that is part of an operator; yields its output if that is the operator's."""
+        self._copy(node, REFERENCE, {tensor: tensor + REFERENCE for tensor in node.input if tensor in self._fused})
+        if node.output[0] not in self._fused:
+            module = node.name.rpartition("/")[0] or node.name
+            yield ReferencedTensor(node.output[0], module, FUSED, "float32", rounded=False)
 
     def _copy(self, node: NodeProto, suffix: str, inputs: Mapping[str, str]) -> None:
         """Add a node with other inputs, and outputs with a suffix."""
