@@ -127,7 +127,7 @@ def test_a_row_of_a_batch_gets_what_it_gets_alone(shared, tmp_path):
 
 
 def attention_graph(factor, *, mask, heads=2, width=4, shared_scores=False):
-    """Attention of one input with itself; factor: of the queries. mask: its shape after the batch, or None."""
+    """Attention of an input with itself. factor: of the queries. mask: its shape, the batch may be left out, or None."""
     size = heads * width
     nodes = [
         helper.make_node("MatMul", ["x", f"w{part}"], [f"{part}"], f"{part}") for part in ("query", "key", "value")
@@ -155,7 +155,7 @@ def attention_graph(factor, *, mask, heads=2, width=4, shared_scores=False):
     info = helper.make_tensor_value_info
     inputs = [info("x", 1, ["batch", "seq", size])]
     if mask is not None:
-        inputs.append(info("mask", 1, ["batch", *mask]))
+        inputs.append(info("mask", 1, ["batch", *mask] if len(mask) == 3 else mask))
     outputs = [info("y", 1, None), *([info("scores", 1, None)] if shared_scores else [])]
     rng = np.random.default_rng(0)
     constants = {
@@ -199,8 +199,25 @@ def test_a_factor_of_the_queries_becomes_the_scale_and_leaves_the_mask_as_it_is(
         close(session.run(given), plain.run(given))
 
 
-@pytest.mark.parametrize("mask", [(1, "seq", "seq"), (2, 1, "seq")])
-def test_a_mask_that_differs_between_queries_or_heads_is_not_fused(mask):
+@pytest.mark.parametrize("hidden", [-np.inf, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("factor", [1.0, 0.1])
+def test_the_lowest_number_and_infinity_hide_whole_blocks_of_keys(factor, hidden, tmp_path):
+    onnx.save(attention_graph(factor, mask=(1, 1, "seq")), tmp_path / "plain.onnx")
+    onnx.save(fuse(attention_graph(factor, mask=(1, 1, "seq"))), tmp_path / "fused.onnx")
+    given = {
+        "x": np.random.default_rng(2).standard_normal((2, 700, 8)).astype(np.float32),
+        "mask": np.full((2, 1, 1, 700), hidden, np.float32),
+    }
+    given["mask"][0, ..., 650:] = given["mask"][1, ..., :3] = 0
+    with (
+        OnnxRuntime().open(tmp_path / "plain.onnx", optimize=False) as plain,
+        OnnxRuntime().open(tmp_path / "fused.onnx") as session,
+    ):
+        close(session.run(given), plain.run(given))
+
+
+@pytest.mark.parametrize("mask", [(1, "seq", "seq"), (2, 1, "seq"), (1, 1, 1), (1, 1, 1, "seq")])
+def test_a_mask_that_differs_between_queries_or_heads_or_that_all_samples_or_keys_share_is_not_fused(mask):
     assert not count_fused(fuse(attention_graph(1.0, mask=mask)))
 
 

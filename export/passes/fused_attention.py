@@ -19,6 +19,9 @@ from laconic.runtimes.runtime import JOINED
 DOMAIN = "com.microsoft"
 SPLIT, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 """Permutations of [batch, seq, heads, width]: to a matrix for each head, and that transposed."""
+LEAST = -1e30
+"""What a lower number of a mask becomes: its exponential is 0 as well, and no product or sum with it is infinite, of
+which a block of scores would be no numbers."""
 SMALL = 1024
 """Most numbers of a constant that a shape may be computed from."""
 
@@ -88,7 +91,9 @@ def find_all_heads(
     inner = [scores, *([attention.add] if attention.add else []), attention.softmax, values]
     if any(len(rewrite.readers(node.output[0])) > 1 or node.output[0] in rewrite.outputs for node in inner):
         return None
-    if attention.mask and shapes.get(attention.mask, ())[1:3] != (1, 1):
+    if any(each.name == "axis" and each.i not in (-1, 3) for each in attention.softmax.attribute):
+        return None
+    if attention.mask and not is_same_for_all_queries(shapes.get(attention.mask, ())):
         return None
     query = find_heads(rewrite, scores.input[0], SPLIT, shapes)
     key = find_heads(rewrite, scores.input[1], KEYS, shapes)
@@ -97,6 +102,11 @@ def find_all_heads(
     if query is None or key is None or value is None or merged != [SPLIT]:
         return None
     return (query, key, value) if query.count == key.count == value.count and value.factor == 1 else None
+
+
+def is_same_for_all_queries(mask: Sizes) -> bool:
+    """Whether a mask of this shape is [batch, 1, 1, seq], with a row for each sample and a number for each key."""
+    return len(mask) == 4 and mask[1:3] == (1, 1) and 1 not in (mask[0], mask[3])
 
 
 def find_heads(
@@ -181,10 +191,12 @@ def write_column(rewrite: GraphRewriter, mask: str, heads: int, column: str) -> 
     """Nodes that write an additive mask [batch, 1, 1, seq] as a feature of the keys, [batch, seq, heads, 1]."""
     size = rewrite.set_initializer(f"{column}/size", np.array([1, 1, heads, 1], np.int64))
     shape = rewrite.set_initializer(f"{column}/shape", np.array([0, -1, 1, 1], np.int64))
-    narrow = f"{column}/narrow"
+    least = rewrite.set_initializer(f"{column}/least", np.array(LEAST, np.float32))
+    narrow, bounded = f"{column}/narrow", f"{column}/bounded"
     return [
         helper.make_node("Reshape", [mask, shape], [narrow], narrow),
-        helper.make_node("Expand", [narrow, size], [column], column),
+        helper.make_node("Max", [narrow, least], [bounded], bounded),
+        helper.make_node("Expand", [bounded, size], [column], column),
     ]
 
 
