@@ -127,7 +127,7 @@ def test_a_row_of_a_batch_gets_what_it_gets_alone(shared, tmp_path):
 
 
 def attention_graph(factor, *, mask, heads=2, width=4, shared_scores=False):
-    """Attention of an input with itself. factor: of the queries. mask: its shape, the batch may be left out, or None."""
+    """Attention of an input with itself. factor: of the queries. mask: its shape, without the batch if that is free."""
     size = heads * width
     nodes = [
         helper.make_node("MatMul", ["x", f"w{part}"], [f"{part}"], f"{part}") for part in ("query", "key", "value")
