@@ -62,7 +62,7 @@ def test_fused_attention_computes_the_same_with_and_without_padding(name, shared
 def test_openvino_refuses_it_and_says_how_to_get_a_graph_of_its_own(shared, tmp_path):
     _, graph = captured.open_captured(shared, "bert")
     place_float(graph, tmp_path / "fused.onnx")
-    with pytest.raises(RuntimeFailure, match=r"placed for onnxruntime.*laconic build --engine-only openvino"):
+    with pytest.raises(RuntimeFailure, match=r"attention as one operator.*laconic build --engine-only openvino"):
         make_runtime("openvino").open(tmp_path / "fused.onnx")
 
 
@@ -126,8 +126,9 @@ def test_a_row_of_a_batch_gets_what_it_gets_alone(shared, tmp_path):
             close(alone, {name: array[row : row + 1] for name, array in whole.items()})
 
 
-def attention_graph(factor, *, mask, heads=2, width=4, shared_scores=False):
-    """Attention of an input with itself. factor: of the queries. mask: its shape, without the batch if that is free."""
+def attention_graph(factor, *, mask, heads=2, width=4, also=""):
+    """Attention of an input with itself. factor: of the queries. mask: its shape, without the batch if that is free.
+    also: a second output."""
     size = heads * width
     nodes = [
         helper.make_node("MatMul", ["x", f"w{part}"], [f"{part}"], f"{part}") for part in ("query", "key", "value")
@@ -156,7 +157,7 @@ def attention_graph(factor, *, mask, heads=2, width=4, shared_scores=False):
     inputs = [info("x", 1, ["batch", "seq", size])]
     if mask is not None:
         inputs.append(info("mask", 1, ["batch", *mask] if len(mask) == 3 else mask))
-    outputs = [info("y", 1, None), *([info("scores", 1, None)] if shared_scores else [])]
+    outputs = [info(name, 1, None) for name in ("y", also) if name]
     rng = np.random.default_rng(0)
     constants = {
         **{f"w{part}": rng.standard_normal((size, size)).astype(np.float32) for part in ("query", "key", "value")},
@@ -221,5 +222,8 @@ def test_a_mask_that_differs_between_queries_or_heads_or_that_all_samples_or_key
     assert not count_fused(fuse(attention_graph(1.0, mask=mask)))
 
 
-def test_scores_that_are_read_elsewhere_are_kept():
-    assert not count_fused(fuse(attention_graph(1.0, mask=None, shared_scores=True)))
+@pytest.mark.parametrize("tensor", ["scores", "shares", "k", "scaled", "values"])
+def test_a_tensor_of_attention_that_is_an_output_is_kept(tensor):
+    fused = fuse(attention_graph(1.0, mask=None, also=tensor))
+    assert not count_fused(fused)
+    assert tensor in {name for node in fused.graph.node for name in node.output}

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, helper, numpy_helper
 
+from export.passes.fused_attention import OPERATOR
 from laconic.arrays import Array
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import BITS, Precision
@@ -14,8 +15,6 @@ from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, expand_scales, fake
 
 REFERENCE, ROUNDED, REQUANTIZED = "/reference", "/rounded", "/requantized"
 """Suffixes of the tensors that are added."""
-FUSED = "MultiHeadAttention"
-"""The operator that several nodes of a captured graph may become."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class FloatReference:
     def find_missing(self) -> str | None:
         """Find a node of the captured graph that the placed graph has neither as it was nor in an operator of several;
         None if it has all of them."""
-        fused = any(node.op_type == FUSED for node in self._placed.node)
+        fused = any(node.op_type == OPERATOR for node in self._placed.node)
         nodes = (node.name for node in self._captured.node if not fused or node.name in self._layers)
         return next((name for name in nodes if name not in self._nodes), None)
 
@@ -134,7 +133,7 @@ class FloatReference:
         self._copy(node, REFERENCE, {tensor: tensor + REFERENCE for tensor in node.input if tensor in self._fused})
         if node.output[0] not in self._fused:
             module = node.name.rpartition("/")[0] or node.name
-            yield ReferencedTensor(node.output[0], module, FUSED, "float32", rounded=False)
+            yield ReferencedTensor(node.output[0], module, OPERATOR, "float32", rounded=False)
 
     def _copy(self, node: NodeProto, suffix: str, inputs: Mapping[str, str]) -> None:
         """Add a node with other inputs, and outputs with a suffix."""

@@ -16,7 +16,7 @@ from export.passes.opset import require_opset
 from export.passes.rewrite import GraphRewriter
 from laconic.runtimes.runtime import JOINED
 
-DOMAIN = "com.microsoft"
+OPERATOR, DOMAIN = "MultiHeadAttention", "com.microsoft"
 SPLIT, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 """Permutations of [batch, seq, heads, width]: to a matrix for each head, and that transposed."""
 LEAST = -1e30
@@ -119,7 +119,9 @@ def find_heads(
     factor, nodes = 1.0, list[str]()
     axes: tuple[int, ...] = (0, 1, 2, 3)
     node = rewrite.producer(tensor)
-    while node is not None and node.op_type in ("Transpose", "Mul") and len(rewrite.readers(tensor)) == 1:
+    while node is not None and node.op_type in ("Transpose", "Mul"):
+        if len(rewrite.readers(tensor)) > 1 or tensor in rewrite.outputs:
+            return None
         if node.op_type == "Transpose":
             permutation = read_permutation(node)
             if len(permutation) != len(axes):
@@ -179,7 +181,7 @@ def _fuse(
     result = f"{stem}/result"
     name = JOINED.join([scores.name, values.name])
     nodes += [
-        helper.make_node("MultiHeadAttention", packed, [result], name, domain=DOMAIN, num_heads=count, scale=scale),
+        helper.make_node(OPERATOR, packed, [result], name, domain=DOMAIN, num_heads=count, scale=scale),
         helper.make_node("Reshape", [result, split], merge.output, result),
     ]
     require_opset(rewrite.model, DOMAIN, 1)
