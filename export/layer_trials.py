@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 
 import onnx
 from onnx import NodeProto, ValueInfoProto, helper
@@ -21,6 +22,9 @@ from laconic.runtimes.runtime import Session
 
 PART, WHOLE, WEIGHTS = "part.onnx", "float.onnx", "float.data"
 """The files of the part of a graph that is run, and of the graph and its weights, which all parts share."""
+SECTION = 8
+"""Layers of a section of the graph, which is loaded once. To write and load all that follows each layer took half of
+the time of ViT-B's trials."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,9 @@ class LayerTrials:
 
     A plan that quantizes one layer differs from the float graph from that layer on. The float graph is therefore run
     once, from one layer to the next, and of each plan only what follows its layer: half of the work, where layers are
-    asked for in the order of the graph. Plans that quantize several layers and encoder-decoders are run whole, and so
-    is everything for a GPU, whose engines would have to be built for each part.
+    asked for in the order of the graph. What follows the layer's section and the next, which hold all that its
+    quantization changes, is in float for each layer, and therefore kept open. Plans that quantize several layers and
+    encoder-decoders are run whole, and so is everything for a GPU, whose engines would have to be built for each part.
     """
 
     evaluator: PlanEvaluator
@@ -62,6 +67,7 @@ class LayerTrials:
     _model: onnx.ModelProto | None = field(default=None, init=False)
     _indices: list[Array] = field(default_factory=list, init=False)
     _known: Activations = field(default=Activations(0, ()), init=False)
+    _sections: dict[int, tuple[GraphPart, Session]] = field(default_factory=dict, init=False)
 
     def __call__(self, plan: Plan) -> Array:
         """Measure a plan's fidelity, per sample: [samples]. Results are cached."""
@@ -80,7 +86,8 @@ class LayerTrials:
     def _run_from(self, layer: Layer, plan: Plan) -> Arrays:
         """Compute the outputs of a plan that quantizes one layer: [samples, ...] by name."""
         known = self._advance(layer)
-        part = self._write_part(known, stop=None)
+        sections = self._find_sections(known.place)[1:]
+        part = self._write_part(known, stop=next(iter(sections), None))
         inside = {each.node for each in part.graph.layers}
         plan = replace(plan, precision={node: each for node, each in plan.precision.items() if node in inside})
         path = self.evaluator.folder / "trial.onnx"
@@ -88,8 +95,27 @@ class LayerTrials:
         outputs = [value.name for value in self._load().graph.output]
         with self.option.open_for_trial(path, cores()) as session:
             runs = [part.run(session, batch) for batch in known.batches]
+        for place, stop in zip_longest(sections, sections[1:]):
+            section, session = self._open_section(Activations(place, runs), stop=stop)
+            runs = [section.run(session, batch) for batch in runs]
         found = ({name: run[name] for name in outputs} for run in runs)
         return gather_rows(zip(self._indices, found, strict=True), len(self.dataset))
+
+    def _find_sections(self, place: int) -> list[int]:
+        """The places after this one where sections begin."""
+        layers = {layer.node for layer in self.evaluator.graph.layers}
+        places = [at for at, node in enumerate(self._load().graph.node) if node.name in layers]
+        return [at for at in places[::SECTION] if at > place]
+
+    def _open_section(self, reached: Activations, *, stop: int | None) -> tuple[GraphPart, Session]:
+        """Load the float graph from where `reached` ends to before the place `stop`, or to its end, unless it is. Those
+        before it are closed once no layer needs them."""
+        for place in [each for each in self._sections if each <= self._known.place]:
+            self._sections.pop(place)[1].close()
+        if reached.place not in self._sections:
+            part = self._write_part(reached, stop=stop)
+            self._sections[reached.place] = part, self.option.open_for_trial(part.graph.path, cores())
+        return self._sections[reached.place]
 
     def _advance(self, layer: Layer) -> Activations:
         """Run the float graph up to a layer: from the layer that was asked for before, or from the start where that

@@ -10,4 +10,5 @@ LARGEST = 1_800_000_000
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write a model to `path`; large weights to a file beside it with the suffix `.data`."""
-    onnx.save(model, path, save_as_external_data=model.ByteSize() > LARGEST, location=path.with_suffix(".data").name)
+    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)  # ByteSize() would serialize the model
+    onnx.save(model, path, save_as_external_data=size > LARGEST, location=path.with_suffix(".data").name)
