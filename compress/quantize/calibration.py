@@ -17,6 +17,7 @@ from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError
+from laconic.hardware import cores
 from laconic.quantization.graph import Graph
 from laconic.recipes.stage import Context
 from laconic.runtimes.runtime import Runtime
@@ -87,7 +88,7 @@ def observe_activations(
     histograms = {name: Histogram(counted=counted) for name in names}
     channels = {layer.input: ChannelStatistics(seed) for layer in graph.layers if layer.kind == "MatMul"}
     ran = False
-    with runtime.open(write_model(model, folder)) as session:
+    with runtime.open(write_model(model, folder), threads=cores()) as session:
         for batch in batches:
             outputs = session.run(batch)
             for name, histogram in histograms.items():

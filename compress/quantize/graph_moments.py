@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from compress.quantize.im2col import Im2Col
 from laconic.arrays import Array, Arrays
+from laconic.hardware import cores
 from laconic.quantization.graph import Graph, Layer
 from laconic.runtimes.runtime import Runtime
 
@@ -89,7 +90,7 @@ def collect_moments(
         quantizers = {seen[layer]: quantize.get(layer.node, identity) for layer in part}
         path = write_with_outputs(model, {source.tensor for source in found}, folder)
         rng = np.random.default_rng(seed)
-        with runtime.open(path) as session:
+        with runtime.open(path, threads=cores()) as session:
             for batch in samples():
                 outputs = session.run(batch)
                 for source, each in found.items():
