@@ -1,25 +1,30 @@
-"""Where the time of an artifact goes in OpenVINO: the share of each kind of kernel, by its execution profile.
+"""Where the time of an artifact goes: the share of each kind of kernel, by the profile of OpenVINO or ONNX Runtime.
 
-    python benchmarks/kernel_profile.py ARTIFACT [--batch 8] [--runs 40]
+    python benchmarks/kernel_profile.py ARTIFACT [--engine onnxruntime] [--batch 8] [--runs 40]
 
 One thread; of each kernel the shortest of all runs counts, so that other work on the machine weighs little, and only
 shares are told. Kernels of a kind have names that differ in numbers alone.
 """
 
 import argparse
+import json
 import re
+import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import onnxruntime as ort
 import openvino as ov
 from judge import print_machine
 from run import table
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
+from laconic.runtimes.onnxruntime import DISABLED, IN_FLOAT
 from laconic.runtimes.openvino import HINTS, core
+from laconic.runtimes.runtime import Compute
 
 LENGTH = 128
 LEAST = 0.01
@@ -27,25 +32,16 @@ LEAST = 0.01
 
 
 class Kernel(NamedTuple):
-    """An executed node of the compiled model: its name in the graph, and OpenVINO's of its kernel."""
+    """An executed node: its name in the graph that the engine made, and the engine's name of its kernel."""
 
     node: str
     kind: str
 
 
-def open_profiled(artifact: Artifact) -> ov.InferRequest:
-    """The graph for OpenVINO of an artifact, in one thread, with the time of each kernel."""
-    placement = next(each for each in artifact.manifest.placements if each.runtime == "openvino")
-    properties = {
-        "INFERENCE_PRECISION_HINT": HINTS[placement.compute],
-        "INFERENCE_NUM_THREADS": "1",
-        "PERF_COUNT": "YES",
-    }
-    return core().compile_model(artifact.path / placement.model, "CPU", properties).create_infer_request()
-
-
-def profile(request: ov.InferRequest, inputs: Arrays, runs: int) -> dict[Kernel, float]:
-    """The shortest time of each kernel, in microseconds."""
+def profile_openvino(model: Path, compute: Compute, inputs: Arrays, runs: int) -> dict[Kernel, float]:
+    """The shortest time of each kernel in one thread, in microseconds."""
+    properties = {"INFERENCE_PRECISION_HINT": HINTS[compute], "INFERENCE_NUM_THREADS": "1", "PERF_COUNT": "YES"}
+    request: ov.InferRequest = core().compile_model(model, "CPU", properties).create_infer_request()
     times: dict[Kernel, float] = {}
     for _ in range(runs):
         request.infer(inputs)
@@ -53,6 +49,34 @@ def profile(request: ov.InferRequest, inputs: Arrays, runs: int) -> dict[Kernel,
             kernel = Kernel(each.node_name, f"{each.node_type}, {each.exec_type}")
             times[kernel] = min(times.get(kernel, float("inf")), each.real_time.total_seconds() * 1e6)
     return {kernel: time for kernel, time in times.items() if time}
+
+
+def profile_onnxruntime(model: Path, compute: Compute, inputs: Arrays, runs: int) -> dict[Kernel, float]:
+    """The shortest time of each kernel in one thread, in microseconds."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.enable_profiling = True
+    for key, value in (DISABLED, IN_FLOAT):
+        options.add_session_config_entry(key, value)
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = f"{folder}/profile"
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        for _ in range(runs):
+            session.run(None, inputs)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    times: dict[Kernel, float] = {}
+    for event in events:
+        node, ran, _ = event["name"].partition("_kernel_time")
+        if ran:
+            kernel = Kernel(node, event["args"]["op_name"])
+            times[kernel] = min(times.get(kernel, float("inf")), event["dur"])
+    return times
+
+
+PROFILES: dict[str, Callable[[Path, Compute, Arrays, int], dict[Kernel, float]]] = {
+    "openvino": profile_openvino,
+    "onnxruntime": profile_onnxruntime,
+}
 
 
 def describe(times: Mapping[Kernel, float]) -> list[list[str]]:
@@ -74,13 +98,18 @@ def main() -> None:
     """Profile and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("artifact", type=Path)
+    parser.add_argument(
+        "--engine", choices=list(PROFILES), help="of the artifact's placements; its first is the default"
+    )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--runs", type=int, default=40)
     arguments = parser.parse_args()
     artifact = Artifact.load(arguments.artifact)
+    engine = arguments.engine or artifact.manifest.placement
+    placement = next(each for each in artifact.manifest.placements if each.runtime == engine)
     print_machine()
     inputs = artifact.task().typical(arguments.batch, LENGTH)
-    times = profile(open_profiled(artifact), inputs, arguments.runs)
+    times = PROFILES[engine](artifact.path / placement.model, placement.compute, inputs, arguments.runs)
     table(["nodes", "kernel", "number", "share of the time"], describe(times))
 
 
