@@ -56,9 +56,9 @@ class LayerTrials:
 
     A plan that quantizes one layer differs from the float graph from that layer on. The float graph is therefore run
     once, from one layer to the next, and of each plan only what follows its layer: half of the work, where layers are
-    asked for in the order of the graph. What follows the layer's section and the next, which hold all that its
-    quantization changes, is in float for each layer, and therefore kept open. Plans that quantize several layers and
-    encoder-decoders are run whole, and so is everything for a GPU, whose engines would have to be built for each part.
+    asked for in the order of the graph. The sections after all that its quantization changes are in float for every
+    layer, and therefore kept open. Plans that quantize several layers and encoder-decoders are run whole, and so is
+    everything for a GPU, whose engines would have to be built for each part.
     """
 
     evaluator: PlanEvaluator
@@ -86,7 +86,7 @@ class LayerTrials:
     def _run_from(self, layer: Layer, plan: Plan) -> Arrays:
         """Compute the outputs of a plan that quantizes one layer: [samples, ...] by name."""
         known = self._advance(layer)
-        sections = self._find_sections(known.place)[1:]
+        sections = self._find_sections(layer)
         part = self._write_part(known, stop=next(iter(sections), None))
         inside = {each.node for each in part.graph.layers}
         plan = replace(plan, precision={node: each for node, each in plan.precision.items() if node in inside})
@@ -101,11 +101,17 @@ class LayerTrials:
         found = ({name: run[name] for name in outputs} for run in runs)
         return gather_rows(zip(self._indices, found, strict=True), len(self.dataset))
 
-    def _find_sections(self, place: int) -> list[int]:
-        """The places after this one where sections begin."""
-        layers = {layer.node for layer in self.evaluator.graph.layers}
-        places = [at for at, node in enumerate(self._load().graph.node) if node.name in layers]
-        return [at for at in places[::SECTION] if at > place]
+    def _find_sections(self, layer: Layer) -> list[int]:
+        """The places where sections begin, after the last node that reads the layer's output, or what another operator
+        makes of it, since an output is quantized after the operators that are fused into the layer."""
+        nodes = self._load().graph.node
+        names = {each.node for each in self.evaluator.graph.layers}
+        made, end = {layer.output}, 0
+        for _ in range(2):
+            readers = [at for at, node in enumerate(nodes) if made & set(node.input)]
+            made, end = {name for at in readers for name in nodes[at].output}, max([end, *readers])
+        places = [at for at, node in enumerate(nodes) if node.name in names]
+        return [at for at in places[::SECTION] if at > max(end, self._known.place)]
 
     def _open_section(self, reached: Activations, *, stop: int | None) -> tuple[GraphPart, Session]:
         """Load the float graph from where `reached` ends to before the place `stop`, or to its end, unless it is. Those

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from export import layer_trials
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator
 from export.layer_trials import LayerTrials
 from laconic.cache import Cache
@@ -47,8 +48,11 @@ def open_trials(zoo, name, folder, cache="parts", evaluator=PlanEvaluator):
     return LayerTrials(made, SENSITIVITY_OPTION, dataset), plan_of
 
 
+@pytest.mark.parametrize("section", [2, layer_trials.SECTION])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_layer_alone_costs_what_it_costs_in_a_run_of_the_whole_graph(zoo, tmp_path, name):
+def test_a_layer_alone_costs_what_it_costs_in_a_run_of_the_whole_graph(zoo, tmp_path, monkeypatch, name, section):
+    monkeypatch.setattr(layer_trials, "SECTION", section)
+
     class Counted(Runs):
         pass
 
@@ -69,6 +73,26 @@ def test_layers_may_be_asked_for_in_any_order(zoo, tmp_path):
     found = [trials(plan_of(layer)) for layer in layers]
     backwards = [again(plan_of(layer)) for layer in reversed(layers)]
     np.testing.assert_allclose(found, backwards[::-1], atol=2e-5)
+
+
+def test_a_section_after_the_layer_is_loaded_once_and_closed_when_no_layer_needs_it(zoo, tmp_path, monkeypatch):
+    monkeypatch.setattr(layer_trials, "SECTION", 3)
+    trials, plan_of = open_trials(zoo, "vit", tmp_path)
+    layers = trials.evaluator.graph.layers
+    opened, open_section = [], LayerTrials._open_section
+
+    def count(self, reached, *, stop):
+        section = open_section(self, reached, stop=stop)
+        opened.append((reached.place, id(section)))
+        return section
+
+    monkeypatch.setattr(LayerTrials, "_open_section", count)
+    for layer in layers:
+        trials(plan_of(layer))
+    places = {place for place, _ in opened}
+    assert len(set(opened)) == len(places) == (len(layers) - 1) // 3
+    assert len(opened) > 2 * len(places)
+    assert len(trials._sections) <= 1
 
 
 def test_what_was_measured_before_an_interruption_is_not_run_again(zoo, tmp_path, monkeypatch):
