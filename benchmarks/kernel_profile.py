@@ -99,14 +99,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("artifact", type=Path)
     parser.add_argument(
-        "--engine", choices=list(PROFILES), help="of the artifact's placements; its first is the default"
+        "--engine", choices=list(PROFILES), help="one that the artifact is placed for; by default its first"
     )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--runs", type=int, default=40)
     arguments = parser.parse_args()
     artifact = Artifact.load(arguments.artifact)
     engine = arguments.engine or artifact.manifest.placement
-    placement = next(each for each in artifact.manifest.placements if each.runtime == engine)
+    placement = next((each for each in artifact.manifest.placements if each.runtime == engine), None)
+    if placement is None or engine not in PROFILES:
+        found = ", ".join(each.runtime for each in artifact.manifest.placements)
+        parser.error(f"the artifact is placed for {found}, of which only {' and '.join(PROFILES)} are profiled")
     print_machine()
     inputs = artifact.task().typical(arguments.batch, LENGTH)
     times = PROFILES[engine](artifact.path / placement.model, placement.compute, inputs, arguments.runs)
