@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from laconic.limits.thread_pools import limit_thread_pools
+
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
@@ -40,3 +42,4 @@ def is_worth_reading(record: logging.LogRecord) -> bool:
 
 
 quiet_imports()
+limit_thread_pools()

@@ -1,4 +1,4 @@
-"""The machine: its processor, cores, instruction sets and memory."""
+"""The machine as this process may use it: its processor, cores, instruction sets and memory."""
 
 import ctypes
 import os
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
+
+from laconic.limits.cgroups import read_cpu_quota, read_memory_limit
 
 FEATURES = (
     "avx2",
@@ -24,7 +26,7 @@ FEATURES = (
 
 
 class Machine(BaseModel):
-    """The properties of a machine that speed depends on. memory in bytes."""
+    """The properties of a machine that speed depends on. cores, memory (in bytes): those that this process may use."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,10 +43,30 @@ class Machine(BaseModel):
 
 
 def cores() -> int:
-    """The number of cores that this process may use: fewer than the machine has under taskset or in a container."""
+    """Count the cores that this process may use: by affinity (taskset), and by the CPU quota of its container, rounded
+    down. With more threads than the quota pays for, all of them stand still for the rest of each period."""
+    affine, quota = count_affine_cores(), read_cpu_quota()
+    return affine if quota is None else min(affine, quota.whole_cores)
+
+
+def count_affine_cores() -> int:
+    """Count the cores that this process may be scheduled on, whatever its quota."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or less in a container; 0 if not known."""
+    limit, physical = read_memory_limit(), physical_memory()
+    return physical if limit is None or not physical else min(physical, int(limit.value))
+
+
+def physical_memory() -> int:
+    """Return the bytes of memory of the machine; 0 where the operating system does not report them."""
+    if not hasattr(os, "sysconf"):
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def this_machine() -> Machine:
@@ -56,12 +78,11 @@ def this_machine() -> Machine:
             key, _, value = line.partition(":")
             lines.setdefault(key.strip(), value.strip())
     flags = (lines.get("flags") or lines.get("Features") or "").split()
-    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Machine(
         processor=lines.get("model name") or platform.processor() or platform.machine(),
         cores=cores(),
         features=tuple(feature for feature in FEATURES if feature in flags),
-        memory=pages * (os.sysconf("SC_PAGE_SIZE") if pages else 0),
+        memory=memory(),
         system=f"{platform.system()} {platform.machine()}",
     )
 

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from laconic import registry
-from laconic.commands.doctor import check_engine, check_processor, examine, find_conflicts
+from laconic.commands.console import OUT
+from laconic.commands.doctor import Finding, check_engine, check_processor, examine, find_conflicts
+from laconic.commands.tables import print_findings
 from laconic.hardware import Machine
 
 
@@ -82,6 +84,18 @@ def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
     found = json.loads(done.stdout)
     assert found["works"] is False
     assert found["try"] == "pip install 'laconic[cpu]'"
+
+
+def test_what_is_printed_of_what_is_not_installed_has_one_full_stop(tmp_path, monkeypatch, capsys):
+    (tmp_path / "absent_engine.py").write_text("import libfoo")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.RUNTIMES, "absent", "absent_engine:Engine")
+    monkeypatch.setattr(OUT, "width", 200)
+    broken = Finding(name="broken", works=False, found="RuntimeError: there is no kernel.", remedy="pip install it")
+    print_findings([check_engine("absent"), broken])
+    absent, other = capsys.readouterr().out.splitlines()
+    assert absent.endswith("package 'libfoo' is required and not installed. Try: pip install libfoo")
+    assert other.endswith("there is no kernel. Try: pip install it")
 
 
 def test_an_engine_that_is_broken_says_why(tmp_path, monkeypatch):

@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from laconic import __version__, registry
 from laconic.cache import Cache
 from laconic.errors import LaconicError
-from laconic.hardware import Machine, this_machine
+from laconic.hardware import Machine, count_affine_cores, physical_memory, this_machine
+from laconic.limits.cgroups import read_cpu_quota, read_memory_limit
 from laconic.runtimes.runtime import make_runtime
+from laconic.units import format_bytes
 
 DISTRIBUTIONS = {"PIL": "pillow"}
 """Packages whose distribution has another name than their module, by the module's name."""
@@ -44,7 +46,7 @@ def examine() -> list[Finding]:
         Finding(name="python", works=True, found=f"{platform.python_version()}, {sys.executable}"),
         check_processor(machine),
         Finding(name="cores", works=True, found=format_cores(machine)),
-        Finding(name="memory", works=True, found=f"{machine.memory / 1e9:.1f} GB"),
+        Finding(name="memory", works=True, found=format_memory(machine)),
         *(check_engine(name) for name in engines),
         *find_conflicts(),
         *(check_extra(extra) for extra in ("compress", "serve")),
@@ -68,9 +70,24 @@ def check_processor(machine: Machine) -> Finding:
 
 
 def format_cores(machine: Machine) -> str:
-    """Format the number of cores that this process may use, and of all cores if there are more."""
-    whole = os.cpu_count() or machine.cores
-    return str(whole) if whole == machine.cores else f"{machine.cores} of {whole} available to this process"
+    """Format the number of cores that this process may use, and of all cores with the reason if there are more."""
+    whole, quota = os.cpu_count() or machine.cores, read_cpu_quota()
+    if quota is not None and quota.value < count_affine_cores():
+        reason = f"the CPU quota in {quota.file} is {quota.value:g}"
+    elif whole > machine.cores:
+        reason = "the CPU affinity leaves no more"
+    else:
+        return str(whole)
+    return f"{machine.cores} of {whole} available to this process: {reason}"
+
+
+def format_memory(machine: Machine) -> str:
+    """Format the memory that this process may use, and all of it with the reason if there is more."""
+    limit, physical = read_memory_limit(), physical_memory()
+    if limit is None or limit.value >= physical:
+        return format_bytes(machine.memory)
+    whole, usable = format_bytes(physical), format_bytes(machine.memory)
+    return f"{usable} of {whole} available to this process: the limit is in {limit.file}"
 
 
 def check_engine(name: str) -> Finding:
@@ -81,7 +98,7 @@ def check_engine(name: str) -> Finding:
         package = runtime.package
         return Finding(name=name, works=True, found=f"{runtime.version()}, {' and '.join(runtime.computes())}")
     except LaconicError as error:
-        message, _, remedy = str(error).partition(" Try: ")
+        message, _, remedy = str(error).partition(". Try: ")
         return Finding(name=name, works=False, found=message, remedy=remedy)
     except Exception as error:  # noqa: BLE001 - a broken installation may raise any exception
         command = f"pip install --force-reinstall {package}"

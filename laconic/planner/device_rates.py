@@ -15,7 +15,7 @@ from torch import Tensor
 
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.hashing import hash_of
+from laconic.hashing import hash_of, library_digest
 from laconic.training.device_clock import make_clock
 
 MATRIX_SIDES = {"cpu": (32, 128, 512, 1024), "cuda": (128, 512, 2048, 8192)}
@@ -108,7 +108,7 @@ def measure_rates(device: torch.device, cache: Cache | None = None, *, again: bo
     cache = cache or Cache()
     machine = this_machine()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else machine.processor
-    key = f"rates-{hash_of('rates', 4, machine.model_dump(), name, torch.get_num_threads(), torch.__version__)}"
+    key = f"rates-{hash_of('rates', 4, machine.model_dump(), name, torch.get_num_threads(), library_digest())}"
     measure: Callable[[], Any] = lambda: _measure_rates(device, name, cache).model_dump()  # noqa: E731
     rates = DeviceRates.model_validate(cache.json(key, measure, again=again))
     if rates.is_busy and not again and measure_share() >= min(1.2 * rates.share, QUIET):
@@ -264,7 +264,8 @@ def measure_optimizer(optimizer: Any, rates: DeviceRates, cache: Cache | None = 
     """
     settings = optimizer.model_dump(mode="json", exclude={"lr", "weight_decay", "betas", "eps"})
     machine = this_machine().model_dump()
-    key = hash_of("optimizer", 4, type(optimizer).__name__, settings, machine, rates.name)
+    threads, kind = torch.get_num_threads(), type(optimizer).__name__
+    key = hash_of("optimizer", 4, kind, settings, machine, rates.name, threads, library_digest())
     passes = float(
         (cache or Cache()).json(f"optimizer-{key}", lambda: _measure_step(optimizer, torch.device(rates.kind)))
     )

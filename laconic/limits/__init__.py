@@ -1,0 +1,1 @@
+"""Limits that the operating system sets this process, and what keeps to them."""
