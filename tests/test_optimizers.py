@@ -14,10 +14,12 @@ from transformers.optimization import Adafactor as Reference
 
 from laconic import registry
 from laconic.errors import MissingPackage, UsageError
+from laconic.memory.optimizer_in_backward import step_parameter
 from laconic.training.optimizers import low_bit
 from laconic.training.optimizers.codebook import Codebook
 from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
-from laconic.training.optimizers.parameterwise import round_stochastically
+from laconic.training.optimizers.parameterwise import derive_seed, round_stochastically
+from laconic.training.optimizers.weight_average import average_weights, find_average
 
 RATE = {"lion": 1e-3, "sgd": 1.0, "lamb": 1e-2, "adafactor": 1e-2}
 
@@ -156,18 +158,85 @@ def test_one_parameter_at_a_time_gives_the_same_weights(case, dtype):
     if not made.per_parameter:
         pytest.skip("keeps something for a group")
     together, apart = model(dtype), model(dtype)
+    torch.manual_seed(0)
     optimizer = made.build(parameter_groups(together, 0.01))
-    single = [
-        made.build([{"params": [parameter], "weight_decay": 0.01 if parameter.ndim > 1 else 0.0}])
-        for parameter in apart.parameters()
-    ]
+    single = made.build(parameter_groups(apart, 0.01))
     for _ in range(3):
         fill(together)
         optimizer.step()
         fill(apart)
-        for one in reversed(single):
-            one.step()
+        for index in (1, 0):
+            for parameter in reversed(single.param_groups[index]["params"]):
+                step_parameter(single, index, parameter)
     assert same(together, apart)
+
+
+@each
+def test_the_weights_of_any_optimizer_can_be_averaged(case):
+    module = model()
+    optimizer = average_weights(config(case).build(parameter_groups(module, 0.01)), 0.5)
+    train(module, optimizer, 3)
+    assert all(find_average(optimizer, parameter) is not None for parameter in module.parameters())
+
+
+def round_twins(count=2, *, seed=0, steps=1, case="adamw-rounded"):
+    """Which elements of equal weights with equal gradients were rounded down, [weights, elements]."""
+    torch.manual_seed(seed)
+    weights = [nn.Parameter(torch.ones(64, 512, dtype=torch.bfloat16)) for _ in range(count)]
+    optimizer = config(case, lr=1e-3, weight_decay=0.0, stochastic_rounding=True).build([{"params": weights}])
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    return torch.stack([weight.detach().flatten() < 1 for weight in weights]).float()
+
+
+@pytest.mark.parametrize("case", ["adamw-rounded", "adamw-8bit", "lion"])
+def test_each_parameter_is_rounded_by_noise_of_its_own(case):
+    rounded = round_twins(4, case=case)
+    shares = rounded.mean(dim=1)
+    assert ((shares > 0.05) & (shares < 0.95)).all()
+    between = torch.corrcoef(rounded) - torch.eye(4)
+    assert between.abs().max() < 5 / rounded.shape[1] ** 0.5, "independent, within five standard deviations"
+
+
+def test_noise_of_one_parameter_is_independent_from_step_to_step_and_within_it():
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.ones(64, 512, dtype=torch.bfloat16))
+    optimizer = config("adamw-rounded", lr=1e-3, weight_decay=0.0).build([{"params": [weight]}])
+    rounded = []
+    for _ in range(4):
+        weight.data.fill_(1)
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        rounded.append(weight.detach().flatten() < 1)
+    rounded = torch.stack(rounded).float()
+    limit = 5 / rounded.shape[1] ** 0.5
+    assert (torch.corrcoef(rounded) - torch.eye(4)).abs().max() < limit
+    neighbours = torch.stack([rounded[:, :-1].flatten(), rounded[:, 1:].flatten()])
+    assert torch.corrcoef(neighbours)[0, 1].abs() < limit
+
+
+def test_the_same_seed_rounds_alike_and_another_does_not():
+    assert torch.equal(round_twins(seed=5, steps=3), round_twins(seed=5, steps=3))
+    assert not torch.equal(round_twins(seed=5), round_twins(seed=6))
+
+
+def test_each_matrix_has_directions_of_its_own():
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.zeros(32, 64)) for _ in range(2)]
+    optimizer = config("apollo-8", lr=1.0, weight_decay=0.0).build([{"params": weights}])
+    gradient = torch.randn(32, 64)
+    for weight in weights:
+        weight.grad = gradient.clone()
+    optimizer.step()
+    assert not torch.allclose(*weights)
+
+
+def test_seeds_are_the_same_on_every_machine_and_differ_in_every_part():
+    assert derive_seed(0, 1, 2) == 8901564848246840783
+    parts = [(0,), (0, 0), (1, 0), (0, 1), (0, 0, 1), (1, 0, 0), (2**64 - 1, 0)]
+    assert len({derive_seed(*each) for each in parts}) == len(parts)
 
 
 @each

@@ -16,11 +16,14 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.functional import cross_entropy
 
 from laconic.errors import DataError, RecipeError, TrainingFailure
 from laconic.training.data.batch_sampler import BatchSampler
 from laconic.training.objectives.array_targets import Targets
+from laconic.training.optimizers.adamw import AdamW
+from laconic.training.optimizers.parameterwise import local
 from laconic.training.parallel.mesh import Mesh
 from laconic.training.parallel.ranks import Ranks, open_ranks
 from laconic.training.run_snapshot import resume, save_snapshot
@@ -240,6 +243,72 @@ def go_on(rank, folder):
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
+class IgnoringTargets(Targets):
+    """Classes, of which one below 0 is ignored: a term for each of the others."""
+
+    def count_terms(self, batch):
+        return int((batch["targets"] >= 0).sum())
+
+    def loss(self, module, batch):
+        return cross_entropy(module(batch["ids"]), batch["targets"], ignore_index=-1, reduction="sum")
+
+
+UNLABELLED = {1: {1}, 2: {0, 1}, 4: {0}}
+"""By the number of a batch, the ranks whose rows have no labels."""
+
+
+def learn_without_terms(training, ranks):
+    """The losses of some batches, None for one that was skipped, and the answers of the trained module."""
+    parts = make_step_parts(Classifier(), IgnoringTargets(None), training.components(), CPU)
+    distribute_step(parts, training, ranks)
+    state, losses = parts.assemble(), []
+    for number in range(STEPS):
+        batches = []
+        for rank in [ranks.rank] if ranks.world == 2 else range(2):
+            order = BatchSampler(COUNT, BATCH, seed=0, rank=rank, world=2)
+            batches.append(rows_of(order.batch(number)))
+            batches[-1]["targets"] -= 10 * (rank in UNLABELLED.get(number, ()))
+        batch = {name: torch.cat([each[name] for each in batches]) for name in batches[0]}
+        batch["targets"] = batch["targets"].clamp(min=-1)
+        loss = train_step(state, batch, max_grad_norm=training.max_grad_norm)
+        losses.append(None if loss is None else float(loss))
+    return {"losses": losses, "answers": answers(state.finish()).tolist()}
+
+
+WITHOUT_TERMS = {
+    "replicas": ({}, ()),
+    "replicas, parts": ({}, (PARTS,)),
+    "shards": ({"shard": None}, ()),
+    "shards, parts": ({"shard": None}, (PARTS,)),
+}
+
+
+def step_without_terms(rank, folder):
+    with open_ranks(CPU, Mesh()):
+        found = {
+            name: learn_without_terms(settings(*run), Ranks.of(rank, 2, CPU, Mesh(**run[0])))
+            for name, run in WITHOUT_TERMS.items()
+        }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def round_weights(rank, folder):
+    """A step of equal weights, which each rank holds whole, and of which each holds a shard."""
+    with open_ranks(CPU, Mesh()):
+        mesh = Ranks.of(rank, 2, CPU, Mesh(shard=None)).axes
+        torch.manual_seed(3)
+        weights = {
+            "whole": nn.Parameter(torch.ones(16, 64, dtype=torch.bfloat16)),
+            "sharded": nn.Parameter(distribute_tensor(torch.ones(16, 64, dtype=torch.bfloat16), mesh, [Shard(0)])),
+        }
+        optimizer = AdamW(lr=1e-3, stochastic_rounding=True).build([{"params": list(weights.values())}])
+        for weight in weights.values():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        found = {name: local(weight).tolist() for name, weight in weights.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
 def fail_on_one(rank, folder):
     training = settings({})
     try:
@@ -318,6 +387,34 @@ def test_a_killed_run_keeps_what_is_frozen_and_averaged(tmp_path, monkeypatch):
             assert torch.tensor(resumed).allclose(torch.tensor(kept), atol=1e-3)
             assert found["losses"] == pytest.approx(expected, abs=1e-5)
             assert torch.tensor(found["answers"]).allclose(answers(module), atol=1e-3)
+
+
+def read_ranks(folder):
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_without_loss_terms_learn_as_one_process_and_skip_a_batch_together(tmp_path, monkeypatch):
+    assert by_two_ranks(step_without_terms, tmp_path, monkeypatch) == [0, 0]
+    first, second = read_ranks(tmp_path)
+    assert first == second
+    expected = learn_without_terms(settings({}), Ranks())
+    assert [loss is None for loss in expected["losses"]] == [number == 2 for number in range(STEPS)]
+    for name, (_, techniques) in WITHOUT_TERMS.items():
+        assert learn_without_terms(settings({}, techniques), Ranks())["losses"] == pytest.approx(
+            expected["losses"], abs=1e-5
+        )
+        assert first[name]["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        assert torch.tensor(first[name]["answers"]).allclose(torch.tensor(expected["answers"]), atol=1e-3)
+
+
+def test_stochastic_rounding_is_the_same_on_replicas_and_another_on_each_shard(tmp_path, monkeypatch):
+    assert by_two_ranks(round_weights, tmp_path, monkeypatch) == [0, 0]
+    first, second = read_ranks(tmp_path)
+    assert first["whole"] == second["whole"]
+    assert first["sharded"] != second["sharded"]
+    assert first["sharded"] != first["whole"][:8]
+    shards = [torch.tensor(rank["sharded"]) < 1 for rank in (first, second)]
+    assert 0 < (shards[0] == shards[1]).float().mean() < 0.9
 
 
 def test_a_rank_that_fails_ends_the_other_and_says_why(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Commands about training: `finetune`, and `plan`, which predicts its memory."""
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,7 +112,8 @@ def summarize_tuned(result: "FinetuneResult") -> dict[str, Any]:
         "task": result.checkpoint.task.name,
         "before": dict(result.before),
         "after": dict(result.after),
-        "losses": list(result.training.losses),
+        "losses": [None if math.isnan(loss) else loss for loss in result.training.losses],
+        "skipped": result.training.skipped,
         "turned_on": result.changed,
         "waiting": result.training.waiting,
         "energy": result.training.energy,

@@ -87,7 +87,12 @@ def run_dataset(
             rowwise = [output for output in outputs if output.shape[:1] == outputs[0].shape[:1]]
             arrays = [output.float().cpu().numpy() for output in rowwise]
             found |= dict(zip(samples, zip(*arrays, strict=True), strict=True))
-    return total / max(terms, 1), [found[index] for index in sorted(found)]
+    if not terms:
+        raise DataError(
+            f"no row of {dataset.name} has a label that counts: all are masked, ignored or empty. Give other rows to "
+            f"evaluate with"
+        )
+    return total / terms, [found[index] for index in sorted(found)]
 
 
 @contextmanager

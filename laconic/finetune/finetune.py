@@ -24,7 +24,7 @@ from laconic.finetune.evaluator import BEST, Evaluator
 from laconic.finetune.head import open_for
 from laconic.finetune.technique_costs import report_costs
 from laconic.hardware import return_freed_memory
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.adapter import Adapter
 from laconic.models.checkpoint import Checkpoint, check_free, load_source
 from laconic.planner.meta_model import MetaModel
@@ -179,7 +179,7 @@ def run_training(
     steps: Steps,
 ) -> tuple[TrainResult, Evaluator]:
     """Train in the folder of this run, and evaluate. Raises OutOfMemory, and what `train` raises."""
-    key = hash_of(inputs.checkpoint.key, inputs.train.fingerprint, select_settings(recipe))
+    key = make_run_key(inputs, recipe)
     with claim_folder(folder, key) if ranks.is_first else nullcontext(), translate_memory_errors():
         ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
         with open_logs(recipe, folder, key, ranks) as logs:
@@ -245,6 +245,15 @@ def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json", include=names - unset)
 
 
+def make_run_key(inputs: FinetuneInputs, recipe: TrainingRecipe) -> str:
+    """Return the digest of what a run trains, on what and how; a run with another one starts from the beginning.
+
+    Code and libraries are left out: a run of days goes on after an upgrade.
+    """
+    judged = [inputs.validation.fingerprint] if recipe.best_by else []
+    return hash_of(inputs.checkpoint.key, inputs.train.fingerprint, select_settings(recipe), *judged)
+
+
 @contextmanager
 def claim_folder(folder: Path, key: str) -> Iterator[None]:
     """Use a folder for the run with this key in the body: what another run has left in it is removed.
@@ -278,7 +287,9 @@ def add_record(inputs: FinetuneInputs, result: TrainResult, recipe: TrainingReci
     }
     if evaluator.best is not None:
         figures["best step"] = evaluator.best
-    key = hash_of(inputs.checkpoint.key, "finetune", config, code_version(), inputs.train.fingerprint)
+    if result.skipped:
+        figures["skipped batches"] = result.skipped
+    key = hash_of(inputs.checkpoint.key, "finetune", config, environment_digest(), inputs.train.fingerprint)
     return inputs.checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), result.module)
 
 

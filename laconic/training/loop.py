@@ -49,11 +49,13 @@ def run_steps(
     losses: list[float],
     observers: Sequence[Observer] = (),
 ) -> None:
-    """Take a step for each batch of the loader, and append the loss of each to `losses`.
+    """Take a step for each batch of the loader, and append the loss of each to `losses`; NaN for a batch without a
+    single loss term, from which nothing is learned.
 
     The random numbers of a step depend on the seed and the step's number alone, so that a run which was interrupted
     and resumed has the same losses as one that was not. SIGTERM and Ctrl-C end the run after the current step, with a
-    snapshot, as KeyboardInterrupt. Raises TrainingFailure where the loss is not finite, OutOfMemory.
+    snapshot, as KeyboardInterrupt. Raises TrainingFailure where the loss is not finite, and at the end where no batch
+    had a loss term; OutOfMemory.
     """
     pending = PendingReport(observers, losses)
     with catch_signals() as stop:
@@ -67,7 +69,9 @@ def run_steps(
             finished = [callback(number + 1) for callback in settings.callbacks]
             pending.publish()
             now = time.perf_counter()
-            pending.put(loss, make_report(state, batch, number, rate, now - begin, loader.waited - waited))
+            waiting = loader.waited - waited
+            report = make_report(state, batch, number, rate, now - begin, waiting, is_skipped=loss is None)
+            pending.put(loss, report)
             if settings.eval_every and (number + 1) % settings.eval_every == 0 and number + 1 < settings.steps:
                 pending.publish()
                 finished.append(settings.evaluate(number + 1))
@@ -83,6 +87,7 @@ def run_steps(
             if state.strategy.any(any(finished)):
                 break
         pending.publish()
+    check_learned(losses)
 
 
 class PendingReport:
@@ -91,10 +96,10 @@ class PendingReport:
 
     def __init__(self, observers: Sequence[Observer], losses: list[float]) -> None:
         self._observers, self._losses = observers, losses
-        self._pending: tuple[Tensor, Callable[[float], StepReport]] | None = None
+        self._pending: tuple[Tensor | None, Callable[[float], StepReport]] | None = None
 
-    def put(self, loss: Tensor, make: Callable[[float], StepReport]) -> None:
-        """Keep a step's loss, and what makes its report of it."""
+    def put(self, loss: Tensor | None, make: Callable[[float], StepReport]) -> None:
+        """Keep a step's loss, None for a batch that was skipped, and what makes its report of it."""
         self._pending = loss, make
 
     def publish(self) -> None:
@@ -102,14 +107,14 @@ class PendingReport:
         finite."""
         if self._pending is not None:
             (loss, make), self._pending = self._pending, None
-            self._losses.append(notify(self._observers, make(float(loss))))
+            self._losses.append(notify(self._observers, make(math.nan if loss is None else float(loss))))
 
 
 def make_report(
-    state: TrainState, batch: Batch, number: int, rate: float, seconds: float, waited: float
+    state: TrainState, batch: Batch, number: int, rate: float, seconds: float, waited: float, *, is_skipped: bool
 ) -> Callable[[float], StepReport]:
     """A function from the loss of a step, which is not known yet, to the step's report."""
-    rows, norm = next(iter(batch.values())).shape[0], state.gradient_norm
+    rows, norm = next(iter(batch.values())).shape[0], None if is_skipped else state.gradient_norm
     tokens = state.objective.count_tokens(batch)
 
     def make(loss: float) -> StepReport:
@@ -122,6 +127,7 @@ def make_report(
             seconds=seconds,
             waited=waited,
             norm=None if norm is None else full_norm(norm),
+            is_skipped=is_skipped,
         )
 
     return make
@@ -133,15 +139,25 @@ def full_norm(norm: Tensor) -> float:
 
 
 def notify(observers: Sequence[Observer], report: StepReport) -> float:
-    """Tell all observers of a step; gives its loss. Raises TrainingFailure where the loss is not finite."""
+    """Tell all observers of a step; gives its loss. Raises TrainingFailure where the loss is not finite, unless the
+    batch was skipped."""
     for observer in observers:
         observer.step(report)
-    if not math.isfinite(report.loss):
+    if not (report.is_skipped or math.isfinite(report.loss)):
         raise TrainingFailure(
             f"the loss is {report.loss} at step {report.step}; expected a number. Try a lower learning rate, gradient "
             f"clipping (max_grad_norm), or bf16 in the place of fp16"
         )
     return report.loss
+
+
+def check_learned(losses: Sequence[float]) -> None:
+    """Raise TrainingFailure where there were batches, and all of them were skipped."""
+    if losses and all(map(math.isnan, losses)):
+        raise TrainingFailure(
+            f"nothing was learned: none of {len(losses)} batches had a loss term, since all labels are masked, ignored "
+            f"or empty. Look at the labels, and at the length that samples are cut to (max_length)"
+        )
 
 
 def step_seed(seed: int, number: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.hardware import this_machine
-from laconic.hashing import hash_of
+from laconic.hashing import hash_of, library_digest
 from laconic.progress import Steps
 from laconic.training.device_clock import make_clock
 from laconic.training.parallel.ranks import Ranks
@@ -73,7 +73,7 @@ def sets_precision(technique: Technique) -> bool:
 def measure_bf16_gain(device: torch.device, cache: Cache) -> float:
     """How many times as fast layers are trained in BF16 as in FP32 on a device. Measured once in a second or two, and
     cached for the machine."""
-    key = hash_of("bf16 gain", 1, this_machine().model_dump(), name_device(device), torch.__version__)
+    key = hash_of("bf16 gain", 1, this_machine().model_dump(), name_device(device), library_digest())
     return float(cache.json(f"bf16-gain-{key}", lambda: time_layers(device)))
 
 

@@ -11,7 +11,7 @@ from laconic.errors import SourceError, TrainingFailure
 from laconic.training.snapshots.snapshot import Snapshots
 from laconic.training.step.objective import Batch
 from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
+from laconic.training.step.train_step import update_weights
 
 log = logging.getLogger("laconic.training")
 
@@ -60,14 +60,14 @@ def resume(state: TrainState, snapshots: Snapshots, batch: Batch) -> list[float]
     """Load the newest snapshot into the training state; gives the losses so far.
 
     A new optimizer has no state, and neither may the snapshot's have, as that of plain SGD. Where it has, one step is
-    taken on `batch` and overwritten, which allocates the state of any optimizer.
+    taken on `batch`, whether or not it has a loss term, and overwritten: it allocates the state of any optimizer.
     """
     content = snapshot_content(state, [])
     try:
         snapshots.load(content)
     except SourceError:
         with state.disable_loss_scaling():  # the scaler would skip a step that overflows
-            train_step(state, batch)
+            update_weights(state, state.split(batch), total=1.0)
         content = snapshot_content(state, [])
         snapshots.load(content)
     for group, saved in zip(state.optimizer.param_groups, content["optimizer"]["param_groups"], strict=True):

@@ -1,5 +1,7 @@
 """Train a checkpoint on a dataset: the step, the batches, the snapshots and the observers around the training loop."""
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ from laconic.training.step.sparsity_masks import keep_zeros
 from laconic.training.step.train_state import StepCallbackFactory, TrainState
 from laconic.training.step_assembly import distribute_step, make_step_parts
 
+log = logging.getLogger("laconic.training")
+
 SNAPSHOTS = "snapshots"
 LEAST_WINDOWS = 2
 """Rows are grouped by length where they fill so many of the sampler's windows. In a smaller set the same rows would
@@ -43,16 +47,26 @@ run evaluates once more after the step that it resumes from, so that a run which
 
 @dataclass(frozen=True)
 class TrainResult:
-    """module: the trained model, on the CPU, without the techniques. losses: of each step, those before an
-    interruption included. waiting: how long the device waited for data, in a line. energy: what the device consumed,
-    in a line; empty where it was not measured. adapter: what was trained, where it is kept apart from the weights of
-    its model."""
+    """module: the trained model, on the CPU, without the techniques. losses: of each step, those before an interruption
+    included; NaN for a batch that had no loss term and was skipped. waiting: how long the device waited for data, in a
+    line. energy: what the device consumed, in a line; empty where it was not measured. adapter: what was trained, where
+    it is kept apart from the weights of its model."""
 
     module: nn.Module
     losses: Sequence[float]
     waiting: str
     energy: str
     adapter: Adapter | None = None
+
+    @property
+    def skipped(self) -> int:
+        """The number of batches that had no loss term."""
+        return sum(map(math.isnan, self.losses))
+
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last batch that had one."""
+        return next(loss for loss in reversed(self.losses) if not math.isnan(loss))
 
 
 def train(
@@ -115,7 +129,18 @@ def train(
         state.keep_averages()
         conclude(state, len(losses))
     energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
-    return TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
+    result = TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
+    if result.skipped and ranks.is_first:
+        log.warning("%s", describe_skipped(result))
+    return result
+
+
+def describe_skipped(result: TrainResult) -> str:
+    """Describe in a sentence how many batches were skipped."""
+    return (
+        f"{result.skipped} of {len(result.losses)} batches had no loss term (all labels masked, ignored or empty), and "
+        f"were skipped"
+    )
 
 
 def start_training(module: nn.Module, objective: Objective, training: Training, ranks: Ranks, steps: int) -> TrainState:

@@ -48,4 +48,6 @@ def step_figures(report: StepReport) -> dict[str, float]:
     """The figures of a step that trackers log, under the names that TensorBoard gets."""
     figures = {"train/loss": report.loss, "train/lr": report.lr, "train/gradient_norm": report.norm}
     figures[f"train/{report.unit}_per_second"] = report.count / max(report.seconds, 1e-9)
+    if report.is_skipped:
+        figures["train/loss"] = None
     return {name: float(value) for name, value in figures.items() if value is not None}

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.hashing import hash_of
+from laconic.hashing import hash_of, library_digest
 from laconic.models.flop_formulas import uncounted_kernels
 
 TERA = 1e12
@@ -57,7 +57,7 @@ def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
     if stated:
         return Peak(stated, precision, f"data sheet of the {name}")
     machine = this_machine().model_dump(mode="json")
-    key = hash_of("peak", 1, machine, device.type, name, precision, torch.get_num_threads(), torch.__version__)
+    key = hash_of("peak", 1, machine, device.type, name, precision, torch.get_num_threads(), library_digest())
     flops = cache.json(key, lambda: measure_peak(device, dtype))
     return Peak(float(flops), precision, f"measured here on {name}")
 

@@ -29,6 +29,7 @@ class StepReport:
     step: steps done, from 1. loss: mean of the batch. lr: learning rate of the first parameter group. tokens: of the
     batch, without padding; at most the rows where these are not texts. rows: of the batch. seconds: of the step,
     waiting included. waited: seconds without a batch. norm: of the gradient before clipping; None without clipping.
+    is_skipped: whether the batch had no loss term, and nothing was learned from it; its loss is NaN then.
     """
 
     step: int
@@ -39,6 +40,7 @@ class StepReport:
     seconds: float
     waited: float
     norm: float | None = None
+    is_skipped: bool = False
 
     @property
     def unit(self) -> str:
@@ -47,8 +49,8 @@ class StepReport:
 
     @property
     def count(self) -> int:
-        """Tokens or rows of the batch, in `unit`."""
-        return max(self.tokens, self.rows)
+        """Tokens or rows that were learned from, in `unit`."""
+        return 0 if self.is_skipped else max(self.tokens, self.rows)
 
 
 class Observer(Protocol):
@@ -189,7 +191,7 @@ class Progress:
 
     def _line(self, report: StepReport, reading: Reading) -> str:
         seconds = max(self._seconds.value, 1e-9)
-        loss = self._loss.value if math.isfinite(report.loss) else report.loss
+        loss = self._loss.value if report.is_skipped or math.isfinite(report.loss) else report.loss
         figures = [f"loss {loss:.4f}", f"{format_rate(self._count.value / seconds)} {reading.unit}/s"]
         if not math.isnan(self._used.value):
             figures.append(f"MFU {format_percent(self._used.value / seconds)}")

@@ -24,7 +24,7 @@ class TensorBoard:
     def step(self, report: StepReport) -> None:
         reading = self._gauge.read(report)
         figures = {
-            "loss": report.loss,
+            "loss": None if report.is_skipped else report.loss,
             "lr": report.lr,
             "gradient_norm": report.norm,
             f"{reading.unit}_per_second": reading.speed,

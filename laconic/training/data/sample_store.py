@@ -20,7 +20,7 @@ from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError, InputError
 from laconic.hardware import cores, this_machine
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.tasks.task import Task
 
 SHARE = 0.5
@@ -106,7 +106,7 @@ def store_samples(
     if not decoder:
         raise ValueError("samples on disk are named by what decoded them: `decoder` must be given")
     shapes = [list(shape) for shape in dataset.shapes]
-    key = f"samples-{hash_of(dataset.fingerprint, shapes, len(offsets), decoder, code_version())}"
+    key = f"samples-{hash_of(dataset.fingerprint, shapes, len(offsets), decoder, environment_digest())}"
 
     def write(folder: Path) -> None:
         mapped = np.lib.format.open_memmap(folder / FILE, mode="w+", dtype=dtype, shape=(int(offsets[-1]),))

@@ -6,7 +6,10 @@ from torch import Tensor
 
 from laconic.training.optimizers.adamw import adamw, moments
 from laconic.training.optimizers.optimizer import Beta, Groups, Optimizer
-from laconic.training.optimizers.parameterwise import ParameterWise, State, noise
+from laconic.training.optimizers.parameterwise import ParameterWise, State, derive_seed, make_generator
+
+DIRECTIONS = 1
+"""Tells the random numbers of directions from those of rounding."""
 
 
 class Apollo(Optimizer):
@@ -51,7 +54,10 @@ class ProjectedAdam(ParameterWise):
         wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
         period = (state["step"] - 1) // group["interval"]
         directions = torch.randn(
-            rank, wide.shape[0], device=grad.device, generator=noise(group["seed"], period, grad)
+            rank,
+            wide.shape[0],
+            device=grad.device,
+            generator=make_generator(derive_seed(state["seed"], DIRECTIONS, period), grad),
         ).div_(rank**0.5)
         low = directions @ wide
         scaled = moments(low, state["exp_avg"], state["exp_avg_sq"], state["step"], group)

@@ -86,7 +86,8 @@ class LowBitAdamW(ParameterWise):
             adamw(weight, grad, state["exp_avg"], state["exp_avg_sq"], state["step"], group)
             return
         flat = weight.reshape(-1)
-        tensors = {name: value.view(-1) for name, value in state.items() if name != "step"}
+        names = [name for book in self.books for name in (book, f"{book}_scale")]
+        tensors = {name: state[name].view(-1) for name in names}
         tensors |= {"weight": flat, "grad": grad.reshape(-1)}
         for chunk in chunks(flat.numel(), PIECE):
             self._step_piece({name: piece(value, chunk, flat.numel()) for name, value in tensors.items()}, state, group)

@@ -1,8 +1,9 @@
 """Optimizers that step each parameter by itself, in FP32, whatever the precision of the weights."""
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ class ParameterWise(Optimizer):
     """Adds to a method its loop over parameters, its precision and its randomness.
 
     A parameter's state is plain tensors and its number of steps, an int: no other parameter counts, nothing is read
-    back from the device, and imagined tensors can be stepped. Noise comes from the seed, the step and the size of the
-    tensor alone: so the order of the parameters is no matter, and a resumed run draws the same.
+    back from the device, and fake tensors can be stepped. Random numbers come from the seed of the run, the number of
+    the parameter, the shard and the step alone: so the order in which parameters are stepped does not matter, a resumed
+    run draws the same, and so do all replicas of a weight, which would drift apart otherwise.
 
     sharded: every element, or every row, is stepped by itself, so that each rank can step its shard.
     """
@@ -29,7 +31,14 @@ class ParameterWise(Optimizer):
 
     def __init__(self, groups: Groups, defaults: dict[str, Any], *, stochastic_rounding: bool = False) -> None:
         self.stochastic_rounding = stochastic_rounding
+        self._numbers: dict[Tensor, int] = {}
         super().__init__(groups, {"seed": torch.initial_seed()} | defaults)
+
+    def add_param_group(self, param_group: State) -> None:
+        """As in torch; parameters are numbered in the order in which they are added."""
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            self._numbers[parameter] = len(self._numbers)
 
     @abstractmethod
     def start(self, parameter: Tensor, group: State) -> State:
@@ -37,7 +46,8 @@ class ParameterWise(Optimizer):
 
     @abstractmethod
     def update(self, weight: Tensor, grad: Tensor, state: State, group: State) -> None:
-        """Change the weight [as the parameter] float32 and the state in place. state["step"] counts from 1."""
+        """Change the weight [as the parameter] float32 and the state in place. state["step"] counts from 1;
+        state["seed"] is of the random numbers of this parameter alone."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -61,14 +71,15 @@ class ParameterWise(Optimizer):
         if not kept:
             kept.update({"step": 0}, **self.start(parameter, group))
         kept["step"] += 1
-        state = {name: local(value) for name, value in kept.items()}
+        seed = derive_seed(group["seed"], self._numbers[parameter], *shard_of(parameter))
+        state = {name: local(value) for name, value in kept.items()} | {"seed": seed}
         weight = local(parameter)
         exact = weight.float()
         self.update(exact, local(parameter.grad).float(), state, group)
         if exact is weight:
             return
         if self.stochastic_rounding and weight.dtype is torch.bfloat16:
-            exact = round_stochastically(exact, noise(group["seed"], kept["step"], weight))
+            exact = round_stochastically(exact, make_generator(derive_seed(seed, kept["step"]), weight))
         weight.copy_(exact)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -91,13 +102,25 @@ def local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def noise(seed: int, step: int, like: Tensor) -> torch.Generator:
-    """Random numbers on the tensor's device that depend on the seed, the step and the tensor's size.
+def shard_of(parameter: Tensor) -> tuple[int, ...]:
+    """Return which shard of a parameter this rank holds; empty for a whole one. All replicas of a shard have the
+    same."""
+    coordinate = parameter.device_mesh.get_coordinate() if isinstance(parameter, DTensor) else None
+    if coordinate is None:
+        return ()
+    placements = cast(DTensor, parameter).placements
+    return tuple(place for place, kind in zip(coordinate, placements, strict=True) if kind.is_shard())
 
-    Tensors that are only imagined, on the device "meta", take those of the processor.
-    """
-    device = torch.device("cpu") if like.is_meta else like.device
-    return torch.Generator(device).manual_seed(hash((seed, step, like.numel())) % 2**63)
+
+def derive_seed(*parts: int) -> int:
+    """Derive the seed of independent random numbers from whole numbers of 64 bits, in this order."""
+    digest = hashlib.blake2b(b"".join(part.to_bytes(8, "little") for part in parts), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def make_generator(seed: int, like: Tensor) -> torch.Generator:
+    """Make a random generator on a tensor's device; on the CPU for a tensor without values, on the device "meta"."""
+    return torch.Generator(torch.device("cpu") if like.is_meta else like.device).manual_seed(seed)
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,6 +1,7 @@
 """Schedules: how the learning rate rises and falls over a run."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,13 @@ class Scheduler(LambdaLR):
         self.steps = steps
         self.since, self.place, self.pace = 0, 0.0, 1.0
         super().__init__(optimizer, lambda step: factor(self.reached(step)))
+
+    def step(self, epoch: int | None = None) -> None:
+        """As in torch, which warns where the optimizer has not stepped yet; but a batch that was skipped is a step of
+        the schedule, too, be it the first."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before", UserWarning)
+            super().step(epoch)
 
     def reached(self, step: int) -> float:
         """Where in the schedule a step is: its own number, unless the schedule was hurried."""

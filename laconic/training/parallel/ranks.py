@@ -52,12 +52,15 @@ class Ranks:
         """Whether there are several ranks, or a single one that holds shards."""
         return self.world > 1 or self.axes is not None
 
-    def reduce_terms(self, terms: int) -> Tensor:
-        """The mean over the ranks of their numbers of loss terms, [] float32. Each rank divides its sum of losses by
-        it, so that the average of the ranks' gradients is that of the whole batch."""
-        number = torch.tensor(terms, dtype=torch.int64, device=self.device)
+    def reduce_terms(self, terms: int) -> float:
+        """The mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so that
+        the average of the ranks' gradients is that of the whole batch. Reduced on the host, which has to know whether
+        there is any term."""
+        if self.world == 1 or dist.get_backend() == "fake":  # without other ranks; and its tensors may have no values
+            return float(terms)
+        number = torch.tensor(terms)
         self._reduce(number)
-        return number.float() / self.world
+        return int(number) / self.world
 
     def average(self, loss: Tensor) -> Tensor:
         """The mean of a tensor over the ranks."""
@@ -84,7 +87,7 @@ class RanksStrategy(ParallelStrategy):
         """micro_batches: of each batch, the same number on every rank."""
         self.ranks, self.micro_batches = ranks, micro_batches
 
-    def reduce_terms(self, terms: int) -> Tensor:
+    def reduce_terms(self, terms: int) -> float:
         return self.ranks.reduce_terms(terms)
 
     def average(self, loss: Tensor) -> Tensor:

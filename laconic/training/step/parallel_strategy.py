@@ -15,8 +15,9 @@ class ParallelStrategy:
     micro_batches: int = 1
     """How many micro-batches a batch has at least. All ranks take as many, since each is a round of collectives."""
 
-    def reduce_terms(self, terms: int) -> float | Tensor:
-        """What this rank's sum of losses is divided by, from the number of loss terms in its part of the batch."""
+    def reduce_terms(self, terms: int) -> float:
+        """What this rank's sum of losses is divided by, from the number of loss terms in its part of the batch; 0 on
+        all ranks where none has a term."""
         return float(terms)
 
     def average(self, loss: Tensor) -> Tensor:
