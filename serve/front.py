@@ -10,12 +10,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from laconic.errors import LaconicError
+from laconic.errors import LaconicError, describe_error
 from serve.settings.server_settings import Settings
 from serve.workers.child_process import bind_to_parent
 
@@ -38,29 +39,30 @@ class Front:
             threading.Thread(target=self._work, args=(job,)).start()
             for line in lines:
                 number = int(line)
-                if self._signal is None or number == signal.SIGKILL:
+                if self._signal is None:
                     break
                 self._signal(number)
         os._exit(0)
 
     def _work(self, job: dict[str, Any]) -> None:
-        artifacts = [Path(path) for path in job["artifacts"]]
-        settings = Settings.model_validate(job["settings"])
-        code = 0
+        """Serve, and end the process with the server: without it the process would only keep its port."""
+        code = 1
         try:
             self.run(
-                artifacts,
-                settings,
+                [Path(path) for path in job["artifacts"]],
+                Settings.model_validate(job["settings"]),
                 host=job["host"],
                 port=job["port"],
                 announce=lambda line: self._tell({"ready": line}),
                 attach=self._attach,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor tells it
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor reports it
             kind = type(error).__name__ if isinstance(error, LaconicError) else ""
-            self._tell({"error": str(error) or type(error).__name__, "kind": kind})
-            code = 1
-        os._exit(code)
+            with suppress(OSError):
+                self._tell({"error": describe_error(error), "kind": kind})
+        finally:
+            os._exit(code)
 
     def _attach(self, handle: Callable[[int], None]) -> None:
         self._signal = handle

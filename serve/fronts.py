@@ -5,10 +5,11 @@ import logging
 import math
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -18,8 +19,8 @@ from laconic.errors import RuntimeFailure, UsageError
 from laconic.hardware import cores
 from serve.asgi.listener import UNIX
 from serve.settings.server_settings import Settings
-from serve.workers.backoff import Backoff
-from serve.workers.child_process import spawn, wait_for_exit
+from serve.workers.child_process import kill, spawn, wait_for_exit
+from serve.workers.supervisor import Report, Supervisor
 from serve.workers.worker_process import ERRORS
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -48,33 +49,32 @@ class Fronts:
         self.patience = settings.drain + settings.grace + SPARE
         self._deadline = math.inf
         self._stopping = threading.Event()
-        self._controls: set[socket.socket] = set()
-        self._lock = threading.Lock()
+        self._processes: dict[socket.socket, subprocess.Popen[bytes]] = {}
+        self._lock = threading.RLock()  # a signal may come while the main thread holds it
 
     def run(self, announce: Callable[[str], None]) -> None:
         """Serve until a signal stops it. announce: called with the line for a ready server.
 
         Raises the error of a front that cannot be started.
         """
-        opened: list[Future[str]] = [Future() for _ in self.jobs]
         supervisors = [
-            threading.Thread(target=self._supervise, args=(job, future), daemon=True)
-            for job, future in zip(self.jobs, opened, strict=True)
+            Supervisor("a front process", partial(self._run_front, job), self._stopping, on_crash=log_crash)
+            for job in self.jobs
         ]
         before = {each: signal.signal(each, self._pass_on) for each in SIGNALS}
         try:
             for supervisor in supervisors:
                 supervisor.start()
-            lines = [future.result() for future in opened]
-            if not self._stopping.is_set():
-                announce(lines[0])
-            while any(supervisor.is_alive() for supervisor in supervisors):
-                supervisors[0].join(0.2)
+            reports = [supervisor.ready.result() for supervisor in supervisors]
+            if reports[0] is not None and not self._stopping.is_set():
+                announce(reports[0]["ready"])
+            while alive := [supervisor for supervisor in supervisors if supervisor.is_alive()]:
+                alive[0].join(0.2)
                 if time.monotonic() > self._deadline:
-                    self._send(signal.SIGKILL)
+                    self._kill()
         except BaseException:
             self._stopping.set()
-            self._send(signal.SIGKILL)
+            self._kill()
             raise
         finally:
             for each, handler in before.items():
@@ -84,63 +84,53 @@ class Fronts:
         if sig != signal.SIGHUP:
             self._stopping.set()
             self._deadline = min(self._deadline, time.monotonic() + self.patience)
-        self._send(sig)
-
-    def _send(self, sig: int) -> None:
         with self._lock:
-            for control in self._controls:
+            for control in self._processes:
                 with contextlib.suppress(OSError):
                     control.sendall(b"%d\n" % sig)
 
-    def _supervise(self, job: dict[str, object], opened: "Future[str]") -> None:
-        """Keep a front running. This thread lives as long as its front, which the system kills with it."""
-        backoff = Backoff()
-        while not self._stopping.is_set():
-            started = time.monotonic()
-            why = self._run_front(job, opened)
-            if self._stopping.is_set():
-                break
-            if not opened.done():
-                opened.set_exception(RuntimeFailure(f"a front process {why} before it was ready"))
-            if opened.exception():
-                return
-            delay = backoff.count(time.monotonic() - started)
-            log.error("a front process %s; it is started again in %g s", why, delay)
-            self._stopping.wait(delay)
-        if not opened.done():
-            opened.set_result("")
+    def _kill(self) -> None:
+        """Kill the fronts, whether or not they still listen."""
+        with self._lock:
+            for process in self._processes.values():
+                process.kill()
 
-    def _run_front(self, job: dict[str, object], opened: "Future[str]") -> str:
-        """Run one front to its end, and tell how it ended."""
+    def _run_front(self, job: dict[str, object], set_ready: Callable[[Report], None]) -> str:
+        """Run one front to its end. Returns how it ended. Raises what keeps it from starting."""
         control, theirs = socket.socketpair()
         with control:
             with theirs:
                 process = spawn("serve.server", [theirs], {})
             with self._lock:
-                self._controls.add(control)
+                self._processes[control] = process
             try:
-                self._follow(control, job, opened)
+                self._follow(control, job, set_ready)
             except OSError:  # it is gone
                 pass
+            except BaseException:
+                kill(process)
+                raise
             finally:
                 with self._lock:
-                    self._controls.discard(control)
+                    del self._processes[control]
         return wait_for_exit(process)
 
-    def _follow(self, control: socket.socket, job: dict[str, object], opened: "Future[str]") -> None:
-        """Give a front its job, and listen to it until it is gone."""
+    def _follow(self, control: socket.socket, job: dict[str, object], set_ready: Callable[[Report], None]) -> None:
+        """Give a front its job, and listen to it until it is gone. Raises the error that it reports."""
         control.sendall(orjson.dumps(job) + b"\n")
         if self._stopping.is_set():
             control.sendall(b"%d\n" % signal.SIGTERM)
         with control.makefile("rb") as lines:
             for line in lines:
-                told = orjson.loads(line)
-                if opened.done():
-                    continue
-                if "error" in told:
-                    opened.set_exception(ERRORS.get(told["kind"], RuntimeFailure)(told["error"]))
-                else:
-                    opened.set_result(told["ready"])
+                report = orjson.loads(line)
+                if "error" in report:
+                    raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
+                set_ready(report)
+
+
+def log_crash(reason: str, delay: float | None) -> None:
+    """Log why a front crashed. delay: seconds until it is started again, as any front is."""
+    log.error("%s; it is started again in %g s", reason, delay or 0)
 
 
 def divide(settings: Settings, number: int) -> Settings:

@@ -173,6 +173,31 @@ def test_a_client_that_hangs_up_is_noticed_on_every_server(tmp_path: Path) -> No
     assert server.batches("twice") == [1]
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("seconds", [0.0, 0.4])
+def test_a_client_that_ends_its_side_gets_its_answers(tmp_path: Path, seconds: float, version: str) -> None:
+    path = change_artifact(write_artifact(tmp_path / "twice.laconic", seconds=seconds), knee=1)
+    request = (head_of(len(BODY)) + BODY).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+    count = 3 if version == "1.1" else 1
+    with running(path, threads=1, queue_seconds=60) as server:
+        with connect(server) as client:
+            client.sendall(count * request)
+            client.shutdown(socket.SHUT_WR)
+            answers = read_all(client)
+        assert answers.count(b"200 OK") == count
+        assert answers.count(b'"data":[2.0,4.0,6.0]') == count
+        if version == "1.0":
+            assert b"100 Continue" not in answers
+
+
+def test_a_client_that_ends_its_side_within_a_request_is_disconnected(strict: Running) -> None:
+    for sent in (b"", b"POST /v2", head_of(99) + b"{"):
+        with connect(strict) as client:
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+            assert read_all(client) == b""
+
+
 def test_half_sent_bodies_do_not_hold_the_exit(tmp_path: Path) -> None:
     with process(write_artifact(tmp_path / "twice.laconic"), drain=0) as (started, url):
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as client:

@@ -157,6 +157,34 @@ def test_neither_tensors_in_json_nor_long_json_are_remembered_and_never_more_tha
     assert [cache.get(head, x.nbytes) is None for head in heads] == [True, True] + [False] * MOST
 
 
+def test_what_is_remembered_of_an_answer_is_never_half_of_one_and_half_of_another() -> None:
+    """Answers are written in threads: here one is, at the moment in which another is being remembered."""
+    head, tensors = binary_request(
+        np.ones((1, 3), np.float32), outputs=[{"name": "y", "parameters": {"binary_data": True}}]
+    )
+    request = read(head, tensors)
+    known = RequestCache().add(head, len(tensors), request)
+    assert known is not None
+    written: list[bytes] = []
+
+    class Seen(np.ndarray):
+        """An array whose shape is looked up in the middle of that moment."""
+
+        @property
+        def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+            answer = known.write({"y": one})
+            written.append(b"" if answer is None else answer.body)
+            return np.ndarray.shape.__get__(self)  # type: ignore[attr-defined]
+
+    one, two = (np.ones((rows, 3), np.float32) for rows in (1, 2))
+    for outputs in ({"y": one}, {"y": two.view(Seen)}):
+        plain = {name: np.asarray(array) for name, array in outputs.items()}
+        known.remember_answer(kserve.write_answer(request, plain, model="m", version="1"), outputs)
+    expected = kserve.write_answer(request, {"y": one}, model="m", version="1").body
+    assert written
+    assert set(written) <= {b"", expected}
+
+
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2", "/nothing"])
 def test_an_answer_is_one_packet_whoever_writes_it(server: Running, path: str) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:

@@ -48,7 +48,7 @@ def index(client: httpx.Client) -> dict[tuple[str, str], tuple[str, str]]:
 
 def test_models_come_and_go_with_the_folder(tmp_path: Path) -> None:
     with serving(tmp_path) as (_, client):
-        assert client.get("/v2/health/ready").status_code == 200
+        assert client.get("/v2/health/ready").status_code == 503
         assert client.post(INFER, json=request_of(ROW)).status_code == 404
         publish(tmp_path / "twice.laconic", 2)
         assert eventually(lambda: client.get("/v2/models/twice/ready").status_code == 200)

@@ -1,11 +1,14 @@
 """What is told of requests beside their answers: ids, lines in the log, traces."""
 
 import json
+import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import httpx
@@ -21,6 +24,7 @@ from tritonclient import grpc as triton
 from tritonclient import http as triton_http
 
 from laconic.errors import MissingPackage
+from serve.observation import logs
 from serve.observation.tracing import MAX_PARTS, Tracing
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
@@ -101,6 +105,28 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_exit(artifact
                 assert http.get(path).status_code == 404
         started.terminate()
         assert started.wait(10) == 0
+
+
+def write_log(*texts: str) -> None:
+    """Have these lines written; pytest, which keeps what is logged, takes no name that is not UTF-8."""
+    lines: Queue[logging.LogRecord | None] = Queue()
+    for text in texts:
+        lines.put(logging.makeLogRecord({"msg": text}))
+    lines.put(None)
+    logs.write_lines(lines)
+
+
+def test_a_name_that_is_not_utf_8_does_not_end_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    write_log(f"{os.fsdecode(b'/models/na' + bytes([255]) + b'me')} cannot be read", "the next line")
+    assert capfd.readouterr().err.splitlines() == ["/models/na\\udcffme cannot be read", "the next line"]
+
+
+def test_a_log_that_cannot_be_written_for_a_while_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        descriptors = iter([-1, file.fileno()])  # the first is closed
+        monkeypatch.setattr(logs.os, "write", lambda _, content, write=os.write: write(next(descriptors), content))
+        write_log("one", "two")
+    assert (tmp_path / "log").read_text() == "two\n"
 
 
 @pytest.fixture

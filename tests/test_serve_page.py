@@ -21,7 +21,8 @@ from served import (
     write_text_model,
 )
 
-from laconic.artifacts.manifest import REPORT
+from laconic.artifacts.manifest import MEASURED, REPORT
+from laconic.hashing import seal, unseal
 from serve.http.model_card import describe_verdict
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
@@ -131,6 +132,7 @@ def test_a_kind_of_sample_out_of_the_domain_is_among_the_notes() -> None:
 def test_no_script_of_a_report_runs_and_a_missing_one_is_named(tmp_path: Path) -> None:
     paths = [write_artifact(tmp_path / "with.laconic"), write_artifact(tmp_path / "without.laconic")]
     (paths[1] / REPORT).unlink()
+    (paths[1] / MEASURED).write_bytes(seal(unseal(paths[1] / MEASURED) | {"report": None}))
     with running(*paths) as server, server.client() as http:
         report = http.get("/page/reports/with")
         assert report.text.startswith("<!doctype html>")

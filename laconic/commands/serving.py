@@ -44,6 +44,10 @@ def serve(
     models: Annotated[
         Path | None, typer.Option(help="Folder of artifacts, which is watched.", rich_help_panel=MODELS)
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(help="Model without which the server is not ready; may be repeated.", rich_help_panel=MODELS),
+    ] = None,
     keep_versions: Annotated[
         int | None,
         typer.Option(min=1, help="Newest versions of a model that are served; default: 1.", rich_help_panel=MODELS),
@@ -166,4 +170,5 @@ def serve(
     from serve.server import serve
 
     given = context.params
-    serve(**given | {"artifacts": given["artifacts"] or (), "shares": given["shares"] or None})
+    lists = {name: given[name] or None for name in ("shares", "require")}
+    serve(**given | {"artifacts": given["artifacts"] or (), **lists})

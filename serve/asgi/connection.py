@@ -6,6 +6,7 @@ what has arrived of it, for ever. Instead of a timer for each deadline, all conn
 
 import asyncio
 import math
+import socket
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, cast
@@ -26,14 +27,23 @@ class Phase(Enum):
     ANSWER = "answer"
 
 
-STATUS = {408: b"Request Timeout", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+STATUS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+PROBE = 0.05
+"""Seconds between two looks at whether a client that sends nothing more still reads."""
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""An answer before the answer, which every client of HTTP/1.1 skips."""
 
 
 class Connection(HttpToolsProtocol):
     """HTTP/1.1 over one connection, within the limits of the settings.
 
-    admin: whether the client asks where operators do. on_lost: called when the connection is lost, for the request that
-    is being answered.
+    admin: whether the client asks where operators do. half_closed: whether the client sends nothing more. on_lost:
+    called when the connection is lost, for the request that is being answered.
     """
 
     def __init__(self, *arguments: Any, settings: Settings, admin: bool = False, **options: Any) -> None:
@@ -44,6 +54,7 @@ class Connection(HttpToolsProtocol):
         self.since = self.loop.time()
         self.received = 0
         self.paused_since = math.inf
+        self.half_closed = False
         self.on_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -73,6 +84,36 @@ class Connection(HttpToolsProtocol):
             if self.received > settings.max_headers:
                 self.refuse(431, f"the headers have more than the {settings.max_headers} bytes that this server takes")
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection if the client has sent a whole request, and may still read its answer.
+
+        TLS cannot be closed on one side alone.
+        """
+        if self.phase is not Phase.ANSWER or self.scheme == "https":
+            return False
+        self.half_closed = True
+        self.loop.call_later(PROBE, self.probe, False)
+        return True
+
+    def probe(self, sent: bool) -> None:
+        """Find out, until the answer begins, whether a client that sends nothing more has hung up.
+
+        To TCP both are the same, until something is sent to the client: where nobody reads it, the connection is reset.
+        sent: whether something was.
+        """
+        if self.transport.is_closing() or self.cycle.response_started:
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        if not sent and not self.pipeline and self.scope["http_version"] == "1.1":
+            self.transport.write(INTERIM)
+            sent = True
+        self.loop.call_later(PROBE, self.probe, sent)
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, "the request is not valid HTTP/1.1")
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.enter(Phase.HEADERS)
@@ -95,6 +136,8 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self.half_closed:
+            self.transport.close()
         elif self.phase is Phase.ANSWER:
             self.enter(Phase.REQUEST)
 

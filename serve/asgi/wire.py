@@ -63,7 +63,7 @@ class Answer:
             await send({"type": "http.response.body", "body": piece, "more_body": start + WRITTEN < len(view)})
 
 
-def as_told(error: Exception) -> LaconicError:
+def as_told(error: BaseException) -> LaconicError:
     """The error as clients are told of it: one that nobody raised on purpose is logged, and its text, which may hold
     anything, is left out."""
     if isinstance(error, LaconicError):
@@ -72,7 +72,7 @@ def as_told(error: Exception) -> LaconicError:
     return LaconicError("the server failed on this request; its log says why")
 
 
-def to_answer(error: Exception) -> Answer:
+def to_answer(error: BaseException) -> Answer:
     """What a client is told about an error: `{"error": "..."}`, as every V2 client expects."""
     told = as_told(error)
     return Answer(to_json({"error": str(told)}), told.status, headers=retry_headers(told))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from laconic.arrays import Arrays
-from laconic.errors import NotReady, RuntimeFailure
+from laconic.errors import INTERRUPTS, LaconicError, NotReady, RuntimeFailure, describe_error, list_causes
 from laconic.runtimes.runtime import Session
 from serve.batching.layout import Layout, Part
 
@@ -45,7 +45,9 @@ def run_batch(session: Session, layout: Layout, parts: Sequence[Part], runs: lis
         answers = layout.split_outputs(session.run(layout.join_inputs(parts)), parts)
     except NotReady as error:  # the engine is gone: which part made it fail, if one did, nobody knows
         return [error] * len(parts)
-    except Exception as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - engines raise anything, and the executor must live on
         if len(parts) > 1:
             half = len(parts) // 2
             return run_batch(session, layout, parts[:half], runs) + run_batch(session, layout, parts[half:], runs)
@@ -60,18 +62,14 @@ def run_batch(session: Session, layout: Layout, parts: Sequence[Part], runs: lis
     return list(answers)
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether the engine had too little memory for a batch."""
-    while error is not None:
-        if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__
-    return False
+    return any(isinstance(cause, MemoryError) or OUT_OF_MEMORY.search(str(cause)) for cause in list_causes(error))
 
 
-def explain(error: Exception) -> Exception:
+def explain(error: BaseException) -> LaconicError:
     """What the client is told of a failure of the engine, whose own words name nodes of the graph and files."""
-    log.error("the engine failed: %s", error)
+    log.error("the engine failed: %s", describe_error(error))
     if is_out_of_memory(error):
         return NotReady("the engine has too little memory for these inputs. Send less at a time, or shorter inputs")
     return RuntimeFailure("the engine failed on these inputs; the server's log says why")

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from laconic.arrays import Arrays
-from laconic.errors import DeadlineExceeded, NotReady, Overloaded
+from laconic.errors import INTERRUPTS, DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
-from serve.batching.batch_run import Ran, Run, run_batch
+from serve.batching.batch_run import Ran, Run, explain, run_batch
 from serve.batching.fair_queue import FairQueue, Flow, Item
 from serve.batching.layout import Cap, Layout, Part
 from serve.batching.statistics import Statistics
@@ -139,7 +139,9 @@ class Batcher:
         started = time.monotonic_ns()
         try:
             outputs = self.inline.run(inputs)
-        except Exception:  # noqa: BLE001 - engines raise anything
+        except INTERRUPTS:
+            raise
+        except BaseException:  # noqa: BLE001 - engines raise anything
             return None
         self.statistics.count_batch(rows=rows, ran_ns=time.monotonic_ns() - started)
         self.statistics.queue.observe(0)
@@ -184,7 +186,12 @@ class Batcher:
     def _execute(self, session: Session) -> None:
         batch, bulk = self._take(ran_bulk=False)
         while batch:
-            self._run(session, batch)
+            try:
+                answers = self._answer(session, batch)
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end this thread alone, and its batch would wait
+                answers = [explain(error)] * len(batch)
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
             batch, bulk = self._take(ran_bulk=bulk)
 
     def _take(self, *, ran_bulk: bool) -> tuple[list[Item], bool]:
@@ -209,11 +216,6 @@ class Batcher:
                     return batch, True
                 self._changed.wait(shared_for if self._queue.bulk else None)
             return [], False
-
-    def _run(self, session: Session, batch: list[Item]) -> None:
-        answers = self._answer(session, batch)
-        with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-            batch[0].future.get_loop().call_soon_threadsafe(deliver, batch, answers)
 
     def _run_inline(self, session: Session) -> None:
         """Run one batch on the event loop, and have the next run after what else the loop has to do."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from laconic.errors import InputError, LaconicError, NotReady, Overloaded
+from laconic.errors import INTERRUPTS, InputError, LaconicError, NotReady, Overloaded
 from serve.asgi.wire import as_told
 from serve.observation.tracing import end_trace
 from serve.settings.server_settings import Settings
@@ -48,7 +48,7 @@ async def read(context: Context) -> bytes | None:
     return None if message is grpc.aio.EOF else message
 
 
-async def fail(context: Context, error: Exception) -> None:
+async def fail(context: Context, error: BaseException) -> None:
     """End the call with the status of the error; it does not return."""
     told = as_told(error)
     trailing: tuple[tuple[str, str], ...] = ()
@@ -67,7 +67,9 @@ def call(settings: Settings, respond: Respond) -> Call:
         with end_trace():
             try:
                 return await respond(await read_whole(context), context)
-            except Exception as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
+            except (*INTERRUPTS, asyncio.CancelledError):
+                raise
+            except BaseException as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
                 await fail(context, error)
                 return None
 

@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 
-from laconic.errors import NotReady, UnknownModel
+from laconic.errors import INTERRUPTS, NotReady, UnknownModel
 from serve.grpc.grpc_call import Context, call, fail
 from serve.grpc.grpc_messages import parse_message, serialize
 from serve.grpc.inference_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -47,7 +47,9 @@ class Health:
                 if (now := self._status(body)) != status:
                     status = now
                     await context.write(status)
-        except Exception as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
+        except (*INTERRUPTS, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - gRPC would answer UNKNOWN
             await fail(context, error)
 
     def _status(self, body: bytes) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from laconic.arrays import Arrays
+from laconic.errors import INTERRUPTS
 from serve.asgi.body import OFFLOAD_FROM, MemoryBudget, Reservation
 from serve.asgi.offload import offload
 from serve.asgi.wire import as_told
@@ -91,7 +92,9 @@ class InferenceService:
             message, raw = parse_request(body)
             finish = finish_final if any(FINAL[0] == name for name in message.parameters) else finish_streamed
             return await self._infer(message, raw, context, reservation, finish)
-        except Exception as error:  # noqa: BLE001 - the stream goes on
+        except (*INTERRUPTS, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the stream goes on
             response = pb.ModelInferResponse(id=message.id)
             text = str(as_told(error))
             return serialize(pb.ModelStreamInferResponse(error_message=text, infer_response=response))

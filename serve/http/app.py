@@ -4,8 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from laconic.artifacts.artifact import make_name
 from laconic.errors import UsageError
+from laconic.registry import did_you_mean
 from serve.asgi.body import MemoryBudget
+from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
 from serve.http.embed import Embed
@@ -49,12 +52,14 @@ class App:
 
     async def close(self) -> None:
         """Close the models, after what else answers requests with them."""
-        if self.stopping is not None:
-            await self.stopping
-        if self.folder is not None:
-            self.folder.close()
-        self.repository.close()
-        self.observer.close()
+        try:
+            if self.stopping is not None:
+                await self.stopping
+        finally:
+            if self.folder is not None:
+                self.folder.close()
+            self.repository.close()
+            self.observer.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
@@ -81,7 +86,7 @@ class App:
                 return
         if scope["method"] == "HEAD":  # of its answer, the connection sends the headers alone
             scope = {**scope, "method": "GET"}
-        await self.control(scope, receive, send)
+        await ErrorBoundary(self.control, send).run(scope, receive)
 
 
 def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> App:
@@ -94,8 +99,9 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
     if not artifacts and settings.models is None:
         raise UsageError("no artifact and no folder of models (--models) was given: there is nothing to serve")
     # Before models are loaded: what does not fit is said at once.
+    check_required(artifacts, settings)
     guard, observer = Guard(settings), RequestObserver(settings)
-    repository = Repository(open_models(artifacts, settings))
+    repository = Repository(open_models(artifacts, settings), settings.require)
     folder = None if settings.models is None else WatchedFolder(settings.models, repository, settings)
     try:
         if folder is not None:
@@ -104,3 +110,12 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
         repository.close()
         raise
     return App(repository, settings, guard, observer, folder)
+
+
+def check_required(artifacts: Sequence[Path], settings: Settings) -> None:
+    """Raise UsageError for a required model that can never be served, for lack of a folder in which it might appear."""
+    names = [make_name(path.resolve()) for path in artifacts]
+    missing = [name for name in settings.require if name not in names]
+    if missing and settings.models is None:
+        hint = did_you_mean(missing[0], names)
+        raise UsageError(f"--require names {missing[0]!r}, and no artifact of that name was given. {hint}")

@@ -57,6 +57,10 @@ def add_errors(app: FastAPI) -> None:
     async def on_laconic_error(_: Request, error: LaconicError) -> Response:
         return respond(to_answer(error))
 
+    @app.exception_handler(Exception)
+    async def on_fault(_: Request, error: Exception) -> Response:
+        return respond(to_answer(error))
+
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}. GET /openapi.json lists what there is"
@@ -101,7 +105,8 @@ def add_server(app: FastAPI, repository: Repository, metrics: Metrics) -> None:
 
     @app.get("/v2/health/ready", tags=["server"], response_class=Response)
     async def ready() -> Response:
-        """Whether requests are welcome; 503 once the server is told to stop, and while a model has no engine."""
+        """Whether requests are welcome; 503 once the server is told to stop, while it serves no model or lacks a
+        required one, and while a model has no engine."""
         metadata.check_server(repository)
         return Response()
 

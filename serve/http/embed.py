@@ -28,7 +28,7 @@ class Embed(Endpoint):
 
     pattern = re.compile(r"/v1/embeddings")
 
-    def refuse(self, error: Exception) -> Answer:
+    def refuse(self, error: BaseException) -> Answer:
         return to_openai_answer(error)
 
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:

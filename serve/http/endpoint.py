@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from laconic.errors import InputError, NotReady, UsageError
+from laconic.errors import INTERRUPTS, InputError, NotReady, UsageError
 from serve.asgi.body import MemoryBudget, Reservation, read_body
 from serve.asgi.wire import CLOSE, Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
 from serve.model_repository.model import Model
@@ -40,7 +40,7 @@ class Endpoint(ABC):
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
         """The answer to a request whose body is not read yet. match: its path. Raises what goes wrong."""
 
-    def refuse(self, error: Exception) -> Answer:
+    def refuse(self, error: BaseException) -> Answer:
         """What the client is told about an error."""
         return to_answer(error)
 
@@ -67,7 +67,9 @@ class Endpoint(ABC):
             return True
         except asyncio.CancelledError:  # the time that requests under way have to end is over
             answer = self.refuse(NotReady("the server stopped before this request had its turn. Try another replica"))
-        except Exception as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
             answer = self.refuse(error)
             if any(name == b"expect" for name, _ in scope["headers"]):
                 answer.headers.append(CLOSE)

@@ -8,7 +8,7 @@ from laconic.errors import LaconicError, UsageError
 from serve.asgi.wire import CLOSE, CONNECTION, Answer, Headers, Message, Scope, Send, to_answer
 from serve.http.openai_shape import to_openai_answer
 from serve.security.keys import CALLER, Unauthorized, load_keys
-from serve.security.origin import Hosts, Origins, answer_preflight, describe_access
+from serve.security.origin import Hosts, Origins, answer_preflight, check_host_count, describe_access
 from serve.settings.server_settings import Settings
 
 HEALTH = re.compile(r"/v2/health/\w+|/v2/models/[^/]+(?:/versions/[^/]+)?/ready")
@@ -60,20 +60,27 @@ class Guard:
             CALLER.set(caller)
             caller.count_request()
 
-    def _passes(self, headers: Headers) -> bool:
-        """Whether nothing can be wrong: no key is needed, no browser sent the request, and its host was seen before."""
+    def _passes(self, scope: Scope, headers: Headers) -> bool:
+        """Whether nothing can be wrong: no header is repeated, no key is needed, no browser sent the request, and its
+        host is that of the last one."""
         return (
-            self.keys is None
+            b"host" in headers
+            and len(headers) == len(scope["headers"])
+            and self.keys is None
             and self.settings.admin is None
             and b"origin" not in headers
             and b"sec-fetch-site" not in headers
-            and (self._hosts is None or headers.get(b"host") == self._hosts.seen)
+            and (self._hosts is None or self._hosts.is_last(headers[b"host"]))
         )
 
     def admit(self, scope: Scope, headers: Headers, send: Send) -> tuple[Send, Answer | None]:
         """Where the answer is to be sent, and the refusal, if it is one."""
-        if self._passes(headers):
+        if self._passes(scope, headers):
             return send, None
+        try:
+            check_host_count(scope["http_version"], scope["headers"])
+        except LaconicError as error:
+            return send, self._refuse(error, scope, headers)
         origin = headers.get(b"origin")
         if origin is not None and self._origins.allows(origin):
             send = AddHeaders(send, describe_access(origin))
@@ -92,14 +99,18 @@ class Guard:
         except LaconicError as error:
             if HEALTH.fullmatch(scope["path"]):
                 return send, None
-            self.refused[error.status] += 1
-            refusal = to_openai_answer(error) if OPENAI.fullmatch(scope["path"]) else to_answer(error)
-            if isinstance(error, Unauthorized):
-                refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))
-            if b"expect" in headers:
-                refusal.headers.append(CLOSE)
-            return send, refusal
+            return send, self._refuse(error, scope, headers)
         return send, None
+
+    def _refuse(self, error: LaconicError, scope: Scope, headers: Headers) -> Answer:
+        """Count a refusal, and put it in the shape of the route's API."""
+        self.refused[error.status] += 1
+        refusal = to_openai_answer(error) if OPENAI.fullmatch(scope["path"]) else to_answer(error)
+        if isinstance(error, Unauthorized):
+            refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))
+        if b"expect" in headers:
+            refusal.headers.append(CLOSE)
+        return refusal
 
 
 def check_side(path: str, *, admin: bool) -> None:

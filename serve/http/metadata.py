@@ -14,11 +14,27 @@ EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 
 
 def check_server(repository: Repository) -> None:
-    """Raise NotReady once the server is told to stop, and while a model has no engine."""
+    """Raise NotReady once the server is told to stop, while it serves no model or lacks a required one, and while a
+    model has no engine."""
     if not repository.ready:
         raise NotReady("the server is stopping")
-    for model in repository:
+    models = list(repository)
+    served = {model.name for model in models}
+    if missing := [name for name in repository.required if name not in served]:
+        raise NotReady("; ".join(explain_missing(repository, name) for name in missing))
+    if not models:
+        absent = dict.fromkeys(name for name, _ in repository.absent.copy())
+        reasons = [explain_missing(repository, name) for name in absent]
+        raise NotReady("; ".join(reasons) or "no model is served: the folder of models holds none")
+    for model in models:
         model.check_ready()
+
+
+def explain_missing(repository: Repository, name: str) -> str:
+    """Say why no version of a model is served."""
+    absent = repository.absent.copy().items()
+    reasons = [absence.reason or "it is being loaded" for (model, _), absence in absent if model == name]
+    return f"model {name!r} is not ready: {'; '.join(reasons) or 'the folder of models does not hold it'}"
 
 
 def check_model(repository: Repository, model: Model) -> None:

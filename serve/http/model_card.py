@@ -43,16 +43,16 @@ def describe_form(model: Model) -> dict[str, Any]:
 
 
 def describe_verdict(verdict: Verdict | None, metric: str) -> dict[str, Any]:
-    """Describe the verdict: its state, `passed`, `failed` or `none`, at most two figures with labels, what they were
+    """Describe the verdict: its state, `none` where there is none, at most two figures with labels, what they were
     measured on, and sentences on what is not as it should be. metric: the name of the task's metric."""
     if verdict is None:
         return {"state": "none", "figures": [], "basis": "", "notes": ["its answers were never compared"]}
     whole = verdict.drift[0] if verdict.drift else None
     return {
-        "state": "passed" if verdict.passed else "failed",
+        "state": verdict.state,
         "figures": list_figures(whole, metric) if whole else [],
         "basis": f"{whole.subject} against {whole.against}, {whole.samples} samples" if whole else "",
-        "notes": [*verdict.failures, *verdict.out_of_domain],
+        "notes": [*verdict.failures, *verdict.doubts, *verdict.out_of_domain],
     }
 
 

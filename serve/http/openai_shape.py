@@ -16,7 +16,7 @@ class InvalidParameter(InputError):
         self.parameter = parameter
 
 
-def to_openai_answer(error: Exception) -> Answer:
+def to_openai_answer(error: BaseException) -> Answer:
     """What a client is told about an error."""
     told = as_told(error)
     kind = KINDS.get(told.status, "invalid_request_error" if told.status < 500 else "server_error")

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
 
 from laconic import __version__
-from laconic.artifacts.manifest import REPORT
+from laconic.errors import ArtifactError
 from serve.asgi.wire import to_json
 from serve.http.model_card import describe_activity, describe_model
 from serve.model_repository.repository import Repository
@@ -62,12 +62,15 @@ def add_page(app: FastAPI, repository: Repository) -> None:
         return send_json({model.name: describe_activity(model) for model in repository})
 
     @app.get("/page/reports/{name}", include_in_schema=False)
-    async def report(name: str) -> Response:
-        """The report of a model's artifact."""
-        path = repository.get(name).artifact.path / REPORT
-        if not path.is_file():
-            raise HTTPException(404, f"the artifact of model {name!r} has no report; `laconic compress` writes one")
-        return FileResponse(path, media_type="text/html", headers=HEADERS | {"content-security-policy": REPORT_POLICY})
+    def report(name: str) -> Response:
+        """The report of a model's artifact, as it was written. Read in a thread."""
+        try:
+            content = repository.get(name).artifact.read_report()
+        except ArtifactError:  # it names files, which are no concern of clients
+            raise HTTPException(
+                404, f"the artifact of model {name!r} has no report as it was written; `laconic compress` writes one"
+            ) from None
+        return Response(content, media_type="text/html", headers=HEADERS | {"content-security-policy": REPORT_POLICY})
 
 
 def send_file(name: str, content_type: str) -> Response:

@@ -27,10 +27,17 @@ class TensorPlace(NamedTuple):
     offset: int
 
 
+class KnownAnswer(NamedTuple):
+    """The JSON of an answer whose tensors follow in binary, and their shapes."""
+
+    json: bytes
+    shapes: list[tuple[int, ...]]
+
+
 class KnownRequest:
     """What the JSON of a request says, where all its tensors follow in binary. size: their bytes."""
 
-    __slots__ = ("_answer_json", "_answer_shapes", "_places", "id", "outputs", "rows", "size", "timeout")
+    __slots__ = ("_answer", "_places", "id", "outputs", "rows", "size", "timeout")
 
     def __init__(self, request: Request) -> None:
         self.id = request.id
@@ -43,8 +50,7 @@ class KnownRequest:
         for name, array in request.inputs.items():
             self._places.append(TensorPlace(name, array.dtype, array.shape, self.size))
             self.size += array.nbytes
-        self._answer_json = b""
-        self._answer_shapes: list[tuple[int, ...]] = []
+        self._answer: KnownAnswer | None = None
 
     def read(self, body: bytes, start: int) -> Request:
         """The request with the tensors of this body, as views of it. start: where they begin."""
@@ -61,16 +67,18 @@ class KnownRequest:
         """Keep the JSON of an answer, if all its tensors follow in binary."""
         if all(self.outputs.values()):
             arrays = [outputs[name] for name in self.outputs]
-            self._answer_json = answer.body[: len(answer.body) - sum(array.nbytes for array in arrays)]
-            self._answer_shapes = [array.shape for array in arrays]
+            json = answer.body[: len(answer.body) - sum(array.nbytes for array in arrays)]
+            # In one step: large answers are written in threads, several at a time.
+            self._answer = KnownAnswer(json, [array.shape for array in arrays])
 
     def write(self, outputs: Arrays) -> Answer | None:
         """The answer with these outputs, if one with the same shapes was remembered."""
         arrays: list[Array] = [outputs[name] for name in self.outputs]
-        if not self._answer_json or [array.shape for array in arrays] != self._answer_shapes:
+        answer = self._answer
+        if answer is None or [array.shape for array in arrays] != answer.shapes:
             return None
-        length = (b"inference-header-content-length", b"%d" % len(self._answer_json))
-        body = b"".join([self._answer_json, *[np.ascontiguousarray(array).data for array in arrays]])
+        length = (b"inference-header-content-length", b"%d" % len(answer.json))
+        body = b"".join([answer.json, *[np.ascontiguousarray(array).data for array in arrays]])
         return Answer(body, content_type=BINARY, headers=[length])
 
 

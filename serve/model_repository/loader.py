@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact import Artifact, make_name
 from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import UsageError
 from laconic.hashing import digest_file
 from serve.model_repository.backend import Backend
 from serve.model_repository.model import Model
-from serve.model_repository.versions import VERSION, find_versions
+from serve.model_repository.versions import VERSION, escape, explain_ambiguity, find_versions
 from serve.settings.server_settings import Settings
 from serve.workers.devices import assign_gpus, list_gpus
 from serve.workers.engine_job import EngineJob
@@ -25,14 +25,16 @@ processor time a batch. With one client a model of 7 us gave 0.79 of the request
 def open_models(paths: Iterable[Path], settings: Settings) -> list[Model]:
     """Load and check the newest version of every model. Raises UsageError for two of a name, and the artifact's own
     errors."""
-    given: dict[str, Path] = {}
+    named: dict[str, Path] = {}
     for path in paths:
-        name = path.resolve().stem
-        if name in given:
-            raise UsageError(f"{path} and {given[name]} would both be served as {name!r}. Rename one of the folders")
-        given[name] = path
+        name = make_name(path.resolve())
+        if name != escape(name):
+            raise UsageError(f"the name of {escape(path)} is not UTF-8. Rename the folder")
+        if name in named:
+            raise UsageError(explain_ambiguity(name, (named[name], path)))
+        named[name] = path
     artifacts = {}
-    for name, path in given.items():
+    for name, path in named.items():
         version, newest = next(iter(find_versions(path).items()), (VERSION, path))
         artifacts[name] = (version, Artifact.load(newest))
     models: list[Model] = []
@@ -54,9 +56,12 @@ def open_version(path: Path, settings: Settings, *, name: str, version: str) -> 
 def open_model(artifact: Artifact, settings: Settings, *, name: str, version: str) -> Model:
     """Open a loaded artifact as a model of that name and version."""
     digest = digest_file(artifact.path / MANIFEST).sha256
-    return Model(
-        artifact, open_backend(artifact, settings, name, digest), settings, name=name, version=version, digest=digest
-    )
+    backend = open_backend(artifact, settings, name, digest)
+    try:
+        return Model(artifact, backend, settings, name=name, version=version, digest=digest)
+    except BaseException:
+        backend.close()  # or its workers would live on
+        raise
 
 
 TOKENS_PER_WATCH = 32

@@ -1,6 +1,6 @@
 """The models of a server, by name and version."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from laconic.errors import UnknownModel
@@ -19,11 +19,12 @@ class Absence:
 class Repository:
     """Models by name and version, and whether the server accepts requests.
 
-    absent: by name and version. Models are published and withdrawn by other threads than the event loop's, which sees
-    the one mapping or the other.
+    required: names of the models without which the server is not ready. absent: by name and version. Models are
+    published and withdrawn by other threads than the event loop's, which sees the one mapping or the other.
     """
 
-    def __init__(self, models: Iterable[Model] = ()) -> None:
+    def __init__(self, models: Iterable[Model] = (), required: Sequence[str] = ()) -> None:
+        self.required = required
         self._models: dict[str, dict[str, Model]] = {}
         self._latest: dict[str, Model] = {}
         self.absent: dict[tuple[str, str], Absence] = {}

@@ -9,12 +9,12 @@ import threading
 import time
 from pathlib import Path
 
-from laconic.errors import ArtifactError, LaconicError, UnknownModel, UsageError
+from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, describe_error
 from laconic.registry import did_you_mean
 from serve.model_repository.loader import open_version
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Absence, Repository
-from serve.model_repository.versions import Stamp, find_models, stamp
+from serve.model_repository.versions import VERSION, FolderListing, Stamp, explain_ambiguity, list_models, stamp
 from serve.settings.server_settings import Settings
 
 LINGER = 1.0
@@ -35,11 +35,13 @@ class WatchedFolder:
         self.path = path
         self.repository = repository
         self.settings = settings
-        self._reserved = {model.name for model in repository}
+        self._reserved = {model.name: model.artifact.path for model in repository}
         self._served: dict[Key, Stamp] = {}
         self._refused: dict[Key, Stamp] = {}
         self._seen: dict[Key, Stamp] = {}
+        self._blocked: dict[str, str] = {}
         self._unloaded: set[str] = set()
+        self._failure = ""
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="model-folder", daemon=True)
@@ -47,13 +49,16 @@ class WatchedFolder:
     def start(self) -> None:
         """Load what is there, and watch the folder from now on.
 
-        Raises UsageError if there is no such folder, or nothing of what is in it can be served.
+        Raises UsageError if there is no such folder, and ArtifactError if there are artifacts in it, and none can be
+        served. An entry that cannot be read may be none, such as `lost+found`.
         """
         if not self.path.is_dir():
             raise UsageError(f"there is no folder {self.path}. Make it, or give another one to --models")
         with self._lock:
-            self._synchronize(set(find_models(self.path)))
-        reasons = [each.reason for each in self.repository.absent.values()]
+            listing = list_models(self.path)
+            self._synchronize(listing, settled=set(listing.versions))
+        absent = self.repository.absent.items()
+        reasons = [absence.reason for (name, _), absence in absent if name not in listing.unreadable]
         if reasons and not list(self.repository):
             raise ArtifactError(f"nothing in {self.path} can be served: {'; '.join(reasons)}")
         self._watcher.start()
@@ -68,15 +73,16 @@ class WatchedFolder:
         Raises UnknownModel, and ArtifactError with the reason where it cannot be served.
         """
         with self._lock:
-            versions = self._find(name)
+            listing = list_models(self.path)
+            version = self._find(name, listing)[0]
             self._unloaded.discard(name)
-            newest = (name, versions[0])
-            for version in versions:
-                self._refused.pop((name, version), None)
+            newest = (name, version)
+            for key in [key for key in self._refused if key[0] == name]:
+                del self._refused[key]
             served = self.repository.get(name) if newest in self._served else None
             if served is not None and served.backend.reason:
                 self._served[newest] = ()  # whatever keeps its engine from running: open it anew
-            self._synchronize({name})
+            self._synchronize(listing, settled={name})
             if newest in self._refused or newest not in self._served:
                 absence = self.repository.absent.get(newest)
                 raise ArtifactError(f"model {name!r} is not loaded: {absence.reason if absence else 'it has gone'}")
@@ -84,38 +90,51 @@ class WatchedFolder:
     def unload(self, name: str) -> None:
         """Serve a model no longer, until it is loaded again. Raises UnknownModel."""
         with self._lock:
-            versions = self._find(name)
+            versions = self._find(name, list_models(self.path))
             self._unloaded.add(name)
             for key in [each for each in self._served if each[0] == name]:
                 self._withdraw(key)
             for version in versions[: self.settings.keep_versions]:
                 self.repository.absent[name, version] = Absence("UNAVAILABLE", "unloaded")
 
-    def _find(self, name: str) -> list[str]:
-        """The versions of a model in the folder, the newest first."""
-        found = {each: versions for each, versions in find_models(self.path).items() if each not in self._reserved}
-        if name not in found:
-            raise UnknownModel(f"the folder of models holds no {name!r}. {did_you_mean(name, found)}")
-        return list(found[name])
+    def _find(self, name: str, listing: FolderListing) -> list[str]:
+        """The versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where the
+        folder of the model cannot be read."""
+        if reason := listing.unreadable.get(name) or listing.ambiguous.get(name):
+            raise ArtifactError(f"model {name!r} is not loaded: {reason}")
+        models = {model: versions for model, versions in listing.versions.items() if model not in self._reserved}
+        if name not in models:
+            raise UnknownModel(f"the folder of models holds no {name!r}. {did_you_mean(name, models)}")
+        return list(models[name])
 
     def _watch(self) -> None:
+        """Look at the folder until it is closed, whatever happens in one look."""
         while not self._stopped.wait(self.settings.poll):
+            failure = ""
             try:
                 with self._lock:
-                    self._synchronize()
+                    self._synchronize(list_models(self.path))
             except OSError as error:  # a file system that is away for a while
-                log.error("%s cannot be read: %s", self.path, error)
+                failure = f"{self.path} cannot be read: {error.strerror or error}"
+            except BaseException as error:  # noqa: BLE001 - it would end this thread alone, and no change would be seen
+                failure = f"the change of {self.path} failed: {describe_error(error)}"
+            if failure and failure != self._failure:
+                log.error("%s", failure)
+            self._failure = failure
 
-    def _synchronize(self, settled: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    def _synchronize(self, listing: FolderListing, settled: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         """Serve what is in the folder. An artifact is taken when it has not changed between two looks.
 
         settled: names of models that are taken as they are.
         """
-        found = find_models(self.path)
-        stamps = {(name, each): stamp(path) for name, paths in found.items() for each, path in paths.items()}
-        gone = [key for key in (*self._served, *self._refused) if key not in stamps and key not in self._seen]
+        models = listing.versions
+        blocked = listing.unreadable | listing.ambiguous
+        stamps = {(name, version): stamp(path) for name in models for version, path in models[name].items()}
+        known = [key for key in (*self._served, *self._refused) if key[0] not in blocked]
+        gone = [key for key in known if key not in stamps and key not in self._seen]
         before, self._seen = self._seen, stamps
-        for name, versions in found.items():
+        self._note_blocked(blocked)
+        for name, versions in models.items():
             if name in self._unloaded:
                 continue
             kept = 0
@@ -129,7 +148,20 @@ class WatchedFolder:
                     kept += key in self._served
         for key in gone:
             self._withdraw(key)
-        self._unloaded &= set(found)
+        self._unloaded &= {*models, *blocked}
+
+    def _note_blocked(self, blocked: dict[str, str]) -> None:
+        """Note the models of which nothing can be loaded, whose versions stay served as they are. blocked: why."""
+        for name in self._blocked.keys() - blocked.keys():
+            for key in [key for key in self.repository.absent if key[0] == name]:
+                self._refused.pop(key, None)  # to be looked at again
+                del self.repository.absent[key]
+        for name, reason in blocked.items():
+            if self._blocked.get(name) != reason:
+                log.error("model %s is not loaded: %s", name, reason)
+            for key in [key for key in self._served if key[0] == name] or [(name, VERSION)]:
+                self.repository.absent[key] = Absence("UNAVAILABLE", reason)
+        self._blocked = blocked
 
     def _provide(self, key: Key, path: Path, found: Stamp) -> bool:
         """Serve a version as it lies in the folder. Returns whether it is served, be it as it was before."""
@@ -139,10 +171,12 @@ class WatchedFolder:
         self.repository.absent[key] = Absence("LOADING", "")
         try:
             if name in self._reserved:
-                raise UsageError(f"{path} has the name of a model that was given when the server was started")
+                raise UsageError(explain_ambiguity(name, (self._reserved[name], path)))
             model = open_version(path, self.settings, name=name, version=version)
-        except Exception as error:  # noqa: BLE001 - whatever it is, what is served stays
-            reason = str(error) if isinstance(error, LaconicError) else f"{type(error).__name__}: {error}"
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is, what is served stays
+            reason = describe_error(error)
             log.error("model %s, version %s, is not loaded: %s", name, version, reason)
             self._refused[key] = found
             self.repository.absent[key] = Absence("UNAVAILABLE", reason)

@@ -120,9 +120,11 @@ def open_log(settings: Settings) -> Iterator[None]:
 
 
 def write_lines(lines: "Queue[logging.LogRecord | None]") -> None:
-    """Write lines to standard error until None comes.
+    """Write lines to standard error until None comes, whatever is in them and whether or not somebody reads them.
 
-    To its descriptor: who waits for a reader within `sys.stderr` holds a lock that the end of the process wants.
+    To its descriptor: who waits for a reader within `sys.stderr` holds a lock that the end of the process wants. The
+    name of a file or a path need not be UTF-8.
     """
     while (line := lines.get()) is not None:
-        os.write(STANDARD_ERROR, f"{line.msg}\n".encode())
+        with suppress(OSError):
+            os.write(STANDARD_ERROR, f"{line.msg}\n".encode(errors="backslashreplace"))

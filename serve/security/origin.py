@@ -9,7 +9,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from laconic.errors import LaconicError, UsageError
+from laconic.errors import InputError, LaconicError, UsageError
 from serve.asgi.wire import Answer, Headers
 
 HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9A-Fa-f:.]+\]|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*")
@@ -35,25 +35,24 @@ class CrossOrigin(LaconicError):
 
 
 class Hosts:
-    """The names that this server goes by, this machine's own included. names: `example.com`, `*.example.com`.
-
-    seen: the last header that named it.
-    """
+    """The names that this server goes by, this machine's own included. names: `example.com`, `*.example.com`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if wrong := [name for name in names if not HOST.fullmatch(name)]:
             raise UsageError(f"{wrong[0]!r} in allowed_hosts is no host name. Give it without a scheme and a port")
         self._exact = frozenset(name.lower().encode() for name in (*LOOPBACK, *names) if not name.startswith("*"))
-        self.seen: bytes | None = None
+        self._last = b""
         self._suffixes = tuple(name[1:].lower().encode() for name in names if name.startswith("*"))
 
+    def is_last(self, host: bytes) -> bool:
+        """Whether this header `Host` is the last one that passed, as almost every one is."""
+        return host != b"" and host == self._last
+
     def check(self, host: bytes) -> None:
-        """Raise Misdirected if the header `Host` names another server."""
-        if host == self.seen:
-            return
+        """Raise Misdirected if the header `Host` names another server, or none; it is empty where there is none."""
         name = strip_port(host).lower()
         if name in self._exact or (name and name.endswith(self._suffixes)):
-            self.seen = host
+            self._last = host
             return
         raise Misdirected(
             f"this server does not go by the name of {name.decode('latin-1')[:100]!r}. "
@@ -90,6 +89,16 @@ class Origins:
             f"a web page of {(origin or b'another origin').decode('latin-1')[:100]} sent this request. "
             f"If it may, add its origin to the setting cors_origins"
         )
+
+
+def check_host_count(version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raise InputError unless a request has the one header `Host` that RFC 9112 asks for; in HTTP/1.0 it may have none.
+
+    version: of HTTP.
+    """
+    count = sum(name == b"host" for name, _ in headers)
+    if count > 1 or (count == 0 and version != "1.0"):
+        raise InputError(f"the request has {count} Host headers, and must have exactly one")
 
 
 def strip_port(host: bytes) -> bytes:

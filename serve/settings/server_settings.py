@@ -52,9 +52,9 @@ class Settings(Strict):
     writes, so many for every 32 tokens of the longest answer. max_crashes: of a worker in a row, after which it is not
     started again.
 
-    models: a folder of artifacts that is watched. keep_versions: the newest versions of each model in it that are
-    served. poll: seconds between two looks at the folder. shares: the cores of some models, by name, in place of
-    `threads`.
+    models: a folder of artifacts that is watched. require: names of models without which the server is not ready.
+    keep_versions: the newest versions of each model in the folder that are served. poll: seconds between two looks at
+    the folder. shares: the cores of some models, by name, in place of `threads`.
 
     grpc_port: where the V2 protocol is also served over gRPC; 0 takes a free port; nowhere where None.
 
@@ -86,6 +86,7 @@ class Settings(Strict):
     watchdog: Seconds = 8.0
     max_crashes: int = Field(default=5, ge=1)
     models: Path | None = None
+    require: Names = ()
     keep_versions: int = Field(default=1, ge=1)
     poll: Seconds = 1.0
     shares: Shares | None = None

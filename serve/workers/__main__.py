@@ -10,14 +10,15 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 import orjson
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.manifest import MANIFEST, read_manifest, read_measurements
-from laconic.errors import ArtifactError, LaconicError
+from laconic.artifacts.manifest import MANIFEST
+from laconic.errors import INTERRUPTS, ArtifactError, LaconicError, describe_error, list_causes
 from laconic.hashing import digest_file
 from laconic.runtimes.runtime import Session
 from serve.workers.child_process import bind_to_parent
@@ -45,9 +46,11 @@ def work(control: socket.socket, connections: list[socket.socket], job: EngineJo
     """Open the artifact and answer batches, one session for each connection."""
     try:
         opened = open_job(job)
-    except Exception as error:  # noqa: BLE001 - engines raise anything, and the server tells what
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - engines raise anything, and the server says what
         kind = type(error).__name__ if isinstance(error, LaconicError) else ""
-        control.sendall(orjson.dumps({"error": str(error) or type(error).__name__, "kind": kind}) + b"\n")
+        control.sendall(orjson.dumps({"error": describe_error(error), "kind": kind}) + b"\n")
         return
     for session, connection in zip(opened.sessions, connections, strict=True):
         threading.Thread(target=answer, args=(session, connection), daemon=True).start()
@@ -60,47 +63,56 @@ def open_job(job: EngineJob) -> EngineSessions:
     path = Path(job.path)
     if digest_file(path / MANIFEST).sha256 != job.digest:
         raise ArtifactError(f"{path} holds another artifact than the one that is served. Load the model again")
-    artifact = Artifact(path, read_manifest(path), read_measurements(path))
-    return EngineSessions.open(artifact, job.sessions, threads=job.threads, runtime=job.runtime, unproven=job.unproven)
+    return EngineSessions.open(
+        Artifact.read(path), job.sessions, threads=job.threads, runtime=job.runtime, unproven=job.unproven
+    )
 
 
 def answer(session: Session, connection: socket.socket) -> None:
-    """Answer batches with their outputs, or with the error of the engine, until the server closes the connection."""
-    with connection, contextlib.suppress(OSError):
+    """Answer batches with their outputs, or with the error of the engine, until the server closes the connection.
+
+    The process ends with the connection: the server waits for each of its sessions, and starts another worker.
+    """
+    code = 0
+    try:
         while True:
             inputs, _ = receive_frame(connection)
             send_frame(connection, *run(session, inputs))
+    except OSError:  # the server closed it
+        pass
+    except BaseException:  # noqa: BLE001 - with this thread alone, its session would be gone unnoticed
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
 
 
 def run(session: Session, inputs: Arrays) -> tuple[Arrays, str]:
-    """The outputs, or nothing and the engine's error."""
+    """Return the outputs, or nothing and the engine's error."""
     try:
         return session.run(inputs), ""
-    except Exception as error:  # noqa: BLE001 - engines raise anything, and the worker must live on
+    except BaseException as error:  # noqa: BLE001 - engines raise anything, and the worker must live on
         return {}, describe(error)
 
 
-def describe(error: Exception) -> str:
-    """What an engine's exception says, with its causes."""
-    told = []
-    cause: BaseException | None = error
-    while cause is not None:
-        told.append("out of memory" if isinstance(cause, MemoryError) else str(cause) or type(cause).__name__)
-        cause = cause.__cause__
-    return "; ".join(dict.fromkeys(told)).encode(errors="replace").decode()
+def describe(error: BaseException) -> str:
+    """Describe an engine's exception with its causes."""
+    texts = [
+        "out of memory" if isinstance(cause, MemoryError) else str(cause) or type(cause).__name__
+        for cause in list_causes(error)
+    ]
+    return "; ".join(dict.fromkeys(texts)).encode(errors="replace").decode()
 
 
 def beat(control: socket.socket) -> None:
     """Tell the server once a second that this process is alive, until the server closes the connection."""
     control.settimeout(HEARTBEAT)
-    while True:
-        try:
-            if not control.recv(1):
-                return
-        except TimeoutError:
-            control.send(b"\n")
-        except OSError:
-            return
+    with contextlib.suppress(OSError):
+        while True:
+            try:
+                if not control.recv(1):
+                    return
+            except TimeoutError:
+                control.send(b"\n")
 
 
 if __name__ == "__main__":

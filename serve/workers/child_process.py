@@ -45,22 +45,27 @@ def bind_to_parent() -> None:
 
 
 def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process if it still runs, and wait until it is gone."""
+    """Kill the process if it still runs, and wait until it is gone.
+
+    One that waits for a device in the kernel stays beyond that: it is not waited for without end.
+    """
     process.kill()
-    process.wait(EXIT_SECONDS)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(EXIT_SECONDS)
 
 
 def wait_for_exit(process: "subprocess.Popen[bytes]") -> str:
-    """Tell how a process ended that has closed its connections, or is about to."""
+    """Describe how a process ended that has closed a connection, or is about to."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return describe_exit(process.wait(EXIT_SECONDS))
     kill(process)
-    return "closed its connections and was killed"
+    return "closed a connection and was killed"
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended. code: negative for a signal."""
+    """Describe how a process ended. code: negative for a signal."""
     if code >= 0:
         return f"exited with code {code}"
     hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}"
+    names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+    return f"was killed by {names.get(-code, f'signal {-code}')}{hint}"

@@ -3,15 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import LaconicError
 from laconic.runtimes.runtime import Session
-from serve.workers.backoff import Backoff
 from serve.workers.engine_job import EngineJob
+from serve.workers.supervisor import Report, Supervisor
 from serve.workers.worker_process import WorkerConnection, WorkerLost, WorkerProcess
 
 log = logging.getLogger("laconic.serve")
@@ -42,32 +41,39 @@ class WorkerPool:
         self._idle: list[WorkerConnection] = []
         self._processes: set[WorkerProcess] = set()
         self._live = 0
-        self._reason = ""
+        self._reason = "the engine is being started"
         self._restart_at = 0.0
         self._closed = threading.Event()
         self._changed = threading.Condition()
-        self._supervisors: list[threading.Thread] = []
+        self._supervisors: list[Supervisor] = []
 
     @classmethod
     def open(cls, job: EngineJob, environments: Sequence[Mapping[str, str]], patience: Patience) -> "WorkerPool":
         """Start a worker for each environment. Raises the error of one that does not open its sessions."""
         pool = cls(job, patience)
-        opened: list[Future[dict[str, str]]] = []
         try:
             for environment in environments:
-                opened.append(Future())
-                supervisor = threading.Thread(
-                    target=pool._supervise, args=(environment, opened[-1]), name="worker-supervisor", daemon=True
-                )
-                pool._supervisors.append(supervisor)
-                supervisor.start()
-            told = [each.result() for each in opened]
+                pool._start(environment)
+            reports = [supervisor.ready.result() for supervisor in pool._supervisors]
         except BaseException:
             pool.close()
             raise
-        pool.runtime, pool.note = told[0]["runtime"], told[0]["note"]
+        opened = reports[0]
+        assert opened is not None  # nobody else has the pool yet, and could close it
+        pool.runtime, pool.note = opened["runtime"], opened["note"]
         pool.sessions = [PooledSession(pool) for _ in range(job.sessions * len(environments))]
         return pool
+
+    def _start(self, environment: Mapping[str, str]) -> None:
+        supervisor = Supervisor(
+            "the worker",
+            partial(self._run_worker, environment),
+            self._closed,
+            on_crash=self._note_crash,
+            max_crashes=self.patience.crashes,
+        )
+        supervisor.start()
+        self._supervisors.append(supervisor)
 
     @property
     def reason(self) -> str:
@@ -90,14 +96,11 @@ class WorkerPool:
                 self._changed.wait()
             connection = self._idle.pop()
         try:
-            outputs = connection.run(inputs)
+            return connection.run(inputs)
         except OSError:
             raise WorkerLost("the engine stopped while it ran this request. Try again") from None
-        except BaseException:
+        finally:
             self._put_back(connection)
-            raise
-        self._put_back(connection)
-        return outputs
 
     def _put_back(self, connection: WorkerConnection) -> None:
         with self._changed:
@@ -108,6 +111,7 @@ class WorkerPool:
     def interrupt(self) -> None:
         """End the workers, whatever they run."""
         self._closed.set()
+        self._reason = "the model is closed"
         with self._changed:
             processes = list(self._processes)
         for process in processes:
@@ -119,48 +123,32 @@ class WorkerPool:
         """End the workers."""
         self.interrupt()
 
-    def _supervise(self, environment: Mapping[str, str], opened: "Future[dict[str, str]]") -> None:
-        """Keep a worker running. This thread lives as long as its workers, which the system kills with it."""
-        backoff = Backoff()
-        while not self._closed.is_set():
-            started = time.monotonic()
-            try:
-                why = self._run_worker(environment, opened)
-            except LaconicError as error:
-                why = f"could not be opened: {error}"
-                if not opened.done():
-                    opened.set_exception(error)
-                    return
-            if self._closed.is_set():
-                return
-            delay = backoff.count(time.monotonic() - started)
-            if backoff.crashes >= self.patience.crashes:
-                self._reason = (
-                    f"the engine stopped {backoff.crashes} times in a row, and is not started again. The last: it {why}"
-                )
-                log.error("%s: %s", self.job.path, self._reason)
-                return
+    def _note_crash(self, reason: str, delay: float | None) -> None:
+        """Note why a worker crashed, for requests and the log. delay: seconds until it is started again."""
+        if delay is None:
+            times = self.patience.crashes
+            self._reason = f"the engine stopped {times} times in a row, and is not started again: {reason}"
+        else:
             self._restart_at = time.monotonic() + delay
-            self._reason = f"the engine is being started again. It {why}"
-            log.error("%s: %s", self.job.path, self._reason)
+            self._reason = f"the engine is being started again: {reason}"
             self.restarts += 1
-            self._closed.wait(delay)
+        log.error("%s: %s", self.job.path, self._reason)
 
-    def _run_worker(self, environment: Mapping[str, str], opened: "Future[dict[str, str]]") -> str:
-        """Run one worker to its end, and tell how it ended. Raises what keeps it from opening its sessions."""
+    def _run_worker(self, environment: Mapping[str, str], set_ready: Callable[[Report], None]) -> str:
+        """Run one worker to its end. Returns how it ended. Raises what keeps it from opening its sessions."""
         process = WorkerProcess(self.job, environment)
         with self._changed:
             self._processes.add(process)
         try:
             if self._closed.is_set():
                 return "was ended"
-            told = process.wait_until_open()
+            report = process.wait_until_open()
             with self._changed:
                 self._live += 1
+                self._reason = "the engine has just stopped"  # what is said from its end on, until it is known why
                 self._idle.extend(process.connections)
                 self._changed.notify_all()
-            if not opened.done():
-                opened.set_result(told)
+            set_ready(report)
             try:
                 return process.watch(self.patience.seconds, self.patience.batch_seconds)
             finally:

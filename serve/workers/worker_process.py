@@ -12,7 +12,7 @@ import orjson
 
 from laconic import errors
 from laconic.arrays import Array, Arrays
-from laconic.errors import LaconicError, NotReady, RuntimeFailure
+from laconic.errors import LaconicError, NotReady, RuntimeFailure, describe_error
 from serve.workers.child_process import kill, spawn, wait_for_exit
 from serve.workers.engine_job import EngineJob
 from serve.workers.frames import receive_frame, send_frame
@@ -32,7 +32,8 @@ class WorkerLost(NotReady):
 class WorkerConnection:
     """A connection to one session of a worker. One caller at a time.
 
-    started: when the batch began that runs now. lost: whether the worker is known to be gone.
+    started: when the batch began that runs now. lost: whether the worker is known to be gone, or what comes next on the
+    connection would belong to a batch that was interrupted.
     """
 
     def __init__(self, stream: socket.socket) -> None:
@@ -41,11 +42,18 @@ class WorkerConnection:
         self.lost = False
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """The outputs. Raises RuntimeFailure with what the engine said, and OSError where the worker is gone."""
+        """Return the outputs. Raises RuntimeFailure with what the engine said, and OSError where the worker is gone.
+
+        A batch of which not all was sent and received closes the connection, and thereby ends the worker.
+        """
         self.started = time.monotonic()
         try:
             send_frame(self._stream, inputs)
             outputs, error = receive_frame(self._stream)
+        except BaseException:
+            self.lost = True
+            self.close()
+            raise
         finally:
             self.started = math.inf
         if error:
@@ -63,19 +71,23 @@ class WorkerProcess:
     """A process that runs the sessions of a job. environment: what it has besides that of the server."""
 
     def __init__(self, job: EngineJob, environment: Mapping[str, str]) -> None:
-        self._control, theirs = socket.socketpair()
-        pairs = [socket.socketpair() for _ in range(job.sessions)]
-        self.connections = [WorkerConnection(ours) for ours, _ in pairs]
-        inherited = [theirs, *(other for _, other in pairs)]
-        try:
-            self.process: subprocess.Popen[bytes] = spawn(__package__, inherited, environment)
-        except OSError as error:
-            raise RuntimeFailure(f"a worker cannot be started: {error}") from error
-        finally:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+
+            def connect() -> tuple[socket.socket, socket.socket]:
+                own, inherited = socket.socketpair()
+                return ours.enter_context(own), theirs.enter_context(inherited)
+
+            try:
+                self._control, control = connect()
+                pairs = [connect() for _ in range(job.sessions)]
+                inherited = [control, *(other for _, other in pairs)]
+                self.process: subprocess.Popen[bytes] = spawn(__package__, inherited, environment)
+            except OSError as error:
+                raise RuntimeFailure(f"the worker cannot be started: {describe_error(error)}") from error
             numbers = [each.fileno() for each in inherited[1:]]
-            for each in inherited:
-                each.close()
-        with contextlib.suppress(OSError):  # a worker that is gone already is found by `wait_until_open`
+            ours.pop_all()
+        self.connections = [WorkerConnection(own) for own, _ in pairs]
+        with contextlib.suppress(OSError):  # `wait_until_open` sees that a worker is gone already
             self._control.sendall(orjson.dumps({"job": job, "connections": numbers}) + b"\n")
 
     def wait_until_open(self) -> dict[str, str]:
@@ -89,16 +101,17 @@ class WorkerProcess:
             if not chunk:
                 raise RuntimeFailure(f"the process that was to open the model {wait_for_exit(self.process)}")
             line += chunk
-        told: dict[str, str] = orjson.loads(line)
-        if "error" in told:
-            raise ERRORS.get(told["kind"], RuntimeFailure)(told["error"])
-        return told
+        report: dict[str, str] = orjson.loads(line)
+        if "error" in report:
+            raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
+        return report
 
     def watch(self, patience: float, batch_patience: float) -> str:
-        """Wait until the process has died, and tell of what.
+        """Wait until the process has died. Returns how it ended.
 
-        It is killed where it gives no heartbeat for longer than `patience` seconds, or runs one batch for longer than
-        `batch_patience`. Time in which this process was stopped too, as a paused container is, does not count.
+        It is killed where it gives no heartbeat for longer than `patience` seconds, runs one batch for longer than
+        `batch_patience`, or stays although a connection was lost. Time in which this process was stopped too, as a
+        paused container is, does not count.
         """
         self._control.settimeout(TICK)
         beat = looked = time.monotonic()
@@ -109,7 +122,7 @@ class WorkerProcess:
                 alive = None
             except OSError:
                 alive = b""
-            if alive == b"":
+            if alive == b"" or any(connection.lost for connection in self.connections):
                 return wait_for_exit(self.process)
             now = time.monotonic()
             stopped, looked = now - looked - 4 * TICK, now

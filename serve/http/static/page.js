@@ -60,7 +60,8 @@ function showModel(model) {
 function showVerdict(card, verdict) {
   const box = card.querySelector(".verdict");
   box.classList.add(verdict.state);
-  const words = { passed: "Passed: as faithful as was required.", failed: "Failed: not as faithful as was required.", none: "No verdict:" };
+  const words = { passed: "Passed: as faithful as was required.", failed: "Failed: not as faithful as was required.",
+    inconclusive: "Inconclusive: the test samples are too few to tell.", none: "No verdict:" };
   box.querySelector("strong").textContent = words[verdict.state];
   box.querySelector(".basis").textContent = verdict.basis;
   for (const note of verdict.notes) box.querySelector(".notes").append(make("li", note));
