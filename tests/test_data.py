@@ -17,7 +17,7 @@ from laconic.data.dataset import split
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import CHOOSE, JUDGE, WHERE_COUNTED, check_labels, describe_uncertainty, split_samples
+from laconic.recipes.splits import LABELLED, MOST, WHERE_ASKED, check_labels, describe_uncertainty, split_samples
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.tensors import Tensors
@@ -428,21 +428,22 @@ def test_labels_of_another_number_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("goal", "limit", "expected"),
+    ("labelled", "goal", "limit", "expected"),
     [
-        ({}, None, (CHOOSE, JUDGE)),
-        ({"max_drop": "1%"}, None, (WHERE_COUNTED["choose"], WHERE_COUNTED["judge"])),
-        ({"max_drop": "1%"}, 300, (300, 300)),
+        (False, {}, None, MOST),
+        (True, {}, None, LABELLED),
+        (True, {"max_drop": "1%"}, None, WHERE_ASKED),
+        (True, {"max_drop": "1%"}, 300, {"choose": 300, "judge": 300}),
     ],
 )
-def test_more_samples_choose_and_judge_where_right_answers_are_counted(tmp_path, goal, limit, expected):
+def test_more_samples_choose_and_judge_where_answers_are_counted(tmp_path, labelled, goal, limit, expected):
     path = tmp_path / "d.npz"
-    rng = np.random.default_rng(0)
-    np.savez(path, x=rng.normal(size=(10_000, 2)).astype(np.float32), label=np.zeros(10_000, np.int64))
+    labels = {"label": np.zeros(10_000, np.int64)} if labelled else {}
+    np.savez(path, x=np.random.default_rng(0).normal(size=(10_000, 2)).astype(np.float32), **labels)
     task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
     recipe = Recipe.parse({"source": "m", "data": {"calibrate": str(path), "limit": limit}, "goal": goal})
     found = split_samples(recipe, task)
-    assert (len(found.choose.keys), len(found.judge.keys)) == expected
+    assert {"choose": len(found.choose.keys), "judge": len(found.judge.keys)} == expected
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -503,8 +504,8 @@ def test_a_limited_drop_needs_labels_of_more_than_one_class():
     check_labels(labelled, kind, None)
 
 
-def test_few_samples_to_judge_by_are_reported_with_what_they_tell():
-    assert "4 samples judge the result: a share of right answers is known to 49 points" in str(
+def test_few_samples_to_judge_by_are_reported_with_how_many_would_do():
+    assert "4 samples judge the result: the verdict will be inconclusive at best" in str(
         describe_uncertainty(make_dataset(["a", "b", "c", "d"], TEXT))
     )
     assert describe_uncertainty(make_dataset([str(each) for each in range(30)], TEXT)) is None

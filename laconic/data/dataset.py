@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.errors import DataError
 from laconic.hashing import hash_of
 from laconic.tasks.targeted import is_file
@@ -46,13 +47,29 @@ class Samples(Sequence[Any]):
 
 
 @dataclass(frozen=True, eq=False)
+class RowSketch:
+    """What is compared of a row with other rows.
+
+    read: digest of the tensors that a model reads of it. rest: digest of its arrays of whole numbers, which near copies
+    share. texts: its texts. arrays: a few numbers for each of its arrays of floats, [numbers] float32.
+    """
+
+    read: str
+    rest: str
+    texts: tuple[str, ...]
+    arrays: tuple[Array, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples, parsed by their task, with or without labels.
 
     keys: a digest of each row's content; a row is one sample, or the two samples of a scored pair, which are adjacent
-    and share their label. lengths: the length of each sample, by `Task.length`. shapes: the shapes of each sample's
-    arrays; samples of different shapes cannot share a batch. fingerprint: digest of keys, labels, kinds and the whole
-    file. kinds: the kind of each sample, "" where a row names none; empty where no row does.
+    and share their label. groups: of each row, the key of a row that it is a copy or a near copy of, or its own; empty
+    where copies were not looked for. sketches: what is compared of each row to find them. lengths: the length of each
+    sample, by `Task.length`. shapes: the shapes of each sample's arrays; samples of different shapes cannot share a
+    batch. fingerprint: digest of keys, labels, kinds and the whole file. kinds: the kind of each sample, "" where a row
+    names none; empty where no row does. numbers: of each row in its file, from 1.
     """
 
     name: str
@@ -63,6 +80,9 @@ class Dataset:
     lengths: tuple[int, ...]
     shapes: tuple[Any, ...]
     kinds: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    sketches: tuple[RowSketch, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -76,7 +96,7 @@ class Dataset:
         """The dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
         indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
         labels = None if self.labels is None else [self.labels[index] for index in indices]
-        keys = tuple(self.keys[row] for row in rows)
+        keys, groups = (tuple(names[row] for row in rows) for names in (self.keys, self.copies))
         kinds = tuple(self.kinds[index] for index in indices) if self.kinds else ()
         return Dataset(
             name=name,
@@ -87,22 +107,37 @@ class Dataset:
             lengths=tuple(self.lengths[index] for index in indices),
             shapes=tuple(self.shapes[index] for index in indices),
             kinds=kinds,
+            groups=groups,
+            sketches=tuple(self.sketches[row] for row in rows) if self.sketches else (),
+            numbers=tuple(self.numbers[row] for row in rows) if self.numbers else (),
         )
 
+    def describe_sample(self, index: int) -> str:
+        """Say where a sample comes from, as `row 7 of texts.jsonl (judge)`."""
+        row = index // self.per_row
+        return f"row {self.numbers[row]} of {self.name}" if self.numbers else f"sample {index + 1} of {self.name}"
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """The group of each row; its own key where no copies are known."""
+        return self.groups or self.keys
+
     def without(self, other: "Dataset") -> "Dataset":
-        """The rows whose content is not in `other`. Raises DataError where none is left."""
-        seen = set(other.keys)
-        left = [row for row, key in enumerate(self.keys) if key not in seen]
+        """The rows that are no copies of any in `other`. Raises DataError where none is left."""
+        seen = set(other.copies)
+        left = [row for row, group in enumerate(self.copies) if group not in seen]
         if not left:
             raise DataError(f"{self.name} holds nothing that is not in {other.name} too. Give other samples")
         return self if len(left) == len(self.keys) else self.rows(left, self.name)
 
     def take(self, count: int, seed: int = 0) -> "Dataset":
-        """A sample of at most `count` samples without duplicate rows, stratified by length.
+        """A sample of at most `count` samples, one row of each group of copies, stratified by length.
 
         The result does not depend on the order of the file.
         """
-        unique = {key: row for row, key in reversed(list(enumerate(self.keys)))}
+        unique: dict[str, int] = {}
+        for row in sorted(range(len(self.keys)), key=lambda row: self.keys[row]):
+            unique.setdefault(self.copies[row], row)
         wanted = max(1, count // self.per_row)
         cost = {row: sum(self.lengths[row * self.per_row : (row + 1) * self.per_row]) for row in unique.values()}
         ordered = sorted(unique.values(), key=lambda row: (cost[row], shuffle_key(self.keys[row], seed)))
@@ -122,14 +157,14 @@ def shuffle_key(key: str, seed: int) -> str:
 def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
     """Split a dataset into disjoint parts. sizes: the share of each part, by name; their sum is at most 1.
 
-    Rows are assigned by a hash of their content: duplicates stay together, a pair is never split, and the order of the
-    file does not matter. Raises DataError where there are fewer different rows than parts.
+    Rows are assigned by a hash of their content: copies stay together, a pair is never split, and the order of the file
+    does not matter. Raises DataError where there are fewer different rows than parts.
     """
     if not sizes or min(sizes.values()) <= 0 or sum(sizes.values()) > 1 + 1e-9:
         raise ValueError(f"shares must be positive and add up to at most 1, not {dict(sizes)}")
     alike: dict[str, list[int]] = {}
-    for row, key in enumerate(dataset.keys):
-        alike.setdefault(key, []).append(row)
+    for row, group in enumerate(dataset.copies):
+        alike.setdefault(group, []).append(row)
     groups = [alike[key] for key in sorted(alike, key=lambda key: shuffle_key(key, seed))]
     if len(groups) < len(sizes):
         raise DataError(

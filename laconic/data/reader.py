@@ -20,18 +20,19 @@ SHARDS = (".jsonl", ".csv", ".parquet")
 """The formats in which a dataset may lie in several files of one folder."""
 
 
-def read(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Dataset:
+def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sketched: bool = False) -> Dataset:
     """Read and check every sample of a file or a folder; the suffix gives the format. A folder may hold images, or the
     shards of one dataset, all in one format.
 
-    columns: by the task's name of a column, the name that the file has for it. Raises DataError, naming the row, for
-    the first one that does not fit; MissingPackage where a format needs one.
+    columns: by the task's name of a column, the name that the file has for it. sketched: whether rows are sketched, so
+    that near copies can be found. Raises DataError, naming the row, for the first one that does not fit; MissingPackage
+    where a format needs one.
     """
     path = Path(path)
     entries: list[ParsedRow] = []
     for shard in list_shards(path):
         rows = (rename_columns(row, columns or {}, shard) for row in read_rows(shard, task, columns))
-        check = partial(parse_row, task=task, path=shard)
+        check = partial(parse_row, task=task, path=shard, sketched=sketched)
         if task.decodes_files:
             with ThreadPoolExecutor(cores()) as pool:
                 entries += pool.map(check, rows)
@@ -122,6 +123,8 @@ def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None
         labels=labels,
         fingerprint=hash_of(whole, keys, labels),
         keys=keys,
+        sketches=tuple(one.sketch for one in entries if one.sketch),
+        numbers=tuple(one.number for one in entries),
         lengths=tuple(length for one in entries for length in one.lengths),
         shapes=tuple(each for one in entries for each in one.shapes),
         kinds=kinds if any(kinds) else (),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from laconic.data.dataset import RowSketch
+from laconic.data.sketch import sketch_row
 from laconic.errors import DataError, InputError
 from laconic.tasks.targeted import is_file, strip_target
 from laconic.tasks.task import Task
@@ -29,20 +31,23 @@ class Row:
 class ParsedRow:
     """A row that was parsed and checked.
 
-    sources: of each sample, the image file it is decoded from, or else the sample itself. key: digest of the content,
-    32 hexadecimal digits. lengths, shapes: of each sample. kind: of the sample, or "".
+    number: in its file, from 1. sources: of each sample, the image file it is decoded from, or else the sample itself.
+    key: digest of the content, 32 hexadecimal digits. sketch: what is compared of the row with others, where that was
+    asked for. lengths, shapes: of each sample. kind: of the sample, or "".
     """
 
+    number: int
     sources: tuple[Any, ...]
     label: Any
     key: str
+    sketch: RowSketch | None
     lengths: tuple[int, ...]
     shapes: tuple[Any, ...]
     kind: str = ""
 
 
-def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
-    """Parse and check one row of the file at `path`. Raises DataError with the row's number."""
+def parse_row(row: Row, task: Task, path: Path, *, sketched: bool = False) -> ParsedRow:
+    """Parse, check and perhaps sketch one row of the file at `path`. Raises DataError with the row's number."""
     try:
         sources, label = task.read_row(row.values, path.parent)
         parsed = [task.parse(source) for source in sources]
@@ -53,7 +58,7 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
         # Image files are decoded again at each access; everything else is kept parsed.
         kept = tuple(source if is_file(source) else sample for source, sample in zip(sources, parsed, strict=True))
         key = hashlib.sha256(b"".join(digest_content(source) for source in kept)).hexdigest()[:32]
-        kind = parse_kind(row.values.get(KIND))
+        sketch, kind = sketch_row(task, parsed) if sketched else None, parse_kind(row.values.get(KIND))
     except UnicodeEncodeError:
         raise DataError(
             f"{path.name}, row {row.number}: the text is not valid Unicode. Fix or remove the row"
@@ -61,9 +66,11 @@ def parse_row(row: Row, task: Task, path: Path) -> ParsedRow:
     except (InputError, DataError) as error:
         raise DataError(f"{path.name}, row {row.number}: {str(error).rstrip('.')}. Fix or remove the row") from None
     return ParsedRow(
+        row.number,
         kept,
         label,
         key,
+        sketch,
         tuple(task.length(sample) for sample in parsed),
         tuple(sample_shape(sample) for sample in parsed),
         kind,

@@ -1,31 +1,42 @@
 """The samples of a run, split by what they may be used for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from laconic.artifacts.verdict import FEW
 from laconic.data.dataset import Dataset, split
+from laconic.data.near_copies import group_near_copies
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
+from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import Task
 
 SHARES = {"calibrate": 0.3, "choose": 0.25, "judge": 0.45}
 """The shares into which one file of samples is split."""
 
-CHOOSE = 256
 PROBE = 8
-JUDGE = 400
-"""The most samples used to choose by, to measure the sensitivity of a layer, and to validate the result. Eight rank
-layers as 32 do: the ranks of MiniLM's layers correlate by 0.988."""
+"""Samples that the sensitivity of a layer is measured with. Eight rank layers as 32 do: the ranks of MiniLM's layers
+correlate by 0.988."""
 
-WHERE_COUNTED = {"choose": 1024, "judge": 4000}
-"""As many, where right answers are counted: one of 400 is a quarter of a point. Where one answer in thirty turns from
-right to wrong or back, the drop is known to 0.6 points with 4,000 samples, to 1.8 with 400."""
+MOST = {"choose": 256, "judge": 400}
+"""The most samples used to choose by, and to validate the result."""
 
-FEW = 30
-"""Fewer samples to judge by are reported: 30 give a share of right answers to 18 points either way."""
+LABELLED = {"choose": 256, "judge": 2000}
+"""As many, where there are labels: where one answer in thirty turns from right to wrong or back, the drop of a metric
+is known to 0.8 points either way with 2,000 samples, to 1.7 with 400."""
+
+WHERE_ASKED = {"choose": 1024, "judge": 4000}
+"""As many, where the goal limits the drop: it is known to 0.6 points then."""
 
 MADE_UP = 100
 """Synthetic samples where none are given."""
+
+
+TestPart = Literal["all", "rehearsal", "final"]
+"""Which of the test samples judge: all of them; or, where several artifacts are judged to choose one, a half for that,
+and the other for the one that was chosen."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +44,9 @@ class SampleSplits:
     """Disjoint datasets by purpose.
 
     train: for healing. calibrate: for statistics. choose: to compare candidates on; probe: a few of those. judge: for
-    the verdict, used once for each artifact of a search. Without a file for training, train is calibrate. fingerprints:
-    of each file, by role; empty for synthetic samples.
+    the verdict, and which part of the test samples they are. Without a file for training, train is calibrate.
+    fingerprints: of each file, by role; empty for synthetic samples. copies: how many rows of these files are copies or
+    near copies of others.
     """
 
     train: Dataset
@@ -43,12 +55,14 @@ class SampleSplits:
     probe: Dataset
     judge: Dataset
     fingerprints: dict[str, str]
+    copies: int = 0
+    part: TestPart = "all"
 
 
-def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
+def split_samples(recipe: Recipe, task: Task, part: TestPart = "all") -> SampleSplits:
     """Read and split the samples that a recipe names. A recipe without stages needs none: samples are synthetic then.
 
-    Raises DataError for too few, or for a row that does not fit.
+    part: of the test samples, for the verdict. Raises DataError for too few, or for a row that does not fit.
     """
     data = recipe.data
     if data.calibrate is None and data.evaluate is None:
@@ -58,25 +72,20 @@ def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
             )
         return make_samples(task, recipe.seed)
     roles = {"calibrate": data.calibrate, "evaluate": data.evaluate, "train": data.train}
-    files = {role: read(path, task, data.columns) for role, path in roles.items() if path}
+    files = {role: read(path, task, data.columns, sketched=True) for role, path in roles.items() if path}
     fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
+    files = dict(zip(files, group_near_copies(*files.values()), strict=True))
+    groups = [group for dataset in files.values() for group in dataset.copies]
     train = files.pop("train", None)
-    if len(files) == 2:
-        rest = SHARES["calibrate"] + SHARES["choose"]
-        seen = split(
-            files["calibrate"],
-            {"calibrate": SHARES["calibrate"] / rest, "choose": SHARES["choose"] / rest},
-            recipe.seed,
-        )
-        parts = seen | {"judge": files["evaluate"].without(files["calibrate"])}
-    else:
-        parts = split(next(iter(files.values())), SHARES, recipe.seed)
-    most = {"choose": CHOOSE, "judge": JUDGE} if recipe.goal.max_drop is None else WHERE_COUNTED
+    parts = divide_files(files, recipe.seed)
     calibrate = parts["calibrate"].take(data.limit, recipe.seed) if data.limit else parts["calibrate"]
+    most = find_most(parts["judge"], recipe.goal, part)
     choose, judge = (parts[role].take(min(count, data.limit or count), recipe.seed) for role, count in most.items())
     if train is not None:
         train = train.without(choose).without(judge)  # what is learned by heart proves nothing
         train = train.take(data.limit, recipe.seed) if data.limit else train
+    if part != "all":
+        judge = split(judge, {"rehearsal": 0.5, "final": 0.5}, recipe.seed)[part]
     check_labels(judge, task, recipe.goal.max_drop)
     return SampleSplits(
         train=train or calibrate,
@@ -85,7 +94,24 @@ def split_samples(recipe: Recipe, task: Task) -> SampleSplits:
         probe=choose.take(PROBE, recipe.seed),
         judge=judge,
         fingerprints=fingerprints,
+        copies=len(groups) - len(set(groups)),
+        part=part,
     )
+
+
+def divide_files(files: Mapping[str, Dataset], seed: int) -> dict[str, Dataset]:
+    """Divide one file, or one to calibrate with and one to evaluate on, by what the samples are for."""
+    if len(files) == 1:
+        return split(next(iter(files.values())), SHARES, seed)
+    rest = SHARES["calibrate"] + SHARES["choose"]
+    shares = {role: SHARES[role] / rest for role in ("calibrate", "choose")}
+    return split(files["calibrate"], shares, seed) | {"judge": files["evaluate"].without(files["calibrate"])}
+
+
+def find_most(judge: Dataset, goal: Goal, part: TestPart) -> dict[str, int]:
+    """The most samples to choose and to judge by; twice as many of the latter where they are used in two halves."""
+    most = MOST if judge.labels is None else LABELLED if goal.max_drop is None else WHERE_ASKED
+    return most if part == "all" else most | {"judge": 2 * most["judge"]}
 
 
 def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None) -> None:
@@ -105,17 +131,18 @@ def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None
 
 
 def describe_uncertainty(judge: Dataset) -> str | None:
-    """A sentence where the samples to judge by are too few to tell much, else None."""
+    """A sentence where the samples to judge by are too few for a verdict, else None."""
     count = len(judge)
     if count >= FEW:
         return None
     return (
-        f"{count} samples judge the result: a share of right answers is known to {98 / count**0.5:.0f} points either "
-        f"way (95 %), and rare mistakes are not seen. Give at least {round(FEW / SHARES['judge'])} samples in one file"
+        f"{count} samples judge the result: the verdict will be inconclusive at best, since what happens to one sample "
+        f"in ten is not seen. Give at least {round(FEW / SHARES['judge'])} samples in one file"
     )
 
 
 def make_samples(task: Task, seed: int) -> SampleSplits:
     """Splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
     parts = split(make_dataset(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
-    return SampleSplits(**parts, train=parts["calibrate"], probe=parts["choose"].take(PROBE, seed), fingerprints={})
+    probe = parts["choose"].take(PROBE, seed)
+    return SampleSplits(parts["calibrate"], parts["calibrate"], parts["choose"], probe, parts["judge"], fingerprints={})
