@@ -37,8 +37,13 @@ def read_bounded(path: Path, most: int = MAX_BYTES) -> bytes:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises OSError, or ValueError for anything but JSON of limited size and depth."""
+    return parse_json(read_bounded(path))
+
+
+def parse_json(text: bytes) -> Any:
+    """Parse JSON. Raises ValueError for anything else, and for what is nested too deep."""
     try:
-        content = json.loads(read_bounded(path))
+        content = json.loads(text)
     except RecursionError:
         raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep") from None
     check_depth(content)

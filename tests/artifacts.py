@@ -56,7 +56,13 @@ def write_artifact(
         files={name: digest_file(path / name) for name in (MODEL, GOLDEN, *(assets or {}))},
     )
     measured = Measurements(
-        machine=this_machine(), timings=(), knee=4, stages={}, peak_memory=1, original_size=100, report=None
+        machine=this_machine(),
+        timings=(),
+        knee=4,
+        stages={},
+        peak_memory=1,
+        original_size=100,
+        report=digest_file(path / REPORT).sha256,
     )
     (path / MANIFEST).write_bytes(seal(manifest.model_dump(mode="json")))
     (path / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))

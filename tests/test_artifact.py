@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import numpy as np
@@ -22,7 +23,7 @@ from laconic.errors import (
 from laconic.hashing import digest_file, seal, unseal
 
 ASSETS = {"tokenizer.json": b'{"model": {}}', "preprocess.json": b"{}"}
-USED = (MANIFEST, MEASURED, MODEL, GOLDEN, *ASSETS)
+USED = (MANIFEST, MEASURED, MODEL, GOLDEN, REPORT, *ASSETS)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_one_flipped_byte_is_found_and_the_file_is_named(name, folder):
             Artifact.load(folder)
 
 
-@pytest.mark.parametrize("name", [MEASURED, MODEL, GOLDEN, *ASSETS])
+@pytest.mark.parametrize("name", [MEASURED, MODEL, GOLDEN, REPORT, *ASSETS])
 def test_a_missing_file_is_named(name, folder):
     (folder / name).unlink()
     with pytest.raises(CorruptArtifact, match=name):
@@ -72,9 +73,26 @@ def test_a_file_cut_short_is_named(name, folder):
         Artifact.load(folder)
 
 
-def test_the_report_is_for_people_and_may_be_missing(folder):
+def test_a_report_that_was_never_written_is_not_missed(folder):
     (folder / REPORT).unlink()
+    (folder / MEASURED).write_bytes(seal(unseal(folder / MEASURED) | {"report": None}))
     Artifact.load(folder)
+
+
+@pytest.mark.parametrize("change", ["link", "text", "pipe"])
+def test_a_report_that_was_replaced_after_the_artifact_was_loaded_is_not_read(change, folder, tmp_path):
+    artifact = Artifact.load(folder)
+    whole = artifact.read_report()
+    (folder / REPORT).unlink()
+    if change == "link":
+        (tmp_path / "secret").write_bytes(whole)
+        (folder / REPORT).symlink_to(tmp_path / "secret")
+    elif change == "text":
+        (folder / REPORT).write_text("secret")
+    else:
+        os.mkfifo(folder / REPORT)
+    with pytest.raises(CorruptArtifact, match=REPORT):
+        artifact.read_report()
 
 
 @pytest.mark.parametrize("name", [".", "elsewhere", "twice.laconic/model.onnx"])
@@ -83,10 +101,10 @@ def test_what_is_no_artifact_is_refused_with_the_way_to_make_one(name, folder):
         Artifact.load(folder.parent / name)
 
 
-@pytest.mark.parametrize("number", [0, 3, "1", None])
+@pytest.mark.parametrize("number", [0, 4, "1", None])
 def test_another_format_is_refused_by_name(number, folder):
     reseal(folder, format=number, what_only_a_newer_version_knows=1)
-    with pytest.raises(UnknownFormat, match=f"format {number!r}; this version of Laconic reads 1 and 2"):
+    with pytest.raises(UnknownFormat, match=f"format {number!r}; this version of Laconic reads formats 1 to 3"):
         Artifact.load(folder)
 
 

@@ -12,27 +12,47 @@ measured.json       timings and the machine; separate from the manifest, since t
 report.html         the report, for people
 """
 
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-
 from laconic import registry
-from laconic.arrays import Arrays
-from laconic.artifacts.manifest import MANIFEST, MODEL, Manifest, read_manifest, read_measurements
+from laconic.artifacts.artifact_files import (
+    check_digest,
+    check_external_data,
+    check_unlisted,
+    open_plain,
+    read_report,
+)
+from laconic.artifacts.golden import GoldenPair, read_golden
+from laconic.artifacts.golden_agreement import find_golden_floor, measure_golden_agreement
+from laconic.artifacts.manifest import (
+    MANIFEST,
+    MEASURED,
+    MODEL,
+    REPORT,
+    Manifest,
+    check_manifest_exists,
+    read_manifest,
+    read_measurements,
+)
 from laconic.artifacts.placement import Placement, find_fastest_placement
 from laconic.cache import Cache
-from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, RuntimeFailure, UnprovenArtifact, UsageError
-from laconic.files import find_replaced, replace_folder
+from laconic.errors import (
+    ArtifactError,
+    CorruptArtifact,
+    MissingPackage,
+    RuntimeFailure,
+    UnprovenArtifact,
+    UsageError,
+)
+from laconic.files import replace_folder
 from laconic.hardware import this_machine
-from laconic.hashing import check_digest, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession, encoder_of
+from laconic.runtimes.fake import Fake
 from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
 from laconic.timing.benchmark import measure_speeds
@@ -47,6 +67,18 @@ class Choice:
     engine: Runtime
     placement: Placement
     speeds: dict[str, float]
+
+
+SUFFIX = ".laconic"
+"""What the name of an artifact's folder may end with, and the name of the model leaves out."""
+
+
+def make_name(path: Path) -> str:
+    """Make the name of the model in a folder: the folder's own without `.laconic`.
+
+    No other suffix is left out: `bge-v1.0` and `bge-v1.5` are two models.
+    """
+    return path.name.removesuffix(SUFFIX) or path.name
 
 
 class Artifact:
@@ -64,23 +96,53 @@ class Artifact:
         Raises ArtifactError if the folder holds none, UnknownFormat for one of another format version, CorruptArtifact
         if a file was changed after it was written.
         """
-        if not (path / MANIFEST).is_file():
-            if replaced := find_replaced(path):
-                raise ArtifactError(
-                    f"there is no {path}: a run that was killed left the earlier artifact in {replaced[0]}. Move it "
-                    f"back, or run the same command again"
-                )
-            what = "a checkpoint" if (path / "model.json").is_file() else "not an artifact"
-            raise ArtifactError(f"{path} is {what}: it holds no {MANIFEST}. `laconic compress` makes one")
-        manifest, measured = read_manifest(path), read_measurements(path)
-        for name, expected in manifest.files.items():
+        artifact = cls.read(path)
+        for name, expected in artifact.manifest.files.items():
             check_digest(path / name, expected)
-        return cls(path, manifest, measured)
+        if artifact.measured.report is not None:
+            artifact.read_report()
+        artifact.check_graphs()
+        for placement in artifact.manifest.placements:
+            artifact.golden(placement)
+        return artifact
+
+    @classmethod
+    def read(cls, path: Path) -> "Artifact":
+        """Read an artifact, and check that its files are there and plain; for one whose digests have been verified.
+
+        Raises ArtifactError if the folder holds none, UnknownFormat for one of another format version, CorruptArtifact.
+        """
+        check_manifest_exists(path)
+        artifact = cls(path, read_manifest(path), read_measurements(path))
+        for name in artifact.listed:
+            open_plain(path / name).close()
+        check_unlisted(path, artifact.listed)
+        return artifact
+
+    @property
+    def listed(self) -> list[str]:
+        """The names of all files of the artifact."""
+        report = [REPORT] if self.measured.report is not None else []
+        return [MANIFEST, MEASURED, *report, *self.manifest.files]
+
+    def read_report(self) -> bytes:
+        """Read the report. Raises ArtifactError if the artifact has none, CorruptArtifact if it was changed."""
+        if self.measured.report is None:
+            raise ArtifactError(f"{self.path} has no report. `laconic compress` writes one")
+        return read_report(self.path / REPORT, self.measured.report)
+
+    def check_graphs(self) -> None:
+        """Raise CorruptArtifact for a graph that is not ONNX, or has weights in a file that the artifact does not list.
+        The models of the fake engine need not be graphs."""
+        is_fake = all(placement.runtime == Fake.name for placement in self.manifest.placements)
+        for name in self.manifest.files:
+            if name.endswith(".onnx"):
+                check_external_data(self.path / name, self.listed, is_graph=not is_fake)
 
     @property
     def name(self) -> str:
-        """The name that the model is served under: the folder's name without its extension."""
-        return self.path.resolve().stem
+        """The name that the model is served under."""
+        return make_name(self.path.resolve())
 
     @property
     def model(self) -> Path:
@@ -102,32 +164,20 @@ class Artifact:
         return open_task(self.manifest.task, self.path, self.manifest.inputs)
 
     def require_proof(self, placement: Placement) -> None:
-        """Raise UnprovenArtifact unless a placement has a verdict and it passed."""
+        """Raise UnprovenArtifact for a placement without a verdict, or with one that failed."""
         verdict = placement.verdict
         if verdict is None:
             raise UnprovenArtifact(f"{self.path} has no verdict. Run `laconic compress` to its end, or give --unproven")
-        if not verdict.passed:
+        if verdict.state == "failed":
             raise UnprovenArtifact(
-                f"{self.path} failed its validation: {'; '.join(verdict.failures)}. "
-                f"Compress with another goal, or give --unproven"
+                f"{self.path} failed its validation: {verdict.summarize_reasons()}. "
+                f"Compress it with another recipe, or give --unproven"
             )
 
-    def golden(self, placement: Placement) -> list[tuple[Arrays, Arrays]]:
-        """Read a placement's golden pairs: inputs, and the outputs that they must give."""
-        path = self.path / placement.golden
-        try:
-            tensors = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CorruptArtifact(f"{path} cannot be read: {error}") from error
-        pairs: dict[str, tuple[Arrays, Arrays]] = {}
-        for key, array in sorted(tensors.items()):
-            number, _, rest = key.partition(".")
-            side, _, name = rest.partition(".")
-            pairs.setdefault(number, ({}, {}))[side == "output"][name] = array
-        ordered = [spec.name for spec in self.manifest.outputs]
-        if not pairs or any(outputs.keys() != set(ordered) for _, outputs in pairs.values()):
-            raise CorruptArtifact(f"{path} does not hold the outputs {ordered}. Compress the model again")
-        return [(inputs, {name: outputs[name] for name in ordered}) for inputs, outputs in pairs.values()]
+    def golden(self, placement: Placement) -> list[GoldenPair]:
+        """Read a placement's golden pairs: inputs, and the outputs that they must give. Raises CorruptArtifact."""
+        size = self.manifest.files[placement.golden].size
+        return read_golden(self.path / placement.golden, size, self.manifest.inputs, self.manifest.outputs)
 
     def choose(self, runtime: str | None = None, *, threads: int = 1, again: bool = False) -> Choice:
         """Choose the engine to open the artifact with, and the placement that it gets.
@@ -172,13 +222,15 @@ class Artifact:
     ) -> Sequence[Session]:
         """Open sessions of one placement in an engine; golden outputs are checked."""
         sessions = self.open_unchecked(engine, placement, count, threads=threads)
-        worst = min(self.measure_golden_fidelity(session, placement) for session in sessions)
-        if not worst >= placement.golden_floor:
+        agreements = [self.measure_golden_agreement(session, placement) for session in sessions]
+        name, worst = min((pair for each in agreements for pair in each.items()), key=lambda pair: pair[1])
+        if not worst >= (floor := find_golden_floor(placement.verdict)):
             for session in sessions:
                 session.close()
             raise UnprovenArtifact(
-                f"{self.path} does not give its golden outputs in {engine.name} on this machine: fidelity {worst:.4f}, "
-                f"expected at least {placement.golden_floor:.4g}. Try another --runtime, or compress it on this machine"
+                f"{self.path} does not give its golden outputs in {engine.name} on this machine: agreement of "
+                f"{name!r} is {worst:.4f}, expected at least {floor:g}. Try another --runtime, or compress it "
+                f"on this machine"
             )
         return sessions
 
@@ -198,21 +250,19 @@ class Artifact:
             for one, other in zip(open_many(encoder), open_many(model), strict=True)
         ]
 
-    def measure_golden_fidelity(self, session: Session, placement: Placement) -> float:
-        """Measure the fidelity of a placement's worst golden output in a session."""
-        task, pairs = self.task(), self.golden(placement)
-        return min(float(np.min(task.fidelity(answers, session.run(inputs)))) for inputs, answers in pairs)
+    def measure_golden_agreement(self, session: Session, placement: Placement) -> dict[str, float]:
+        """Measure how closely a session gives a placement's golden outputs, for each output by name."""
+        return measure_golden_agreement(self.task(), self.golden(placement), session.run)
 
     def _race(self, installed: dict[str, Placement], threads: int, *, again: bool) -> dict[str, float]:
         """The speed of each placement on this machine, relative to the first; from the cache if it was measured."""
         key = hash_of(
             "placements",
-            {name: self.manifest.files[each.model].sha256 for name, each in installed.items()},
+            self.manifest.model_dump(mode="json"),
             {name: make_runtime(name).version() for name in installed},
             this_machine().model_dump(),
-            # It takes kernels away from OpenVINO, as a processor without them would.
-            os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
             threads,
+            environment_digest(),
         )
 
         def measure() -> dict[str, float]:

@@ -13,6 +13,8 @@ from laconic.data.reader import read
 from laconic.errors import UsageError
 from laconic.hardware import cores
 from laconic.runtimes.predict import predict
+from laconic.tasks.agreement import ALL
+from laconic.tasks.fidelity import make_finite, measure_fidelity
 from laconic.timing.measurements import ORIGINAL, Timing
 from laconic.units import format_bytes, format_fidelity, format_seconds
 
@@ -67,7 +69,7 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
         "fidelity_worst": drift and drift.figures.get("fidelity_worst"),
         "metric": drift and drift.figures.get("metric"),
         "against": drift and drift.against,
-        "passed": verdict is not None and verdict.passed,
+        "verdict": verdict.state if verdict else "none",
         "layers": dict(Counter(manifest.precision.values()).most_common()),
         "arithmetic": measured.arithmetic,
         "stages": [record.stage for record in manifest.history],
@@ -152,12 +154,13 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
     for artifact in (first, second):
         with artifact.open(runtime, threads=cores()) as session:
             found.append(predict(session, artifact.task(), dataset))
-    fidelity = task.fidelity(*found)
+    fidelity = measure_fidelity(task, *found)
+    agreements = task.agreements(*make_finite(*found)[:2], dataset.labels)
     figures: dict[str, Any] = {
         "samples": len(dataset),
         "fidelity": float(fidelity.mean()),
         "fidelity_worst": float(fidelity.min()),
-        **task.figures(*found),
+        **{each.name: each.value for each in agreements if each.subject == ALL},
     }
     if dataset.labels is not None:
         every = np.arange(len(dataset))
@@ -184,6 +187,6 @@ def make_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if any(each["metric"] is not None for each in sides):
         yield row("metric", "metric", "{:.4f}".format)
     yield row("compared with", "against", str)
-    yield row("verdict", "passed", lambda passed: "passed" if passed else "failed")
+    yield row("verdict", "verdict", str)
     yield row("layers", "layers", lambda layers: "\n".join(f"{count} {name}" for name, count in layers.items()))
     yield row("stages", "stages", "\n".join)

@@ -52,10 +52,13 @@ def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[Ga
     if "fidelity_worst" in figures:
         worst = format_fidelity(figures["fidelity_worst"])
         yield GainRow("fidelity, worst", "1", worst, f"of {comparison.samples} {kind} samples")
-    if "metric" in figures:
+    if "metric_change" in figures and "metric_change" in intervals:
         low, high = intervals["metric_change"]
-        change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f})"
-        yield GainRow(metric, f"{figures['metric_original']:.4f}", f"{figures['metric']:.4f}", change)
+        before, after = (figures.get(name, math.nan) for name in ("metric_original", "metric"))
+        state = comparison.judge("metric_change") if "metric_change" in comparison.required else "passed"
+        doubt = "" if state == "passed" else f", {state}"
+        change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f}){doubt}"
+        yield GainRow(metric, f"{before:.4f}", f"{after:.4f}", change)
 
 
 KIND_FIGURES = {"fidelity_p5": "5th percentile", "fidelity_worst": "worst"}

@@ -1,22 +1,32 @@
 """Inspection and verification of an artifact: its description, the kernels that run, and its digests and outputs."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from laconic.artifacts.artifact import Artifact, is_installed
+from laconic.artifacts.artifact_files import check_digest, check_unlisted
+from laconic.artifacts.golden_agreement import find_golden_floor
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
-from laconic.artifacts.manifest import MANIFEST, MEASURED, REPORT, Manifest, read_manifest, read_measurements
+from laconic.artifacts.manifest import (
+    MANIFEST,
+    MEASURED,
+    REPORT,
+    Manifest,
+    check_manifest_exists,
+    read_manifest,
+    read_measurements,
+)
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.placement_audit import audit_placement, report_audit
 from laconic.artifacts.verdict import Comparison, Verdict
-from laconic.errors import ArtifactError, LaconicError
+from laconic.errors import ArtifactError, CorruptArtifact, LaconicError
 from laconic.files import read_json
 from laconic.hardware import this_machine
-from laconic.hashing import check_digest, digest_file
 from laconic.runtimes.product import NOT_REPORTED
 from laconic.runtimes.runtime import Runtime, find_kernel, make_runtime
 
@@ -56,9 +66,9 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
 
 
 def summarize_verdict(verdict: Verdict) -> dict[str, Any]:
-    """Summarize a verdict, JSON-ready: whether it passed, in which words not, and its comparisons."""
-    told = {"passed": verdict.passed, "failures": verdict.failures, "out_of_domain": verdict.out_of_domain}
-    return told | verdict.model_dump(mode="json")
+    """Summarize a verdict, JSON-ready: its state, why it is not passed, and its comparisons."""
+    summary = {"state": verdict.state, "failures": verdict.failures, "doubts": verdict.doubts}
+    return summary | {"out_of_domain": verdict.out_of_domain} | verdict.model_dump(mode="json")
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
@@ -82,7 +92,8 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
     JSON-ready: {"engine": ..., "layers": {planned: {running: count}}, "audit": ...}; for the last see `report_audit`.
 
     Layers whose kernel the engine does not report count as "not told". If no engine opens the artifact, "error" says
-    why, and the audit is that of the machine where the artifact was made or tuned.
+    why, and the audit is that of the machine where the artifact was made or tuned. Raises CorruptArtifact for files
+    that are not as a task writes them.
     """
     measured = artifact.measured
     try:
@@ -92,6 +103,8 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
             # OpenVINO chooses kernels for dynamic shapes in the first run.
             session.run(artifact.golden(placement)[0][0])
             running = session.kernels()
+    except CorruptArtifact:
+        raise
     except LaconicError as error:
         audit = report_audit(measured.products, measured.machine.processor, measured.why_not_audited)
         return {"engine": None, "layers": {}, "error": str(error), "audit": audit}
@@ -110,8 +123,7 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
 
     Raises ArtifactError if the folder holds no artifact.
     """
-    if not (path / MANIFEST).is_file():
-        raise ArtifactError(f"{path} is not an artifact: it holds no {MANIFEST}. `laconic compress` makes one")
+    check_manifest_exists(path)
     try:
         manifest = read_manifest(path)
     except ArtifactError as error:
@@ -119,34 +131,43 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
     checks = [Check(check=MANIFEST, found=f"format {manifest.format}, as it was written", passed=True)]
     checks += check_files(path, manifest)
     if all(check.passed for check in checks):
-        artifact = Artifact.load(path)
+        artifact = Artifact.read(path)
         checks += list(check_golden_outputs(artifact, runtime))
     else:
         checks.append(Check(check="golden outputs", found="not run: a file is damaged", passed=False))
     verdict = manifest.verdict
-    found = "none"
-    if verdict is not None:
-        found = "; ".join([*(verdict.failures or ["passed when it was made"]), *verdict.out_of_domain])
-    return [*checks, Check(check="verdict", found=found, passed=verdict is not None and verdict.passed)]
+    found = "; ".join([verdict.describe(), *verdict.out_of_domain]) if verdict else "none"
+    return [*checks, Check(check="verdict", found=found, passed=verdict is not None and verdict.state != "failed")]
 
 
 def check_files(path: Path, manifest: Manifest) -> Iterator[Check]:
-    """Check the digest of each file."""
+    """Check the digest of each file, that the folder holds no other, and that no graph reads any other."""
+    are_whole = True
     for name, expected in manifest.files.items():
-        try:
-            check_digest(path / name, expected)
-            yield Check(check=name, found=f"sha256 {expected.sha256[:12]}...", passed=True)
-        except ArtifactError as error:
-            yield Check(check=name, found=str(error), passed=False)
+        check = run_check(name, f"sha256 {expected.sha256[:12]}...", partial(check_digest, path / name, expected))
+        are_whole &= check.passed
+        yield check
     try:
         measured = read_measurements(path)
     except ArtifactError as error:
         yield Check(check=MEASURED, found=str(error), passed=False)
         return
     yield Check(check=MEASURED, found="as it was written", passed=True)
+    artifact = Artifact(path, manifest, measured)
     if measured.report is not None:
-        same = (path / REPORT).is_file() and digest_file(path / REPORT).sha256 == measured.report
-        yield Check(check=REPORT, found="as it was written" if same else "missing or changed", passed=same)
+        yield run_check(REPORT, "as it was written", artifact.read_report)
+    yield run_check("other files", "none", partial(check_unlisted, path, artifact.listed))
+    if are_whole:
+        yield run_check("weights", "in files of the artifact", artifact.check_graphs)
+
+
+def run_check(name: str, found: str, check: Callable[[], object]) -> Check:
+    """Run a check that raises ArtifactError where it fails. found: what it finds where it passes."""
+    try:
+        check()
+        return Check(check=name, found=found, passed=True)
+    except ArtifactError as error:
+        return Check(check=name, found=str(error), passed=False)
 
 
 def check_golden_outputs(artifact: Artifact, runtime: str | None) -> Iterator[Check]:
@@ -170,9 +191,11 @@ def check_placement(artifact: Artifact, engine: Runtime, placement: Placement) -
     version, before = engine.version(), artifact.manifest.versions.get(engine.name)
     try:
         with artifact.open_unchecked(engine, placement)[0] as session:
-            worst = artifact.measure_golden_fidelity(session, placement)
-        found = f"fidelity {worst:.6f} in {engine.name}, required {placement.golden_floor:.4g}"
-        yield Check(check="golden outputs", found=found, passed=worst >= placement.golden_floor)
+            agreements = artifact.measure_golden_agreement(session, placement)
+        figures = ", ".join(f"{name} {value:.6f}" for name, value in agreements.items())
+        floor = find_golden_floor(placement.verdict)
+        found = f"agreement of {figures} in {engine.name}, required {floor:g}"
+        yield Check(check="golden outputs", found=found, passed=min(agreements.values()) >= floor)
     except LaconicError as error:
         yield Check(check="golden outputs", found=str(error), passed=False)
     if before is None:

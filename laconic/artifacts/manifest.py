@@ -1,5 +1,7 @@
 """The manifest of an artifact: its description, sealed with its own digest, and the digests of its files."""
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -7,28 +9,30 @@ from typing import Any, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
 from laconic import registry
+from laconic.artifacts.artifact_files import read_sealed
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.record import Record
-from laconic.artifacts.verdict import Comparison, Verdict
+from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
 from laconic.config import explain
-from laconic.errors import CorruptArtifact, UnknownFormat
-from laconic.hashing import FileDigest, unseal
+from laconic.errors import ArtifactError, CorruptArtifact, UnknownFormat
+from laconic.files import find_replaced
+from laconic.hashing import FileDigest
 from laconic.runtimes.runtime import Compute
 from laconic.tensor import TensorSpec
 from laconic.timing.measurements import Measurements
 
-FORMAT, PORTABLE = 1, 2
-"""The versions of the format: with one placement, and with several."""
+FORMAT = 3
+"""The version of the format that is written."""
+READ = (1, 2, FORMAT)
+"""Those that are read: 1 has one placement, 2 several, and neither says what a verdict leaves in doubt."""
+WORST = "fidelity_worst"
 MANIFEST = "manifest.json"
 MODEL = "model.onnx"
 GOLDEN = "golden.safetensors"
@@ -36,6 +40,8 @@ MEASURED = "measured.json"
 REPORT = "report.html"
 CALIBRATION = "calibration.safetensors"
 GRAPH, GRAPH_DATA, GRAPH_JSON = "graph.onnx", "graph.data", "graph.json"
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+"""The names of files of an artifact: none is hidden, or reaches into another folder."""
 NOT_SERVED = frozenset({CALIBRATION, GRAPH, GRAPH_DATA, GRAPH_JSON})
 """Files that `laconic build` reads, and a server does not."""
 
@@ -47,15 +53,15 @@ class Manifest(BaseModel):
     arithmetic of the layers that are not quantized. batching: whether outputs are independent of the other samples in a
     batch; if not, the model is served one sample at a time. precision: the precision of weights and activations, by
     layer. data: the fingerprint of each data file, by role. licence: the licence that the source states. alternatives:
-    the same model placed for other engines; only a manifest of format 2 has any.
+    the same model placed for other engines.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1, 2] = 1
+    format: Literal[1, 2, 3] = 3
     task: str
-    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
-    outputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     target: str
     placement: str
     compute: Compute
@@ -81,30 +87,36 @@ class Manifest(BaseModel):
             raise ValueError(f"unknown {kind} {name!r}. {registry.did_you_mean(name, known)}")
         return name
 
+    @field_validator("inputs", "outputs")
+    @classmethod
+    def _has_some(cls, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        if not specs:
+            raise ValueError("expected one tensor or more")
+        return specs
+
+    @field_validator("inputs")
+    @classmethod
+    def _has_axes(cls, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        for spec in inputs:
+            if not spec.shape:
+                raise ValueError(f"input {spec.name!r} is a single number, expected one axis or more")
+        return inputs
+
     @field_validator("files")
     @classmethod
     def _plain_names(cls, files: dict[str, FileDigest]) -> dict[str, FileDigest]:
         for name in files:
-            if Path(name).name != name:
-                raise ValueError(f"{name!r} is not a file in the artifact's own folder")
+            if not FILE_NAME.fullmatch(name):
+                raise ValueError(f"{name[:80]!r} is not the name of a file in the artifact's own folder")
         return files
 
     @model_validator(mode="after")
     def _complete(self) -> "Manifest":
-        if bool(self.alternatives) != (self.format == PORTABLE):
-            raise ValueError(f"format {PORTABLE} has alternatives, and format {FORMAT} has none")
-        missing = [name for each in self.alternatives for name in (each.model, each.golden) if name not in self.files]
-        if missing:
-            raise ValueError(f"{missing[0]!r} is not among the files")
+        for placement in self.placements:
+            for comparison in placement.verdict.parity if placement.verdict else ():
+                if comparison.subject == ENGINE and WORST not in comparison.figures:
+                    raise ValueError(f"the comparison of {ENGINE} and {comparison.against} has no figure {WORST!r}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_format(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """In format 1 the key of format 2 is left out, so that earlier versions read it."""
-        content: dict[str, Any] = dump(self)
-        if not self.alternatives:
-            content.pop("alternatives", None)
-        return content
 
     @property
     def served_size(self) -> int:
@@ -125,32 +137,49 @@ class Manifest(BaseModel):
         return (first, *self.alternatives)
 
     def comparisons(self) -> Iterator[tuple[str, Comparison]]:
-        """The comparisons of all verdicts, each with its kind, parity or drift; those of an alternative name its
-        engine."""
+        """The comparisons of all verdicts, each with its kind: parity, drift or information; those of an alternative
+        name its engine."""
         for number, placement in enumerate(self.placements):
-            for kind in ("parity", "drift"):
+            for kind in ("parity", "drift", "information"):
                 for each in getattr(placement.verdict, kind, ()):
                     subject = f"{each.subject} for {placement.runtime}" if number else each.subject
                     yield kind, each.model_copy(update={"subject": subject})
 
 
+def check_manifest_exists(path: Path) -> None:
+    """Raise ArtifactError if a folder has no manifest, with what it is instead."""
+    if os.path.lexists(path / MANIFEST):
+        return
+    if replaced := find_replaced(path):
+        raise ArtifactError(
+            f"there is no {path}: a run that was killed left the earlier artifact in {replaced[0]}. Move it back, or "
+            f"run the same command again"
+        )
+    what = "a checkpoint" if (path / "model.json").is_file() else "not an artifact"
+    raise ArtifactError(f"{path} is {what}: it holds no {MANIFEST}. `laconic compress` makes one")
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest of the artifact in a folder. Raises UnknownFormat or CorruptArtifact."""
-    content = unseal(path / MANIFEST)
-    if content.get("format") not in (FORMAT, PORTABLE):
+    content = read_sealed(path / MANIFEST)
+    if content.get("format") not in READ:
         raise UnknownFormat(
-            f"{path} is an artifact of format {content.get('format')!r}; this version of Laconic reads {FORMAT} and "
-            f"{PORTABLE}. Upgrade Laconic, or compress the model again"
+            f"{path} is an artifact of format {content.get('format')!r}; this version of Laconic reads formats "
+            f"{READ[0]} to {READ[-1]}. Upgrade Laconic, or compress the model again"
         )
     try:
-        return Manifest.model_validate(content)
+        manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise CorruptArtifact(explain(error, f"{path} has a manifest that does not match its format")) from None
+    for name in (name for placement in manifest.placements for name in (placement.model, placement.golden)):
+        if name not in manifest.files:
+            raise CorruptArtifact(f"{path} does not list {name[:80]!r} among its files. Compress the model again")
+    return manifest
 
 
 def read_measurements(path: Path) -> Measurements:
     """Read the measurements in the artifact in a folder. Raises CorruptArtifact."""
     try:
-        return Measurements.model_validate(unseal(path / MEASURED))
+        return Measurements.model_validate(read_sealed(path / MEASURED))
     except ValidationError as error:
         raise CorruptArtifact(explain(error, f"{path / MEASURED} does not match its format")) from None

@@ -5,12 +5,8 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from laconic import registry
-from laconic.artifacts.verdict import ENGINE, Verdict
+from laconic.artifacts.verdict import Verdict
 from laconic.runtimes.runtime import Compute
-
-GOLDEN_FLOOR = 0.98
-"""The fidelity that golden outputs must reach at load. The same engine on another processor (BF16 or not, another INT8
-kernel) changed MiniLM's outputs by up to 0.003; a processor whose INT8 sums overflow changes them by more than 0.05."""
 
 MARGIN = 1.05
 """How much faster another placement must be than the preferred one to be opened in its stead."""
@@ -39,15 +35,6 @@ class Placement(BaseModel):
         if name not in registry.TABLES["runtime"]:
             raise ValueError(f"unknown runtime {name!r}. {registry.did_you_mean(name, registry.TABLES['runtime'])}")
         return name
-
-    @property
-    def golden_floor(self) -> float:
-        """The fidelity that golden outputs must reach: GOLDEN_FLOOR, or less where the engine and the graph run node by
-        node differed more when the artifact was made: then twice that difference is allowed."""
-        for comparison in self.verdict.parity if self.verdict else ():
-            if comparison.subject == ENGINE:
-                return min(GOLDEN_FLOOR, 1 - 2 * (1 - comparison.figures["fidelity_worst"]))
-        return GOLDEN_FLOOR
 
 
 def find_fastest_placement(speeds: Mapping[str, float]) -> str:

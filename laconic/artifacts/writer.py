@@ -9,13 +9,13 @@ from typing import Any
 from safetensors.numpy import save
 
 from laconic.arrays import Arrays
+from laconic.artifacts.golden import flatten_golden
 from laconic.artifacts.manifest import (
     CALIBRATION,
     FORMAT,
     GOLDEN,
     MANIFEST,
     MEASURED,
-    PORTABLE,
     REPORT,
     Manifest,
 )
@@ -74,19 +74,9 @@ def write_artifact_folder(parts: ArtifactParts, folder: Path) -> None:
         (folder / name).write_bytes(content)
     files = {path.name: digest_file(path).model_dump() for path in sorted(folder.iterdir())}
     alternatives = [each.placement.model_dump(mode="json") for each in parts.alternatives]
-    version = {"format": PORTABLE, "alternatives": alternatives} if alternatives else {"format": FORMAT}
-    manifest = Manifest.model_validate(parts.manifest | version | {"files": files})
+    version = {"format": FORMAT, "alternatives": alternatives, "files": files}
+    manifest = Manifest.model_validate(parts.manifest | version)
     (folder / REPORT).write_text(parts.report(manifest, parts.measured), encoding="utf-8")
     measured = parts.measured.model_copy(update={"report": digest_file(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
     (folder / MANIFEST).write_bytes(seal(manifest.model_dump(mode="json")))
-
-
-def flatten_golden(golden: list[tuple[Arrays, Arrays]]) -> Arrays:
-    """Name the arrays of all golden pairs for one file: `0.input.input_ids`, `0.output.embedding`."""
-    return {
-        f"{number}.{side}.{name}": array
-        for number, pair in enumerate(golden)
-        for side, arrays in zip(("input", "output"), pair, strict=True)
-        for name, array in sorted(arrays.items())
-    }

@@ -6,7 +6,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.hashing import hash_of
+from laconic.hashing import hash_of, read_arithmetic_variables
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -19,5 +19,5 @@ def keep_compiled_programs() -> None:
     in a shared folder read beyond its arrays, and crashed or trained on wrong values.
     """
     if os.environ.get(VARIABLE) in (None, default_cache_dir()):  # the latter where torch has set it by itself
-        instructions = hash_of(this_machine().features, os.environ.get("ATEN_CPU_CAPABILITY"))
+        instructions = hash_of(this_machine().features, read_arithmetic_variables())
         os.environ[VARIABLE] = str(Cache().folder / "torch-compile" / instructions)

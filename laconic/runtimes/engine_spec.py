@@ -12,6 +12,7 @@ from laconic.arrays import Array
 from laconic.errors import RuntimeFailure, UsageError
 from laconic.hashing import digest_file, hash_of
 from laconic.registry import did_you_mean
+from laconic.runtimes.external_data import find_external_files
 from laconic.runtimes.onnx_file import GraphInput, Weight, read_inputs, read_properties, read_weights
 from laconic.tensor import BATCH
 
@@ -85,11 +86,12 @@ def describe_model(
     """
     try:
         weights = read_weights(path)
-        files = {weight.file for weight in weights if weight.file}
+        with path.open("rb") as file:
+            files = find_external_files(file)
         for name in files:
             if not (path.parent / name).resolve().is_relative_to(path.parent.resolve()):
                 raise ValueError(f"its external data {name} lies outside its folder")
-        digests = tuple((name, digest_file(path.parent / name).sha256) for name in (path.name, *sorted(files)))
+        digests = tuple((name, digest_file(path.parent / name).sha256) for name in (path.name, *files))
         inputs = read_inputs(path)
         profile = make_profile(inputs, {**read_axis_bounds(read_properties(path), inputs), **shapes})
         return digests, profile, any(is_sparse(weight, path.parent) for weight in weights)

@@ -16,10 +16,13 @@ INPUT, NAME, KIND = 1, 3, 4
 DIMS, DTYPE, TENSOR_NAME, RAW_DATA, EXTERNAL_DATA = 1, 2, 8, 9, 13
 VALUE_NAME, VALUE_TYPE, TENSOR_TYPE, ELEMENT, SHAPE, AXIS, AXIS_SIZE, AXIS_NAME = 1, 2, 1, 1, 2, 1, 1, 2
 ENTRY_KEY, ENTRY_VALUE = 1, 2
-FIXED = {1: 8, 5: 4}
-"""Bytes of the wire types of fixed size."""
+FIXED = {1: 8, 5: 4, 3: 0, 4: 0}
+"""Bytes of the wire types of fixed size. What a group (3 to 4) holds is taken for fields of the message around it."""
 Fields = Sequence[tuple[int, int, bytes]]
 Parsed = TypeVar("Parsed")
+Message = TypeVar("Message", bytes, memoryview)
+VARINT_BITS = 70
+"""The most bits of a varint with seven in each byte: ten bytes hold a number of 64."""
 DTYPES = {1: "float32", 2: "int8", 3: "int8", 10: "float16", 16: "bfloat16"}
 """Element types of weights, by their number in onnx.proto; signed and unsigned INT8 are one arithmetic."""
 
@@ -168,18 +171,22 @@ def parse_node(message: bytes, dtypes: Mapping[bytes, str]) -> Node:
     return Node(named.get(NAME, ""), named[KIND], tuple(dtypes[name] for name in read if name in dtypes))
 
 
-def parse_fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+def parse_fields(message: Message) -> Iterator[tuple[int, int, Message]]:
     """Parse the fields of a message: number, value if it is a varint, content otherwise."""
     place = 0
     while place < len(message):
         tag, place = parse_varint(message, place)
-        value, content = 0, b""
+        if tag < 8:
+            raise IndexError(f"there is no field 0, as before {place}")
+        value, content = 0, message[:0]
         if tag & 7 == 0:
             value, place = parse_varint(message, place)
         else:
             size, place = parse_varint(message, place) if tag & 7 == 2 else (FIXED[tag & 7], place)
             content = message[place : place + size]
             place += size
+        if place > len(message):
+            raise IndexError(f"a field ends at {place}, after the message")
         yield tag >> 3, value, content
 
 
@@ -192,12 +199,14 @@ def parse_packed(content: bytes) -> list[int]:
     return values
 
 
-def parse_varint(message: bytes, place: int) -> tuple[int, int]:
-    """Parse a varint, seven bits a byte. Returns its value and the position after it."""
-    value = shift = 0
-    while True:
+def parse_varint(message: bytes | memoryview, place: int) -> tuple[int, int]:
+    """Parse a varint, seven bits a byte. Returns its value and the position after it. Raises IndexError for one that
+    is cut off, or longer than a number of 64 bits."""
+    value = 0
+    for shift in range(0, VARINT_BITS, 7):
         byte = message[place]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        place += 1
         if byte < 128:
             return value, place
+    raise IndexError(f"a varint at {place} does not end")
