@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 from inputs import model_folder, texts
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from laconic.finetune.finetune import finetune
 from laconic.progress import Steps

@@ -134,7 +134,7 @@ def faithful(sessions: Mapping[str, Session], task: Task, unseen: Mapping[str, l
                 "way": name,
                 "mean": cosine.mean(),
                 "worst": cosine.min(),
-                **task.figures(reference, given),
+                **{each.name: each.value for each in task.agreements(reference, given)},
                 "kinds": {
                     kind: [
                         cosine[kinds == n].mean(),
@@ -161,8 +161,8 @@ def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str
 
 def alike(task: Task, reference: Arrays, given: Arrays, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> float:
     """Spearman's correlation of the similarities among some of the texts."""
-    parts = ({name: array[chosen] for name, array in each.items()} for each in (reference, given))
-    return task.figures(*parts)["similarity_spearman"]
+    one, other = ({name: array[chosen] for name, array in each.items()} for each in (reference, given))
+    return {each.name: each.value for each in task.agreements(one, other)}["similarity_spearman"]
 
 
 def fidelity_rows(found: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

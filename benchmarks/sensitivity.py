@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,10 @@ def main() -> None:
             evaluator = PlanEvaluator(graph, source.task, cache, folder, original)
             trial: Callable[[Plan], Array] = LayerTrials(evaluator, SENSITIVITY_OPTION, sets[count])
             if whole:
-                trial = partial(evaluator.fidelity, option=SENSITIVITY_OPTION, dataset=sets[count])
+
+                def trial(plan: Plan) -> Array:
+                    return evaluator.try_plan(plan, SENSITIVITY_OPTION, sets[count]).fidelity
+
             start = time.process_time()
             return measure_sensitivity(graph, plan, replace(context, trial=trial)), time.process_time() - start
 

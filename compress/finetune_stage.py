@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from laconic.artifacts.record import Record
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.training.callbacks.run_estimate import format_estimate
@@ -44,8 +44,8 @@ class Finetune(Training, TorchStage):
             cache=context.cache,
         )
         config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, "finetune", config, code_version(), context.train.fingerprint)
-        figures = {"last loss": taught.losses[-1]}
+        key = hash_of(context.key, checkpoint.key, "finetune", config, environment_digest(), context.train.fingerprint)
+        figures = {"last loss": taught.last_loss}
         return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
 
     @staticmethod

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from compress.transform import apply_stages
-from export.evidence import Evidence
 from export.lineage import Lineage, open_lineage
 from export.pipeline import Result, write_artifact
 from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
-from export.validate import compare_with_original
+from export.validation.drift import compare_outputs
+from export.validation.missed import describe_doubts
 from laconic.artifacts.artifact import check_destination
 from laconic.artifacts.ledger import JSON, make_ledger
 from laconic.artifacts.manifest import REPORT
@@ -22,22 +22,30 @@ from laconic.files import replace_folder
 from laconic.hardware import cores, this_machine
 from laconic.models.checkpoint import Checkpoint, check_free
 from laconic.progress import Steps
-from laconic.recipes.goal import Goal, required_tolerance
+from laconic.recipes.goal import Goal, find_max_drop, required_tolerance
 from laconic.recipes.recipe import Recipe
+from laconic.recipes.splits import TestPart
 from laconic.recipes.stage import TorchStage
 from laconic.runtimes.predict import predict
 
 
 def compress(
-    recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
+    recipe: Recipe,
+    destination: Path,
+    *,
+    trust: bool = False,
+    steps: Steps | None = None,
+    cache: Cache | None = None,
+    part: TestPart = "all",
 ) -> Result:
     """Apply the stages of a recipe, and write the artifact to `destination` atomically.
 
-    An interrupted run resumes from the cache. If the goal is not met, the best artifact is written and the result lists
-    the unmet parts. Raises a LaconicError for an invalid source, data or recipe.
+    part: of the test samples, for the verdict. An interrupted run resumes from the cache. If the goal is not met, the
+    best artifact is written and the result lists the unmet parts. Raises a LaconicError for an invalid source, data or
+    recipe.
     """
     check_destination(destination)
-    with open_lineage(recipe, destination, steps or Steps(), cache or Cache(), trust=trust) as lineage:
+    with open_lineage(recipe, destination, steps or Steps(), cache or Cache(), trust=trust, part=part) as lineage:
         apply_stages(lineage, torch_stages(recipe))
         return write_artifact(lineage, destination)
 
@@ -94,22 +102,21 @@ def compare_checkpoint(lineage: Lineage) -> Comparison:
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
     with lineage.model.open(cores()) as session:
         found = predict(session, task, judge)
-    evidence = Evidence(
-        capture_error=None,
-        original=lineage.reference(judge),
-        artifact=found,
-        labels=judge.labels,
-        plain={},
-        alone={},
-        together={},
-        made_up=not job.samples.fingerprints,
+    comparison = compare_outputs(
+        task,
+        lineage.reference(judge),
+        found,
+        judge.labels,
+        tolerance=required_tolerance(task, goal),
+        max_drop=find_max_drop(goal),
+        per_row=judge.per_row,
+        seed=job.recipe.seed,
     )
-    found_drift = compare_with_original(evidence, task, required_tolerance(task, goal), goal, job.recipe.seed)
     # The task's default tolerance is for artifacts; a checkpoint must meet only what the goal states.
     asked = {"fidelity": goal.fidelity, "fidelity_worst": goal.worst, "metric_change": goal.max_drop}
-    required = {name: least for name, least in found_drift.required.items() if asked.get(name) is not None}
-    against = f"model after {lineage.teacher}" if lineage.teacher else found_drift.against
-    return found_drift.model_copy(update={"subject": "checkpoint", "against": against, "required": required})
+    required = {name: least for name, least in comparison.required.items() if asked.get(name) is not None}
+    against = f"model after {lineage.teacher}" if lineage.teacher else comparison.against
+    return comparison.model_copy(update={"subject": "checkpoint", "against": against, "required": required})
 
 
 def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Comparison) -> dict[str, Any]:
@@ -127,6 +134,7 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Compari
 def find_missed_by_checkpoint(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
     """Yield a sentence for each part of the goal that a checkpoint does not meet."""
     yield from found.failures
+    yield from describe_doubts(found, goal)
     size = report["stages"][-1]["figures"]["bytes"]
     if goal.max_size is not None and size > goal.max_size:
         yield f"size is {size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"

@@ -21,6 +21,7 @@ from laconic.models.torch_session import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
+from laconic.tasks.fidelity import measure_fidelity
 from laconic.training.parallel.ranks import Ranks
 from laconic.training.precision import settle_precision
 from laconic.training.settings import Training
@@ -108,7 +109,7 @@ class StageRun:
         choose, task = self.lineage.job.samples.choose, self.lineage.source.task
         reference = self.lineage.reference(choose)
         with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-            return task.fidelity(reference, predict(session, task, choose))
+            return measure_fidelity(task, reference, predict(session, task, choose))
 
 
 def find_broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Record, Property]]:

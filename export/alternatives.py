@@ -37,8 +37,8 @@ def place_alternatives(
         best = choose_fastest(meeting)
         with steps.step(f"validate for {runtime}") as step:
             verdict, golden = validate(best)
-            step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
-        if not verdict.passed:
+            step.note = verdict.describe()
+        if verdict.state == "failed":
             steps.warn(f"{best.name} failed its validation: the artifact is not placed for it")
             continue
         model = folder / runtime / f"model.{runtime}.onnx"

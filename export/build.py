@@ -1,8 +1,7 @@
 """Build a plan for an engine, and measure the fidelity of its outputs."""
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from export.place import place
+from export.plan_search import PlanTrial
 from export.reference import REFERENCE, open_reference
 from export.rules import PlacementRules, adapt_plan
 from export.split_decoder import has_decoder, split_decoder
+from export.validation.information import Chance, measure_chance, measure_information_loss
 from laconic import registry
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed
@@ -20,12 +21,15 @@ from laconic.cache import Cache
 from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage, RuntimeFailure, UnsupportedPrecision
 from laconic.hardware import cores, this_machine
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import digest_arrays, environment_digest, hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
+from laconic.quantization.plan_digest import digest_plan
+from laconic.recipes.goal import MARGIN
 from laconic.runtimes.encoder_decoder_session import open_model
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
+from laconic.tasks.fidelity import measure_fidelity
 from laconic.tasks.task import Task
 
 
@@ -71,6 +75,11 @@ class EngineOption:
     def version(self) -> str:
         """The version of that package."""
         return REFERENCE.version() if self.reference else make_runtime(self.runtime).version()
+
+    @property
+    def key(self) -> str:
+        """Digest of the engine, its version and its arithmetic."""
+        return hash_of(self.name, self.reference, sorted(self.overflow), self.package, self.version)
 
     def adapt(self, graph: Graph, plan: Plan) -> Plan:
         """The plan with the precisions that this engine has kernels for. Raises UnsupportedPrecision for FP8 where it
@@ -172,14 +181,15 @@ class PlanEvaluator:
     folder: Path
     reference: dict[str, Arrays]
 
-    def fidelity(
+    def try_plan(
         self, plan: Plan, option: EngineOption, dataset: Dataset, run: Callable[[], Arrays] | None = None
-    ) -> Array:
-        """Measure the fidelity of a plan's outputs to the reference, per sample: [samples]. Results are cached.
+    ) -> PlanTrial:
+        """Compare a plan's outputs with the reference. Results are cached.
 
         run: computes the outputs, in place of a run of the whole graph.
         """
         reference = self.reference[dataset.fingerprint]
+        reference_key = hash_of(self.task.name, digest_arrays(reference), environment_digest())
 
         def run_whole() -> Arrays:
             path = self.folder / "trial.onnx"
@@ -188,10 +198,14 @@ class PlanEvaluator:
                 return predict(session, self.task, dataset)
 
         def compute() -> Arrays:
-            return {"fidelity": self.task.fidelity(reference, (run or run_whole)())}
+            outputs = (run or run_whole)()
+            chance = Chance(*self.cache.json(f"chance-{reference_key}", partial(measure_chance, self.task, reference)))
+            loss = measure_information_loss(self.task, reference, outputs, dataset.labels, chance, MARGIN)
+            return {"fidelity": measure_fidelity(self.task, reference, outputs), "information_loss": np.array([loss])}
 
-        key = hash_of(*self._describe(plan, option, dataset), hash_arrays(reference))
-        return np.asarray(self.cache.arrays(f"trial-{key}", compute)["fidelity"])
+        key = hash_of(*self._describe(plan, option, dataset), reference_key)
+        measured = self.cache.arrays(f"trial-{key}", compute)
+        return PlanTrial(measured["fidelity"], float(measured["information_loss"][0]))
 
     def engine_fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
         """Measure the fidelity of an engine's outputs to those of the same graph run node by node, per sample, each run
@@ -204,30 +218,19 @@ class PlanEvaluator:
                 plain = predict(session, self.task, dataset, rows=1)
             with option.open(path, 1) as session:
                 found = predict(session, self.task, dataset, rows=1)
-            return {"fidelity": self.task.fidelity(plain, found)}
+            return {"fidelity": measure_fidelity(self.task, plain, found)}
 
         key = hash_of(*self._describe(plan, option, dataset))
         return np.asarray(self.cache.arrays(f"engine-{key}", compute)["fidelity"])
 
     def _describe(self, plan: Plan, option: EngineOption, dataset: Dataset) -> tuple[Any, ...]:
         """All that the outputs of a plan depend on."""
+        attention = plan.attention and option.quantizes_attention
         return (
             self.graph.key,
-            sorted(plan.precision.items()),
-            plan.attention and option.quantizes_attention,
-            sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
-            hash_arrays({name: each.factors for name, each in plan.smoothing.items()}),
-            sorted((*layer, each.group_size, hash_arrays(each.arrays)) for layer, each in plan.weights.items()),
-            sorted(option.overflow),
-            option.name,
-            option.reference,
-            option.version,
+            digest_plan(replace(plan, attention=attention)),
+            option.key,
             this_machine().features,
             dataset.fingerprint,
-            code_version(),
+            environment_digest(),
         )
-
-
-def hash_arrays(arrays: Mapping[str, Array]) -> list[tuple[str, str]]:
-    """Compute the SHA-256 of each array, by name."""
-    return sorted((name, hashlib.sha256(array.tobytes()).hexdigest()) for name, array in arrays.items())

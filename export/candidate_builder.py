@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from export.build import EngineOption, PlanEvaluator, check_supported
 from export.candidates import EngineCandidate, pair_float_graph, pair_ladders
 from export.job import Job
-from export.plan_search import find_plan
-from laconic.arrays import Array
+from export.plan_search import PlanTrial, find_plan
 from laconic.artifacts.manifest import MODEL
 from laconic.data.dataset import Dataset
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
@@ -94,14 +93,14 @@ class CandidateBuilder:
         """
         evaluator, choose, bar = self.evaluator, self.job.samples.choose, tighten(self.engine_tolerance)
 
-        def trial(plan: Plan) -> Array:
+        def trial(plan: Plan) -> PlanTrial:
             step.advance()
-            return evaluator.fidelity(plan, option, choose)
+            return evaluator.try_plan(plan, option, choose)
 
         def is_sound(plan: Plan) -> bool:
             return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, self.few))
 
-        plan, fidelity, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
+        plan, best, met = find_plan(ladder, trial, tighten(self.tolerance), is_sound)
         folder = self.job.folder / name
         folder.mkdir()
         model = folder / MODEL
@@ -109,4 +108,4 @@ class CandidateBuilder:
         plan = option.adapt(evaluator.graph, plan)
         limit = self.job.recipe.goal.max_size
         met = met and (limit is None or folder_size(folder) <= limit)
-        return EngineCandidate(option, plan, model, fidelity, met)
+        return EngineCandidate(option, plan, model, best.fidelity, met)

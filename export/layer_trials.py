@@ -73,7 +73,7 @@ class LayerTrials:
         """Measure a plan's fidelity, per sample: [samples]. Results are cached."""
         layer = self._find_lone(plan)
         run = None if layer is None else partial(self._run_from, layer, plan)
-        return self.evaluator.fidelity(plan, self.option, self.dataset, run)
+        return self.evaluator.try_plan(plan, self.option, self.dataset, run).fidelity
 
     def _find_lone(self, plan: Plan) -> Layer | None:
         """The one layer that a plan quantizes, where the graph can be run from it on."""

@@ -13,13 +13,13 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache, open_scratch_folder
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.footprint import measure_footprint
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.recipe import Recipe
-from laconic.recipes.splits import describe_uncertainty, split_samples
-from laconic.recipes.stage import Context, Stage, dump_settings
+from laconic.recipes.splits import TestPart, describe_uncertainty, split_samples
+from laconic.recipes.stage import Context, Stage, describe_stage
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
 
@@ -47,7 +47,7 @@ class Lineage:
 
     def reference(self, dataset: Dataset, step: Step | None = None) -> Arrays:
         """Return the original's outputs for these samples, [samples, ...] by name; they are cached."""
-        key = hash_of("original", self.original.key, dataset.fingerprint, code_version())
+        key = hash_of("original", self.original.key, dataset.fingerprint, environment_digest())
 
         def compute() -> Arrays:
             with self.original.open(cores()) as session:
@@ -59,7 +59,8 @@ class Lineage:
         """Make the context of a stage, with a key of everything that its result depends on."""
         samples, seed = self.job.samples, self.job.recipe.seed
         data = {role: getattr(samples, role).fingerprint for role in ("train", "calibrate", "choose")}
-        key = hash_of(name, dump_settings(stage), self.model.key, self.original.key, data, seed, code_version())
+        described = describe_stage(name, stage)
+        key = hash_of(described, self.model.key, self.original.key, data, seed, environment_digest())
         return Context(
             task=self.source.task,
             key=key,
@@ -82,19 +83,27 @@ class Lineage:
 
 
 @contextmanager
-def open_lineage(recipe: Recipe, destination: Path, steps: Steps, cache: Cache, *, trust: bool) -> Iterator[Lineage]:
+def open_lineage(
+    recipe: Recipe, destination: Path, steps: Steps, cache: Cache, *, trust: bool, part: TestPart = "all"
+) -> Iterator[Lineage]:
     """Open the source and the samples of a recipe, with a scratch folder beside the destination, on the same disk, that
-    is removed at the end. trust: whether the source may execute code, and the recipe name code, also in the body."""
+    is removed at the end. trust: whether the source may execute code, and the recipe name code, also in the body. part:
+    of the test samples, for the verdict."""
     with trust_addresses(trust), open_scratch_folder(destination) as folder:
         with steps.step("load the source and the samples") as step:
             source = open_source(recipe, cache, trust=trust, samples=recipe.data.calibrate)
-            samples = split_samples(recipe, source.task)
+            samples = split_samples(recipe, source.task, part)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
             for dataset in (samples.train, samples.calibrate, samples.choose, samples.judge):
                 source.task.check_samples(list(dataset.samples))
         samples = write_targets(samples, source, cache, steps, recipe.seed)
         if source.task.generation and (difference := source.task.generation.describe_difference()):
             steps.warn(difference)
+        if samples.copies:
+            steps.warn(
+                f"{samples.copies} samples are copies of others, or differ by case, spaces or a letter. Each group of "
+                f"copies counts as one sample, and is not split"
+            )
         if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
             steps.warn(few)
         if source.task.max_length and (cut := source.task.count_cut(list(samples.judge.samples))):

@@ -14,14 +14,17 @@ from export.audit import KernelAudit
 from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
 from export.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
-from export.evidence import collect_evidence
+from export.capture.parity import PARITY
+from export.collect_evidence import collect_evidence
 from export.layer_trials import LayerTrials
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.magnitudes import OVERFLOW_SAMPLES, find_overflow
-from export.race import time_candidates, time_chosen
+from export.race import make_race_key, time_candidates, time_chosen
 from export.report.report import render_report
-from export.sources import capture_graph, copy_graph, measure_capture_error
-from export.validate import engine_tolerance, find_missed, is_batch_independent, validate
+from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
+from export.validation.evidence import GraphDeviation
+from export.validation.missed import find_missed
+from export.validation.validate import engine_tolerance, is_batch_independent, validate
 from laconic import __version__, registry
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
@@ -30,19 +33,26 @@ from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
 from laconic.data.batches import batches as iterate_batches
+from laconic.errors import DataError
 from laconic.files import folder_size
 from laconic.hardware import this_machine
-from laconic.hashing import code_version, hash_of
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.quantization.plan_file import pack_plan
 from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Recipe
+from laconic.recipes.splits import TestPart
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
 from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.fidelity import find_broken_answer
 from laconic.tasks.task import Task
 from laconic.timing.measurements import DEFAULT_KNEE, Measurements, find_knee
+
+PARTS: dict[TestPart, str] = {"all": "", "final": "", "rehearsal": "samples that the search chooses by"}
+"""What the test samples of a verdict are, where they are no unseen ones."""
+EXACT_SAMPLES = 32
+"""Samples on which the captured graph is compared with the original, beside made-up inputs."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,18 @@ class EngineBuild:
         self.cache = job.cache
         self.task: Task = lineage.source.task
         self.tolerance = required_tolerance(self.task, job.recipe.goal)
+        if not job.samples.fingerprints:
+            # Made-up samples may be so unlike real ones that the original answers all of them alike.
+            self.tolerance = self.tolerance.model_copy(update={"slack": 0.0})
 
     def make_parts(self) -> ArtifactParts:
         """Run all steps, and return the parts of the artifact."""
+        model, few = self.lineage.model, self.samples.choose.take(EXACT_SAMPLES, self.recipe.seed)
         with self.steps.step("capture the graph") as step:
-            graph = capture_graph(self.lineage.model, self.cache)
-            capture_error = measure_capture_error(self.lineage.model, graph, self.cache)
-            step.note = f"{len(graph.layers)} layers, error {capture_error or 0:.1g}"
+            graph = capture_graph(model, self.cache)
+            error = measure_capture_error(model, graph, few, self.cache)
+            node = "" if error is None or error <= PARITY else find_divergence(model, graph, few)
+            step.note = f"{len(graph.layers)} layers, error {error or 0:.1g}" + (f" from {node} on" if node else "")
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
         options = self.list_options(graph)
         start = time.perf_counter()
@@ -128,10 +143,12 @@ class EngineBuild:
             if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
                 self.steps.warn(f"{name}: {unmet}")
             self.record_stage(name, stage, chosen, seconds)
-        judge = partial(self.validate, evaluator=evaluator, capture_error=capture_error)
+        judge = partial(
+            self.validate, evaluator=evaluator, deviation=None if error is None else GraphDeviation(error, node)
+        )
         with self.steps.step("validate") as step:
             verdict, golden = judge(chosen)
-            step.note = "passed" if verdict.passed else "; ".join(verdict.failures)
+            step.note = verdict.describe()
         alternatives: list[PlacedModel] = []
         if self.recipe.portable:
             folder = self.folder / "alternatives"
@@ -157,7 +174,15 @@ class EngineBuild:
         """Compute the original's outputs for the validation and test samples, by the samples' fingerprint."""
         sets = (self.samples.choose, self.samples.probe, self.samples.judge)
         with self.steps.step("run the original model", sum(map(len, sets))) as step:
-            return {dataset.fingerprint: self.lineage.reference(dataset, step) for dataset in sets}
+            references = {dataset.fingerprint: self.lineage.reference(dataset, step) for dataset in sets}
+        for dataset in sets:
+            if broken := find_broken_answer(references[dataset.fingerprint]):
+                name, index = broken
+                raise DataError(
+                    f"the original itself answers {dataset.describe_sample(index)} with NaN or infinity (output "
+                    f"{name!r}), so that nothing can be compared with it. Give samples that it can answer"
+                )
+        return references
 
     def list_options(self, graph: Graph) -> list[EngineOption]:
         """List the engine options to build for, the preferred first: where the recipe names the engine, one in the
@@ -207,15 +232,7 @@ class EngineBuild:
         """
         if any(each.option.reference for each in candidates):
             return candidates
-        key = hash_of(
-            "raced",
-            self.lineage.source.key,
-            graph.key,
-            [(each.name, each.option.version) for each in candidates],
-            [sorted(each.plan.precision.items()) for each in candidates],
-            this_machine().model_dump(),
-            code_version(),
-        )
+        key = make_race_key(candidates, self.lineage.source, graph)
         time_all = partial(time_candidates, candidates, self.lineage.source, self.steps)
         speedups = self.cache.json(f"raced-{key}", time_all)
         return [replace(each, speedup=speedups[each.name]) for each in candidates]
@@ -228,7 +245,7 @@ class EngineBuild:
         self.lineage.seconds[key] = seconds
 
     def validate(
-        self, chosen: EngineCandidate, evaluator: PlanEvaluator, capture_error: float | None
+        self, chosen: EngineCandidate, evaluator: PlanEvaluator, deviation: GraphDeviation | None
     ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
         """Derive the verdict from the test samples, and make the golden pairs of inputs and outputs."""
         evidence, golden = collect_evidence(
@@ -237,8 +254,8 @@ class EngineBuild:
             self.task,
             self.samples.judge,
             original=evaluator.reference[self.samples.judge.fingerprint],
-            capture_error=capture_error,
-            made_up=not self.samples.fingerprints,
+            deviation=deviation,
+            basis=PARTS[self.samples.part] if self.samples.fingerprints else "made-up samples",
             seed=self.recipe.seed,
         )
         verdict = validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)

@@ -8,43 +8,58 @@ from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
 from laconic.tasks.task import Tolerance
 
 
+@dataclass(frozen=True)
+class PlanTrial:
+    """What came of the trial of a plan.
+
+    fidelity: of its outputs to the original's, [samples]. information_loss: the slack that a tolerance must have for
+    what the outputs say, 1 at the limit of the default.
+    """
+
+    fidelity: Array
+    information_loss: float = 0.0
+
+    def meets(self, goal: Tolerance) -> bool:
+        """Whether fidelity and information are enough."""
+        return goal.met_by(self.fidelity) and (self.information_loss <= goal.slack or not goal.slack)
+
+
 def find_plan(
     ladder: PrecisionLadder,
-    trial: Callable[[Plan], Array],
+    trial: Callable[[Plan], PlanTrial],
     goal: Tolerance,
     is_sound: Callable[[Plan], bool] = lambda plan: True,
-) -> tuple[Plan, Array, bool]:
-    """The first sound plan that meets the goal, its fidelity, and whether one does; else the most faithful that was
-    tried.
+) -> tuple[Plan, PlanTrial, bool]:
+    """The first sound plan that meets the goal, its trial, and whether one does; else the most faithful that was tried.
 
     Searches each rung between its ends: fidelity grows along it, but for small steps down, which may cost a step and
     never the goal. is_sound: whether the engine runs a plan as it is written, asked only of plans that meet the goal.
     """
-    tried: list[tuple[Plan, Array]] = []
+    tried: list[tuple[Plan, PlanTrial]] = []
     for rung in ladder.rungs:
         trials = RungTrials(rung, trial, goal, ladder.sensitivity)
         if (found := trials.find(is_sound)) is not None:
             return *found, True
         tried += trials.tried.values()
-    plan, fidelity = max(tried, key=lambda each: float(each[1].mean()))
-    return plan, fidelity, False
+    plan, best = max(tried, key=lambda each: float(each[1].fidelity.mean()))
+    return plan, best, False
 
 
 @dataclass
 class RungTrials:
     """The trials of one rung's plans, each made once.
 
-    sensitivity: of each layer, as in PrecisionLadder. tried: plan and fidelity, by the plan's place in the rung.
+    sensitivity: of each layer, as in PrecisionLadder. tried: plan and trial, by the plan's place in the rung.
     """
 
     rung: Sequence[Plan]
-    trial: Callable[[Plan], Array]
+    trial: Callable[[Plan], PlanTrial]
     goal: Tolerance
     sensitivity: Mapping[str, float] = field(default_factory=dict)
-    tried: dict[int, tuple[Plan, Array]] = field(default_factory=dict)
+    tried: dict[int, tuple[Plan, PlanTrial]] = field(default_factory=dict)
 
-    def find(self, is_sound: Callable[[Plan], bool]) -> tuple[Plan, Array] | None:
-        """The first sound plan that meets the goal, and its fidelity. The first that meets it is nearly always sound,
+    def find(self, is_sound: Callable[[Plan], bool]) -> tuple[Plan, PlanTrial] | None:
+        """The first sound plan that meets the goal, and its trial. The first that meets it is nearly always sound,
         so the others are only asked where it is not."""
 
         def is_met_and_sound(place: int) -> bool:
@@ -60,7 +75,7 @@ class RungTrials:
         if place not in self.tried:
             plan = self.rung[place]
             self.tried[place] = plan, self.trial(plan)
-        return self.goal.met_by(self.tried[place][1])
+        return self.tried[place][1].meets(self.goal)
 
     def predict(self, low: int, high: int) -> int:
         """The first place that is expected to meet the goal, of those after `low`, which misses it, to `high`.
@@ -72,7 +87,7 @@ class RungTrials:
         if not self.sensitivity.keys() >= {node for node, each in middle.precision.items() if each in INTEGER}:
             return (low + high) // 2
         sums = [self._sum_sensitivity(self.rung[place]) for place in range(low, high + 1)]
-        missed, met = (self.tried[place][1] for place in (low, high))
+        missed, met = (self.tried[place][1].fidelity for place in (low, high))
         found = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
         if self.goal.worst is not None:
             worst = find_crossing(sums, 1 - float(missed.min()), 1 - float(met.min()), 1 - self.goal.worst)

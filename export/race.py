@@ -5,10 +5,26 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from export.candidates import EngineCandidate, mean_speedup
+from laconic.hardware import this_machine
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.source import Source
 from laconic.progress import Steps
+from laconic.quantization.graph import Graph
+from laconic.quantization.plan_digest import digest_plan
 from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
+
+
+def make_race_key(candidates: Sequence[EngineCandidate], source: Source, graph: Graph) -> str:
+    """Return the digest of everything that the speed-ups of candidates depend on."""
+    return hash_of(
+        "raced",
+        source.key,
+        graph.key,
+        [(candidate.name, candidate.option.key, digest_plan(candidate.plan)) for candidate in candidates],
+        this_machine().model_dump(),
+        environment_digest(),
+    )
 
 
 def time_candidates(candidates: Sequence[EngineCandidate], source: Source, steps: Steps) -> dict[str, float]:

@@ -9,18 +9,27 @@ from pydantic import TypeAdapter
 
 from export.capture.capture import capture, measure_parity
 from export.capture.model_file import save_model
-from export.capture.onnx_source import import_onnx
+from export.capture.onnx_source import has_fixed_batch, import_onnx
+from export.capture.parity import largest_difference
+from export.capture.source_divergence import find_source_divergence
 from laconic.arrays import Arrays
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.data.formats import load_arrays
 from laconic.errors import SourceError, UntrustedCode
-from laconic.hashing import code_version, digest_file, hash_of
+from laconic.hardware import cores
+from laconic.hashing import digest_file, environment_digest, hash_of
 from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.models.source import CheckpointSource, GraphSource, Source
+from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.recipes.recipe import Origin, Recipe
+from laconic.runtimes.external_data import find_external_files
+from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.predict import ROWS
 from laconic.runtimes.runtime import Session
 
 ADAPTER = TypeAdapter(Graph)
@@ -59,7 +68,7 @@ def load_samples(origin: Origin, path: Path | None) -> Arrays | None:
 def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:
     """Open an ONNX file of any framework as a source, with a normalized graph."""
     file = digest_file(path)
-    key = hash_of("onnx", file.sha256, task, code_version())
+    key = hash_of("onnx", file.sha256, digest_external_data(path), task, environment_digest())
 
     def fill(folder: Path) -> None:
         graph, _ = import_onnx(path, folder, task)
@@ -73,7 +82,19 @@ def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:
         licence=None,
         description={"kind": "onnx", "sha256": file.sha256},
         graph=graph,
+        file=path.resolve(),
+        takes_one_row=has_fixed_batch(onnx.load(path, load_external_data=False)),
     )
+
+
+def digest_external_data(path: Path) -> dict[str, str]:
+    """Return the digest of each file of external data beside an ONNX file; none for one that is no such file or lacks
+    its data, which the import says."""
+    try:
+        with path.open("rb") as file:
+            return {name: digest_file(path.parent / name).sha256 for name in find_external_files(file)}
+    except (OSError, ValueError):
+        return {}
 
 
 def capture_graph(source: Source, cache: Cache) -> Graph:
@@ -83,20 +104,39 @@ def capture_graph(source: Source, cache: Cache) -> Graph:
     checkpoint = as_checkpoint_source(source).checkpoint
     return read_graph_json(
         cache.directory(
-            f"graph-{hash_of('capture', checkpoint.key, code_version())}",
+            f"graph-{hash_of('capture', source.key, environment_digest())}",
             lambda folder: write_graph_json(capture(checkpoint, folder), folder),
         )
     )
 
 
-def measure_capture_error(source: Source, graph: Graph, cache: Cache) -> float | None:
-    """Measure the graph's largest error against the module, relative to the largest output; None for a source without
-    a module."""
-    if isinstance(source, GraphSource):
+def measure_capture_error(source: Source, graph: Graph, samples: Dataset, cache: Cache) -> float | None:
+    """Measure the graph's largest error against the module or the file that it was made from, relative to the largest
+    output: on these samples, and on made-up inputs of other sizes. None where the graph itself is the source."""
+    if isinstance(source, GraphSource) and source.file is None:
         return None
-    checkpoint = as_checkpoint_source(source).checkpoint
-    key = hash_of("capture-error", checkpoint.key, graph.key, code_version())
-    return float(cache.json(f"error-{key}", lambda: measure_parity(checkpoint, graph)))
+    key = hash_of("capture-error", source.key, graph.key, samples.fingerprint, environment_digest())
+
+    def measure() -> float:
+        if isinstance(source, GraphSource):
+            reference, errors = source.open(cores()), [0.0]
+        else:
+            checkpoint = as_checkpoint_source(source).checkpoint
+            reference = TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores())
+            errors = [measure_parity(checkpoint, graph)]
+        inputs = (batch for _, batch in batches(samples, source.task, ROWS))
+        with reference, OnnxRuntime().open(graph.path, threads=cores()) as candidate:
+            return max(*errors, largest_difference(reference, candidate, inputs, source.task.align))
+
+    return float(cache.json(f"error-{key}", measure))
+
+
+def find_divergence(source: Source, graph: Graph, samples: Dataset) -> str:
+    """Find the node of an ONNX file from which on its graph differs; empty where it is not known, or for a module."""
+    if not isinstance(source, GraphSource) or source.file is None:
+        return ""
+    rows = (batch for _, batch in batches(samples, source.task, 1))
+    return find_source_divergence(source.file, graph.path, rows)
 
 
 def as_checkpoint_source(source: Source) -> CheckpointSource:

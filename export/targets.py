@@ -13,7 +13,7 @@ from laconic.arrays import Arrays
 from laconic.cache import Cache
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset, Samples
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
@@ -50,7 +50,7 @@ def write_targets(samples: SampleSplits, source: Source, cache: Cache, steps: St
 
 def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache: Cache, step: Step) -> Dataset:
     """The dataset with the module's answers as targets."""
-    key = hash_of("written", source.key, dataset.fingerprint, code_version())
+    key = hash_of("written", source.key, dataset.fingerprint, environment_digest())
     written = cache.arrays(f"written-{key}", lambda: write_answers(dataset, module, source.task, step))["tokens"]
     targeted = source.task.with_answers(dataset.samples.sources, written)
     return replace(

@@ -20,6 +20,14 @@ RECIPE_BYTES = 2**18
 """The most bytes of a recipe. PyYAML takes a kilobyte of memory for each of its values."""
 
 
+FAULTS = 8
+"""The most faults of a file that a message names."""
+MAX_FAULTS = 1000
+"""The most faults that are looked at: to list a million takes three seconds."""
+SHOWN = 200
+"""The most characters of a value or a key in a message."""
+
+
 class UniqueKeyLoader(yaml.SafeLoader):
     """A safe YAML loader that refuses duplicate keys, of which the last would silently win, and aliases, with which a
     few lines can stand for billions of values."""
@@ -78,19 +86,35 @@ def resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def explain(error: ValidationError, where: str) -> str:
-    """Format a pydantic validation error as one sentence per fault: where, which key, what was expected."""
-    faults = []
-    for fault in error.errors():
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
-        cause = fault.get("ctx", {}).get("error")
-        got = "" if cause is not None or fault["type"] == "missing" else f", got {fault['input']!r}"
-        message = (
-            str(cause)
-            if cause is not None
-            else fault["msg"][:1].lower() + fault["msg"][1:].replace("valid tuple", "list")
-        )
-        faults.append(f"{key}: {message}{got}" if key else f"{message}{got}")
-    return f"{where}: {'; '.join(faults)}"
+    """Format a pydantic validation error in one line: where, and for each of the first faults what was expected."""
+    if error.error_count() > MAX_FAULTS:
+        return f"{where}: {error.error_count():,} of its values are not what they should be"
+    faults = error.errors(include_url=False)
+    sentences = [explain_fault(dict(fault)) for fault in faults[:FAULTS]]
+    rest = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
+    return f"{where}: {'; '.join([*sentences, *rest])}"
+
+
+def explain_fault(fault: Mapping[str, Any]) -> str:
+    """Format one fault: its key, and what was expected in the place of what."""
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    cause = fault.get("ctx", {}).get("error")
+    if cause is not None:
+        message = str(cause)
+    else:
+        message = fault["msg"][:1].lower() + fault["msg"][1:].replace("valid tuple", "list")
+        message += "" if fault["type"] == "missing" else f", got {shorten(fault['input'])}"
+    return f"{shorten_text(key)}: {message}" if key else message
+
+
+def shorten(value: Any) -> str:
+    """Format a value for a message: cut off where it is long."""
+    return shorten_text(repr(value))
+
+
+def shorten_text(text: str) -> str:
+    """Cut a text off where it is long."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 class Strict(BaseModel):

@@ -28,6 +28,10 @@ LaconicError                    1  500   base class: an error that the user can 
 A message states what happened, what was expected, and what to try.
 """
 
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What ends a program or a generator on purpose. Any other BaseException is a fault as an Exception is: PyO3 raises the
+panic of a library in Rust, such as `tokenizers`, as a BaseException."""
+
 
 class LaconicError(Exception):
     """Base class of the errors that a user can act on."""
@@ -142,3 +146,23 @@ class DeadlineExceeded(LaconicError):
     """The request could not be answered before its deadline."""
 
     status = 504
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an exception in one line, which is never empty and can be written in UTF-8.
+
+    The message of an expected error stands alone; any other is preceded by the name of its type.
+    """
+    text = " ".join(str(error).split())
+    if not text or not isinstance(error, LaconicError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text.encode(errors="backslashreplace").decode()
+
+
+def list_causes(error: BaseException | None) -> list[BaseException]:
+    """List an exception and what caused it, each once: an exception can be among its own causes."""
+    causes: list[BaseException] = []
+    while error is not None and error not in causes:
+        causes.append(error)
+        error = error.__cause__
+    return causes

@@ -13,6 +13,10 @@ from laconic.errors import InputError
 BATCH = "batch"
 ANY_SIZE = (1, 2**63 - 1)
 """The bounds of an axis that has none."""
+MAX_AXES = 64
+"""Of numpy's arrays."""
+MAX_ELEMENTS = 2**31
+"""The most elements of a tensor's fixed axes: of one sample, 8 GB in float32."""
 DTYPES = (
     "bool",
     "int8",
@@ -45,6 +49,22 @@ class TensorSpec(BaseModel):
     dtype: str
     shape: tuple[int | str, ...]
     bounds: dict[str, tuple[int, int]] = Field(default_factory=dict)
+
+    @field_validator("shape")
+    @classmethod
+    def _possible_sizes(cls, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        fixed = [axis for axis in shape if isinstance(axis, int)]
+        if len(shape) > MAX_AXES or any(axis < 1 for axis in fixed) or math.prod(fixed) > MAX_ELEMENTS:
+            raise ValueError(f"expected at most {MAX_AXES} axes of sizes from 1, and {MAX_ELEMENTS:,} elements in all")
+        return shape
+
+    @field_validator("bounds")
+    @classmethod
+    def _ordered(cls, bounds: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        for axis, (low, high) in bounds.items():
+            if not 0 <= low <= high <= ANY_SIZE[1]:
+                raise ValueError(f"the bounds of axis {axis!r} are {low} and {high}; expected two sizes in order")
+        return bounds
 
     @field_validator("dtype")
     @classmethod
@@ -177,10 +197,6 @@ def describe_array(dtype: str, shape: tuple[int | str, ...], bounds: Mapping[str
         if high < ANY_SIZE[1]:
             schema["maxItems"] = high
     return schema
-
-
-MAX_AXES = 64
-"""Of numpy's arrays."""
 
 
 def holds_text(values: Any, depth: int = 0) -> bool:

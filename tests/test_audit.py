@@ -17,7 +17,7 @@ from export.audit import KernelAudit
 from export.build import EngineOption
 from export.candidates import EngineCandidate, choose_fastest, prefer_int8
 from export.multiply_adds import count_products
-from export.validate import find_int8_missed
+from export.validation.missed import find_int8_missed
 from laconic import registry
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import count_kernels

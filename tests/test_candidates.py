@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from export.build import EngineOption
 from export.candidates import EngineCandidate, choose_fastest, describe_unmet, pair_float_graph, pair_ladders
-from export.plan_search import find_plan
+from export.plan_search import PlanTrial, find_plan
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Tolerance
@@ -35,13 +35,13 @@ class Trials:
 
     def __call__(self, plan):
         self.plans.append(plan)
-        return np.full(4, fidelity_of(plan))
+        return PlanTrial(np.full(4, fidelity_of(plan)))
 
 
 def climbed(ladder, mean):
     trials = Trials()
-    plan, fidelity, met = find_plan(ladder, trials, Tolerance(mean=mean))
-    assert fidelity[0] == fidelity_of(plan)
+    plan, trial, met = find_plan(ladder, trials, Tolerance(mean=mean))
+    assert trial.fidelity[0] == fidelity_of(plan)
     return fidelity_of(plan), met, len(trials.plans)
 
 
@@ -94,7 +94,7 @@ def test_where_the_infidelity_of_layers_adds_up_few_plans_are_tried(layers, shar
     def trial(plan):
         left = int(next(iter(plan.ranges)))
         tried.append(left)
-        return np.full(4, 1 - sum(sensitivities[left:]))
+        return PlanTrial(np.full(4, 1 - sum(sensitivities[left:])))
 
     goal = 1 - share * sum(sensitivities)
     plan, _, met = find_plan(ladder, trial, Tolerance(mean=goal))
@@ -114,7 +114,7 @@ def test_sensitivities_that_say_nothing_cost_some_trials_and_never_the_plan(laye
     def trial(plan):
         left = int(next(iter(plan.ranges)))
         tried.append(left)
-        return np.array([rising[left] / 1000, 1.0])
+        return PlanTrial(np.array([rising[left] / 1000, 1.0]))
 
     tolerance = Tolerance(mean=0, worst=goal / 1000) if bounded else Tolerance(mean=(1 + goal / 1000) / 2)
     meets = [tolerance.met_by(np.array([value / 1000, 1.0])) for value in rising]
@@ -123,6 +123,18 @@ def test_sensitivities_that_say_nothing_cost_some_trials_and_never_the_plan(laye
     if met:
         assert int(next(iter(plan.ranges))) == meets.index(True)
     assert len(tried) == len(set(tried)) <= 5 + 3 * np.log2(len(rising))
+
+
+def test_a_plan_that_is_faithful_and_says_too_little_is_left_for_the_next():
+    ladder = ladder_of([0.991, 0.992, 0.995], [0.9999])
+    losses = {0.991: 3.0, 0.992: 1.2, 0.995: 0.9, 0.9999: 0.0}
+
+    def trial(plan):
+        return PlanTrial(np.full(4, fidelity_of(plan)), losses[fidelity_of(plan)])
+
+    assert fidelity_of(find_plan(ladder, trial, Tolerance(mean=0.99))[0]) == 0.995
+    assert fidelity_of(find_plan(ladder, trial, Tolerance(mean=0.99, slack=2.0))[0]) == 0.992
+    assert fidelity_of(find_plan(ladder, trial, Tolerance(mean=0.99, slack=0.0))[0]) == 0.991
 
 
 def test_a_plan_that_the_engine_does_not_run_as_written_is_left_for_the_next_that_it_does():

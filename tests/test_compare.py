@@ -28,7 +28,8 @@ def pair(tmp_path):
     change(one, history=[record], recipe={"seed": 0, "goal": {"fidelity": 0.99}})
     other = record | {"config": {"method": "minmax", "samples": 9}}
     change(two, history=[other], recipe={"seed": 1, "goal": {}}, precision={"a": "int8", "b": "int8"})
-    (one / MEASURED).write_bytes(seal(measured().model_dump(mode="json")))
+    report = unseal(one / MEASURED)["report"]
+    (one / MEASURED).write_bytes(seal(measured().model_dump(mode="json") | {"report": report}))
     return one, two
 
 
@@ -43,7 +44,7 @@ def test_what_each_is_stands_side_by_side(pair):
     found = compare(*pair)
     one, two = found["a"], found["b"]
     assert (one["name"], two["name"]) == ("one", "two")
-    assert (one["passed"], two["passed"]) == (True, False)
+    assert (one["verdict"], two["verdict"]) == ("passed", "failed")
     assert one["latency"] == pytest.approx(0.003)
     assert one["speedup"] == 3.0
     assert two["latency"] is None, "it was never timed"
@@ -96,7 +97,7 @@ def test_bad_input_is_answered_with_a_sentence(pair, data, tmp_path):
     with pytest.raises(DataError):
         compare(*pair, tmp_path / "none.npz")
     outputs = unseal(pair[0] / MANIFEST)["outputs"]
-    change(pair[1], outputs=[{**outputs[0], "shape": ["batch", 7]}])
+    change(pair[1], outputs=[{**outputs[0], "shape": ["batch", "width"]}])
     with pytest.raises(UsageError, match=r"they cannot be compared\. Leave out --data"):
         compare(*pair, data)
     change(pair[1], task="causal-lm")

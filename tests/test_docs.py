@@ -1,6 +1,7 @@
 """The pages say what the code does: every verb, key, setting and library is on its page."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def page(name):
 
 def blocks(name, language):
     return re.findall(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
+
+
+def test_no_file_holds_the_markers_of_a_merge():
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=HOME, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("this is no clone of the repository")
+    marker = re.compile(rb"^(<{7} |>{7} |\|{7} |={7}$)", re.MULTILINE)
+    files = [HOME / name for name in listing.stdout.split("\0") if name]
+    texts = {file: file.read_bytes() for file in files if file.is_file()}
+    assert [str(file) for file, text in texts.items() if b"\0" not in text and marker.search(text)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -78,7 +78,7 @@ def test_the_model_is_evaluated_every_so_many_steps_and_the_log_says_how(home, t
     assert logged[0]["loss"] == found.before["loss"]
 
 
-@pytest.mark.parametrize("figure", ["loss", "accuracy, or -MSE"])
+@pytest.mark.parametrize("figure", ["loss", "accuracy, or R2"])
 def test_the_result_has_the_weights_of_the_best_evaluation(home, tmp_path, figure):
     found = tune(home, tmp_path / "tuned", best_by=figure)
     logged = evaluations(tmp_path / "tuned")

@@ -27,6 +27,7 @@ from compress.statistics.layer_inputs import flatten_inputs, weight_matrix
 from compress.statistics.moments import Moments, add_inputs
 from export.capture.capture import capture
 from laconic.errors import RecipeError, UsageError
+from laconic.metrics import cosine
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.signature import call, probe_module
 from laconic.recipes.recipe import Recipe
@@ -226,6 +227,13 @@ STAGES = {
 CAPTURED = ("low-rank, spatial, by budget", "grouped", "bottleneck")
 
 
+def measure_likeness(one, other):
+    """The mean cosine of the answers of two checkpoints to images."""
+    images = torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return cosine(*(each.module(images).numpy() for each in (one, other))).mean()
+
+
 @pytest.mark.parametrize("method", STAGES)
 def test_what_was_taken_apart_saves_work_is_loaded_bit_for_bit_captured_and_cut_again(method, tmp_path):
     checkpoint = opened(tmp_path)
@@ -234,7 +242,7 @@ def test_what_was_taken_apart_saves_work_is_loaded_bit_for_bit_captured_and_cut_
     smaller = STAGES[method].apply(checkpoint, context)
     assert all(torch.equal(tensor, before[name]) for name, tensor in checkpoint.module.state_dict().items())
     assert count(smaller) < count(checkpoint)
-    assert context.fidelity(smaller).mean() > 0.8
+    assert measure_likeness(checkpoint, smaller) > 0.8
     smaller.save(tmp_path / "saved")
     loaded = Checkpoint.load(tmp_path / "saved", trust=True)
     image = torch.randn(3, 3, 16, 16)

@@ -6,11 +6,9 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from laconic.metrics import (
-    bootstrap_interval,
     cosine,
     cosine_matrix,
     find_nearest_neighbours,
-    make_mean_scorer,
     overlap,
     ranks,
     softmax,
@@ -58,16 +56,6 @@ def test_a_sample_is_not_its_own_neighbour():
     vectors = np.array([[1.0, 0], [0.9, 0.1], [0, 1]])
     assert find_nearest_neighbours(vectors).tolist() == [1, 0, 1]
     assert np.diag(cosine_matrix(vectors)) == pytest.approx(np.ones(3))
-
-
-def test_an_interval_holds_the_mean_and_narrows_with_more_samples():
-    sample = np.random.default_rng(0).normal(0.9, 0.1, 1000)
-    low, high = bootstrap_interval(make_mean_scorer(sample), 1000, seed=0)
-    assert low < sample.mean() < high
-    assert high - low == pytest.approx(2 * 1.96 * 0.1 / np.sqrt(1000), rel=0.15)
-    few_low, few_high = bootstrap_interval(make_mean_scorer(sample[:50]), 50, seed=0)
-    assert few_high - few_low > 3 * (high - low)
-    assert bootstrap_interval(make_mean_scorer(sample), 1000, seed=0) == (low, high)
 
 
 @given(st.dictionaries(st.integers(1, 256), st.floats(1e-4, 10), min_size=1), st.floats(0, 0.5))

@@ -9,16 +9,18 @@ from pathlib import Path
 import digits
 import models
 import numpy as np
+import onnx
 import pytest
 import torch
 
 from compress.pipeline import compress
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import count_kernels, verify
-from laconic.artifacts.manifest import MEASURED, MODEL, REPORT
+from laconic.artifacts.manifest import MANIFEST, MEASURED, MODEL, REPORT
 from laconic.cache import Cache
-from laconic.errors import DataError, UsageError
+from laconic.errors import DataError, UnprovenArtifact, UsageError
 from laconic.hardware import this_machine
+from laconic.hashing import digest_file, seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 
@@ -81,7 +83,7 @@ def left_over(path):
 
 def test_a_network_in_int8_reads_digits_as_well_as_before(reads_digits):
     (drift,) = reads_digits.manifest.verdict.drift
-    assert reads_digits.manifest.verdict.passed
+    assert reads_digits.manifest.verdict.failures == []
     assert drift.figures["metric_original"] > 0.9
     assert abs(drift.figures["metric_change"]) <= 0.005
     assert "int8" in set(reads_digits.manifest.precision.values())
@@ -99,7 +101,27 @@ def test_its_figures_are_what_a_run_over_the_samples_finds(trained, reads_digits
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_gives_its_golden_answers(reads_digits, engine):
     with reads_digits.open(engine) as session:
-        assert reads_digits.measure_golden_fidelity(session, reads_digits.manifest.placements[0]) > 0.99
+        agreement = reads_digits.measure_golden_agreement(session, reads_digits.manifest.placements[0])
+    assert all(each > 0.95 for each in agreement.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_one_wrong_weight_scale_of_the_first_convolution_is_caught(reads_digits, engine, factor, tmp_path):
+    path = Path(shutil.copytree(reads_digits.path, tmp_path / "digits.laconic"))
+    model = onnx.load(path / MODEL)
+    initializers = {each.name: each for each in model.graph.initializer}
+    first = next(node for node in model.graph.node if node.op_type == "Conv")
+    dequantize = next(node for node in model.graph.node if node.output[0] == first.input[1])
+    scale = initializers[dequantize.input[1]]
+    numbers = onnx.numpy_helper.to_array(scale) * np.where(np.arange(8) == 2, factor, 1).astype(np.float32)
+    scale.CopyFrom(onnx.numpy_helper.from_array(numbers, scale.name))
+    onnx.save(model, path / MODEL)
+    digest = digest_file(path / MODEL).model_dump()
+    manifest = unseal(path / MANIFEST)
+    (path / MANIFEST).write_bytes(seal(manifest | {"files": manifest["files"] | {MODEL: digest}}))
+    with pytest.raises(UnprovenArtifact, match=r"agreement of 'output' is 0\.[0-9]+, expected at least 0\.9"):
+        Artifact.load(path).open(engine)
 
 
 def test_it_passes_every_check(reads_digits):
@@ -122,7 +144,7 @@ def test_the_steps_are_known(trained, tmp_path):
 
 def test_the_report_shows_its_layers_and_its_figures(reads_digits):
     page = (reads_digits.path / REPORT).read_text(encoding="utf-8")
-    for text in ("stem.<wbr/>0", "head", "digits.npz", "Passed.", "Conv", "build the candidates"):
+    for text in ("stem.<wbr/>0", "head", "digits.npz", "Conv", "build the candidates"):
         assert text in page
     assert str(reads_digits.path.parent) not in page
 
@@ -190,7 +212,7 @@ def test_a_run_interrupted_in_any_step_leaves_nothing_and_goes_on_from_there(tra
         assert not [entry for entry in cache.folder.rglob("*") if "partial" in entry.name]
     steps = Steps(quiet=True)
     made = run(trained, path, cache, steps).artifact
-    assert made.manifest.verdict.passed
+    assert made.manifest.verdict.failures == []
     assert left_over(path) == []
     # What is decided once is looked up, not done again.
     assert not {title for title in steps.seconds if title.startswith(("calibrate", "time"))}
@@ -200,7 +222,7 @@ def test_a_missed_goal_is_said_and_the_best_result_is_kept(trained, cache, tmp_p
     goal = {"max_size": "1 kB", "max_latency": "1 ns"}
     result = run(trained, tmp_path / "small.laconic", cache, goal=goal)
     assert ["size" in each or "latency" in each for each in result.missed] == [True, True]
-    assert Artifact.load(tmp_path / "small.laconic").manifest.verdict.passed
+    assert Artifact.load(tmp_path / "small.laconic").manifest.verdict.failures == []
 
 
 def test_a_fidelity_that_int8_cannot_reach_gives_bits_back(trained, cache, tmp_path, reads_digits):
@@ -251,7 +273,7 @@ def test_without_samples_a_full_precision_artifact_says_that_they_were_made_up(t
     )
     artifact = compress(given, tmp_path / "plain.laconic", cache=cache, steps=Steps(quiet=True)).artifact
     (drift,) = artifact.manifest.verdict.drift
-    assert artifact.manifest.verdict.passed
+    assert artifact.manifest.verdict.failures == []
     assert drift.against == "original, on made-up samples"
     assert drift.figures["fidelity"] == 1
     assert artifact.manifest.data == {}
@@ -274,7 +296,7 @@ def test_a_graph_of_another_framework_is_a_source(trained, cache, tmp_path):
         {"source": str(source), "data": str(trained[1]), "runtimes": ["onnxruntime"], "stages": [fixed]}
     )
     artifact = compress(given, tmp_path / "out.laconic", cache=cache, steps=Steps(quiet=True)).artifact
-    assert artifact.manifest.verdict.passed
+    assert artifact.manifest.verdict.failures == []
     assert artifact.manifest.source["kind"] == "onnx"
     assert set(artifact.manifest.precision.values()) == {"int8"}
     assert all(comparison.against != "checkpoint" for comparison in artifact.manifest.verdict.parity)
@@ -294,8 +316,9 @@ def test_a_classifier_of_texts_with_labels(cache, tmp_path):
     result = compress(given, tmp_path / "bert.laconic", cache=cache, steps=Steps(quiet=True))
     manifest = result.artifact.manifest
     assert manifest.task == "text-classification"
-    assert manifest.verdict.passed, manifest.verdict.failures
-    assert set(manifest.precision.values()) <= {"int8", "int8-weight"}
+    assert manifest.verdict.failures == []
+    # Answers of random weights hardly differ, so that some layers must leave INT8 for them to be told apart.
+    assert set(manifest.precision.values()) <= {"int8", "int8-weight", "float16-weight"}
     assert "metric" in manifest.verdict.drift[0].figures
     with result.artifact.open() as session:
         task = result.artifact.task()

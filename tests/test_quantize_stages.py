@@ -227,6 +227,13 @@ def test_the_same_samples_give_the_same_integers_and_the_second_time_from_the_ca
                 np.testing.assert_array_equal(array, other.weights[key].arrays[name])
 
 
+def test_fragments_that_another_seed_draws_are_calibrated_anew(made, tmp_path):
+    stage, context = Static(samples=24, mixed_precision=False), planning(made, tmp_path)
+    for seed in (0, 1, 1):
+        stage.plan(made[1], replace(context, seed=seed))
+    assert len(list(context.cache.folder.glob("calibrated-*"))) == 2
+
+
 def test_a_layer_that_leaves_its_precision_is_rounded_anew(made, tmp_path):
     _, graph, _, _ = made
     stage = registry.resolve("stage", "quantize.gptq")(samples=8, group_size=16)

@@ -108,7 +108,7 @@ def test_a_gpu_artifact_made_without_one_is_proved_by_reference_execution_and_no
     with pytest.raises(MissingPackage):
         tune(artifact.path, steps=QUIET)
     with artifact.open("onnxruntime") as session:  # slowly, on the CPU
-        assert artifact.measure_golden_fidelity(session, artifact.manifest.placements[0]) > 0.99
+        assert min(artifact.measure_golden_agreement(session, artifact.manifest.placements[0]).values()) > 0.9
 
 
 def test_compressing_for_a_gpu_says_so_and_misses_a_goal_that_needs_timing(trained, cache, tmp_path):
@@ -204,10 +204,12 @@ def llama(tmp_path_factory):
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=models.TEXT["vocab_size"], max_position_embeddings=64, **sizes)
-    models.save_transformer(folder / "source", transformers.LlamaForCausalLM(config))
-    words = ["one", "two", "three", "red", "green", "blue", "cat", "dog"]
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight *= 20  # distributions that are told apart by more than the noise of 8 bits
+    models.save_transformer(folder / "source", model)
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(words, rng.integers(3, 9))) for _ in range(60)]
+    texts = [" ".join(rng.choice(models.WORDS, rng.integers(3, 9))) for _ in range(100)]
     (folder / "texts.txt").write_text("\n".join(texts))
     return folder
 
@@ -228,3 +230,25 @@ def test_fp8_and_int4_are_proved_on_a_causal_language_model(llama, cache, tmp_pa
     assert counts[precision] >= 6
     assert [finding.message for finding in lint_tensorrt(result.artifact.model) if finding.severity == "error"] == []
     assert "By reference execution" in (result.artifact.path / REPORT).read_text()
+
+
+def build_perceptron(width):
+    return torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+
+
+def test_a_module_of_ones_own_is_built_again_with_the_arguments_and_inputs_it_was_compressed_with(
+    laconic, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    source, builder = tmp_path / "net.safetensors", "test_rebuild:build_perceptron"
+    torch.manual_seed(0)
+    save_file(build_perceptron(24).state_dict(), source)
+    np.savez(tmp_path / "d.npz", input=np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"builder: {builder}\narguments: {{width: 24}}\n")
+    made = tmp_path / "net.laconic"
+    given = ("--recipe", recipe, "--data", tmp_path / "d.npz", "--engine-only", "openvino", "--trust")
+    assert laconic("compress", source, *given, "-o", made)[0] == 0
+    again = ("--original", source, "--builder", builder, "--engine-only", "onnxruntime", "-o", tmp_path / "again")
+    code, _, err = laconic("build", made, *again)
+    assert code == 0, err

@@ -15,11 +15,11 @@ from export.report.changes import summarize_search
 from export.report.report import MARK, add_search, render_report
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import verify
-from laconic.artifacts.manifest import REPORT, Manifest
+from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.hardware import Machine
-from laconic.hashing import FileDigest
+from laconic.hashing import FileDigest, digest_file, seal, unseal
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.recipe import Recipe
@@ -219,7 +219,7 @@ def test_a_failed_verdict_is_the_headline():
     drift = verdict.drift[0].model_copy(update={"required": {"fidelity": 0.999}})
     html = page(verdict=verdict.model_copy(update={"drift": (drift,)}))
     assert "<strong>Failed.</strong>" in html
-    assert "fidelity is 0.9931, required 0.999" in html
+    assert "fidelity is 0.9931 (95 %: 0.992 to 0.994, 400 samples), required 0.999" in html
     assert "<strong>Passed.</strong>" in page(verdict=verdict)
 
 
@@ -334,6 +334,8 @@ TRIALS = [
 def test_the_trials_of_a_search_are_added_to_the_report_and_replaced_by_a_later_search(tmp_path):
     path = write_artifact(tmp_path / "one.laconic")
     (path / REPORT).write_text(page(), encoding="utf-8")
+    report = digest_file(path / REPORT).sha256
+    (path / MEASURED).write_bytes(seal(unseal(path / MEASURED) | {"report": report}))
     add_search(path, TRIALS)
     add_search(path, TRIALS)
     html = (path / REPORT).read_text(encoding="utf-8")

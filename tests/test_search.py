@@ -44,7 +44,7 @@ def small(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Weights, which need to have learned nothing to be cut; and samples with labels."""
+    """Weights, which need to have learned nothing to be cut; and samples, with labels that nothing was learned of."""
     folder = tmp_path_factory.mktemp("trained")
     torch.manual_seed(0)
     weights, data = folder / "digits.safetensors", folder / "digits.npz"
@@ -65,7 +65,7 @@ def recipe(trained, **goal):
             "data": {"calibrate": str(data), "limit": 120},
             "stages": STAGES,
             "runtimes": ["onnxruntime"],
-            "goal": goal or {"max_size": MOST, "fidelity": 0.3},
+            "goal": goal or {"max_size": MOST, "fidelity": 0.3, "max_drop": 1},
         }
     )
 
@@ -100,8 +100,10 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
     path = tmp_path / "found.laconic"
     with pytest.raises(KeyboardInterrupt):
         run(trained, path, cache, Interrupted("build: channels"))
-    assert Artifact.load(path).manifest.verdict.passed  # from the first artifact on there is always one
+    early = Artifact.load(path).manifest.verdict  # from the first artifact on there is always one
+    assert early.drift[0].against == "original, on samples that the search chooses by"
     found = run(trained, path, cache)
+    assert found.artifact.manifest.verdict.drift[0].against == "original"
     assert found.missed == ()
     assert found.artifact.size <= MOST
     assert "prune.channels" in [record.stage for record in found.artifact.manifest.history]
@@ -121,7 +123,7 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
 def test_a_goal_that_cannot_be_met_is_missed_and_the_best_is_kept(trained, tmp_path):
     found = run(trained, tmp_path / "found.laconic", Cache(tmp_path / "cache"), max_size="1 kB")
     assert any("the goal is 1.0 kB" in each for each in found.missed)
-    assert Artifact.load(tmp_path / "found.laconic").manifest.verdict.passed
+    assert Artifact.load(tmp_path / "found.laconic").manifest.verdict.failures == []
 
 
 def test_what_lies_at_the_destination_and_is_no_artifact_is_left_alone(trained, tmp_path):
@@ -142,7 +144,7 @@ from compress.search.trial_job import TrialJob
 from compress.search.trial import run_trial
 from compress.search.executor import open_executor
 with open_executor("ray", 1) as cluster:
-    assert cluster.workers >= 1
+    assert cluster.workers == 1
     jobs = [TrialJob(recipe, False, sys.argv[1], 1) for recipe in json.load(sys.stdin)]
     print(json.dumps(list(cluster.map(run_trial, jobs))))
 """

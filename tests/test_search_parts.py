@@ -159,11 +159,11 @@ def test_part_of_the_interval_is_added_to_a_drop():
     wrong = logits([(label + 1) % 4 if number < 2 else label for number, label in enumerate(labels)])
     same = measure_quality(classifier_task(), right, right, dataset(labels), 0)
     lost = measure_quality(classifier_task(), right, wrong, dataset(labels), 0)
-    assert (same.drop, same.cautious_drop) == (0, 0)
+    assert same.drop == 0 < same.cautious_drop < 0.01, "what no sample shows may be so all the same"
     assert lost.drop == pytest.approx(0.01)
     assert 0.01 < lost.cautious_drop < 0.03
     constraints = Constraints.from_goal(Goal(max_drop="1%"), classifier_task(), dataset(labels))
-    assert constraints.shortfall(same) == 0
+    assert constraints.shortfall(same) < 1
     assert constraints.shortfall(lost) > 1
 
 

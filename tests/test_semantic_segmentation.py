@@ -120,7 +120,7 @@ def test_it_learns_from_maps_and_what_it_learned_is_compressed_and_served(folder
     assert tuned.after["mean IoU"] > max(tuned.before["mean IoU"], 0.4)
     recipe = Recipe(source=str(tmp_path / "tuned"), data=str(tmp_path / "rows.jsonl"), runtimes=("onnxruntime",))
     artifact = compress(recipe, tmp_path / "seg.laconic", steps=QUIET, cache=cache).artifact
-    assert artifact.manifest.verdict.passed, artifact.manifest.verdict.failures
+    assert artifact.manifest.verdict.failures == []
     assert "metric" in artifact.manifest.verdict.drift[0].figures
     image, wanted = draw(1)
     with running(artifact.path) as server, server.client() as client:

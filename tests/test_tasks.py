@@ -98,7 +98,7 @@ def test_examples_are_the_same_for_the_same_seed(task):
 def test_the_same_answers_are_wholly_faithful_and_every_answer_decodes_to_json(task):
     outputs = {"y": np.random.default_rng(0).normal(size=SHAPES.get(task.name, (4, 2))).astype(np.float32)}
     assert task.fidelity(outputs, outputs) == pytest.approx(np.ones(4))
-    assert all(figure == pytest.approx(1) for figure in task.figures(outputs, outputs).values())
+    assert all(agreement.value == pytest.approx(1) for agreement in task.agreements(outputs, outputs))
     assert task.tolerance.met_by(task.fidelity(outputs, outputs))
     answers = task.decode(outputs, [task.parse(sample) for sample in task.examples(4)])
     assert len(answers) == 4
@@ -315,7 +315,8 @@ def test_arrays_are_scored_by_class_or_by_distance():
     task, both = TASKS["tensors"], np.arange(2)
     answers = {"y": np.array([[0.0, 1.0], [2.0, 0.0]])}
     assert task.scorer(answers, [1, 1])(both) == 0.5
-    assert task.scorer(answers, [[0.0, 1.0], [2.0, 2.0]])(both) == -1
+    assert task.scorer(answers, [[0.0, 1.0], [2.0, 0.0]])(both) == 1
+    assert task.scorer(answers, [[0.0, 1.0], [1.0, 0.0]])(both) == pytest.approx((-1 + 1) / 2)
     with pytest.raises(InputError, match="a label holds 1 numbers, an answer 2"):
         task.scorer(answers, [0.5, 0.5])
 
@@ -344,10 +345,10 @@ def test_texts_that_are_cut_are_counted():
         assert task.count_cut(["the model", "the model answers every question about its weights", ""]) == 1
 
 
-def test_the_fidelity_of_single_numbers_is_their_distance_and_not_their_sign():
+def test_the_fidelity_of_single_numbers_is_their_distance_in_standard_deviations():
     task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
-    wanted, found = np.array([[3.0], [4.0]], np.float32), np.array([[3.0], [3.0]], np.float32)
-    assert task.fidelity({"y": wanted}, {"y": found}) == pytest.approx([1, 1 - 1 / 12.5**0.5])
+    wanted, found = np.array([[1003.0], [1005.0]], np.float32), np.array([[1003.0], [1004.9]], np.float32)
+    assert task.fidelity({"y": wanted}, {"y": found}) == pytest.approx([1, 1 / 1.005], abs=1e-4)
 
 
 def test_a_token_that_the_model_has_no_embedding_for_is_named_when_the_texts_are_read(tmp_path):

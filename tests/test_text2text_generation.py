@@ -185,9 +185,10 @@ def artifact(folder):
 def test_an_artifact_in_int8_is_proven_on_targets_and_measured_while_it_writes(artifact):
     made, _texts = artifact
     (drift,) = made.manifest.verdict.drift
-    assert made.manifest.verdict.passed
+    assert made.manifest.verdict.failures == []
     assert drift.figures["fidelity"] > 0.9
-    assert {"metric", "metric_original", "agreement"} <= set(drift.figures)
+    assert {"metric", "metric_original"} <= set(drift.figures)
+    assert "agreement" in {name for each in made.manifest.verdict.information for name in each.figures}
     assert "int8" in made.manifest.precision.values()
     assert {"model.onnx", "model.encoder.onnx", "generation.json"} <= set(made.manifest.files)
     assert made.measured.knee >= 1

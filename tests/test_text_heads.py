@@ -158,7 +158,7 @@ def check_answers(family: Family, folder: Path, tmp_path: Path, cache: Cache) ->
     recipe = Recipe.parse({"source": str(folder), "data": str(rows), "stages": [], "runtimes": ["onnxruntime"]})
     artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact
     assert artifact.manifest.task == family.task
-    assert artifact.manifest.verdict.passed
+    assert artifact.manifest.verdict.failures == []
     assert "metric" in artifact.manifest.verdict.drift[0].figures
     pipe = transformers.pipeline(family.pipeline, model=str(folder), device="cpu")
     with running(artifact.path) as server, server.client() as http:
@@ -238,7 +238,7 @@ def test_a_multi_label_classifier_is_pruned_healed_and_quantized(tmp_path, cache
         }
     )
     manifest = compress(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact.manifest
-    assert manifest.verdict.passed, manifest.verdict.failures
+    assert manifest.verdict.failures == []
     assert "metric" in manifest.verdict.drift[0].figures
 
 
@@ -272,7 +272,9 @@ def test_regression_explains_the_variance_of_the_labels():
     assert task.scorer({"y": np.array(labels)}, labels)(every) == 1
     assert task.scorer({"y": np.full((3, 1), 2.0)}, labels)(every) == 0
     assert task.scorer({"y": np.full((3, 1), 2.0)}, labels)(np.zeros(3, int)) == 0
-    assert task.fidelity({"y": np.array([[3.0], [-3.0]])}, {"y": np.array([[3.0], [-2.7]])}) == pytest.approx([1, 0.9])
+    assert task.fidelity({"y": np.array([[3.0], [-3.0]])}, {"y": np.array([[3.0], [-2.7]])}) == pytest.approx(
+        [1, 1 / 1.005]
+    )
 
 
 @pytest.mark.parametrize("label", ["x", True, None, [], float("nan"), [1, "b"], {"a": 1}])
@@ -355,7 +357,7 @@ def test_padding_does_not_count_for_fidelity():
     alone, padded = np.ones((1, 2, 2)), np.concatenate([np.ones((1, 2, 2)), np.zeros((1, 3, 2))], axis=1)
     assert task.fidelity({"y": alone}, {"y": padded}) == pytest.approx([1])
     assert task.fidelity({"y": padded}, {"y": alone}) == pytest.approx([1])
-    assert task.fidelity({"y": padded}, {"y": padded * np.array([9, -9])})[0] < 0.6
+    assert task.fidelity({"y": padded}, {"y": padded * np.array([9, -9])})[0] < 0.7
 
 
 def save_answerer(folder: Path) -> Path:

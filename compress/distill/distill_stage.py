@@ -17,7 +17,7 @@ from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import NamedSettings
 from laconic.errors import DataError
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Step
 from laconic.recipes.stage import Property, TorchContext, TorchStage
@@ -56,7 +56,7 @@ class DistillStage(Training, TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         trained = self.train(checkpoint, context)
-        return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.losses[-1]}), trained.module)
+        return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.last_loss}), trained.module)
 
     def train(
         self,
@@ -134,7 +134,7 @@ class DistillStage(Training, TorchStage):
     ) -> Record:
         """The record of this stage for the checkpoint's history."""
         config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, self.name, config, code_version(), context.train.fingerprint)
+        key = hash_of(context.key, checkpoint.key, self.name, config, environment_digest(), context.train.fingerprint)
         return Record(stage=self.name, config=config, key=key, figures=figures, structure=structure or {})
 
     @staticmethod

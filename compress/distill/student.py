@@ -14,7 +14,7 @@ from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models import huggingface
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.checkpoint_card import prepare
@@ -54,7 +54,7 @@ class Student(TorchStage):
         else:
             module, structure = self.shorten(checkpoint)
         config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, self.name, config, code_version())
+        key = hash_of(context.key, checkpoint.key, self.name, config, environment_digest())
         before, after = (sum(each.numel() for each in one.parameters()) for one in (checkpoint.module, module))
         figures = {"parameters before": float(before), "parameters": float(after)}
         made = checkpoint.after(

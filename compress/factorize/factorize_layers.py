@@ -14,7 +14,7 @@ from compress.statistics.moments import Moments
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.layer_patterns import match_patterns
 from laconic.recipes.stage import Stage, TorchContext, dump_settings
@@ -85,7 +85,7 @@ def factorize_layers(
         refit_layers(module, original, checkpoint.task, dataset, targets)
         worst = max(factorizations, key=lambda path: errors[path])
         step.note = f"{len(factorizations)} layers; the largest output error is {errors[worst]:.1%}, of {worst}"
-    key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), code_version())
+    key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), environment_digest())
     figures = {"layers": float(len(factorizations)), "largest loss": errors[worst]}
     structure = {PARTS: {path: each.model_dump(mode="json") for path, each in factorizations.items()}}
     return checkpoint.after(

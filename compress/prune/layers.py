@@ -15,7 +15,7 @@ from compress.transformer.refit_blocks import find_target, refit_blocks
 from compress.transformer.surgery import BLOCKS, keep_blocks
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 
@@ -59,7 +59,7 @@ class Layers(TorchStage):
             stage="prune.layers",
             config=config,
             key=hash_of(
-                context.key, checkpoint.key, "prune.layers", config, code_version(), context.calibrate.fingerprint
+                context.key, checkpoint.key, "prune.layers", config, environment_digest(), context.calibrate.fingerprint
             ),
             figures={"blocks": float(len(kept)), "blocks before": float(count), "proof": error},
             structure={BLOCKS: kept},

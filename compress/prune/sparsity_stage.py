@@ -13,7 +13,7 @@ from compress.prune.layer_selection import LayerSelection, select_layers
 from compress.prune.sparsity import measure_sparsity, needs_inputs, skip_idle_layers
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
@@ -62,7 +62,7 @@ class SparsityStage(TorchStage):
         config = self.model_dump(mode="json")
         figures, structure = measure_sparsity(module, selection)
         data = (context.calibrate.fingerprint, context.train.fingerprint)
-        key = hash_of(context.key, checkpoint.key, name, config, code_version(), data, context.seed)
+        key = hash_of(context.key, checkpoint.key, name, config, environment_digest(), data, context.seed)
         return Record(stage=name, config=config, key=key, figures=figures, structure=structure)
 
     @staticmethod

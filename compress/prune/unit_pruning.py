@@ -21,7 +21,7 @@ from compress.transformer.surgery import describe_structure, keep_units, replay_
 from compress.transformer.unit_allocation import allocate_units, measure_curves
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
 
@@ -66,7 +66,7 @@ class UnitPruning(TorchStage):
         update_config(module)
         left = anatomy(module).of(self.units)
         name, config = f"prune.{self.units}", dump_settings(self)
-        key = hash_of(context.key, checkpoint.key, name, config, code_version(), context.calibrate.fingerprint)
+        key = hash_of(context.key, checkpoint.key, name, config, environment_digest(), context.calibrate.fingerprint)
         stay = sum(site.units for site in left)
         figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
         made = describe_structure(read_sizes(checkpoint.module), module, left)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
@@ -93,8 +94,13 @@ def observe_activations(
             outputs = session.run(batch)
             for name, histogram in histograms.items():
                 histogram.add(outputs[name])
-            for name, each in channels.items():
-                each.add(outputs[name])
+            for name, statistics in channels.items():
+                if not np.isfinite(outputs[name]).all():
+                    raise DataError(
+                        f"the model itself computes NaN or infinity for a calibration sample, in {name}: no range can "
+                        f"be found for it. Give samples that the model can answer"
+                    )
+                statistics.add(outputs[name])
             ran = True
     if not ran:
         raise DataError("there is no sample to calibrate with. Give --data a file with at least one")

@@ -16,9 +16,10 @@ from compress.quantize.reduced_range import reduced_range_scales
 from compress.quantize.rounding import IntegerRange, Rounding, round_weight
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, Smoothing
+from laconic.quantization.plan_digest import digest_plan
 from laconic.quantization.qparams import (
     INT4_RANGE,
     INT8_MAX,
@@ -79,12 +80,10 @@ def round_plans(
         "adjusted",
         graph.key,
         [dataset.fingerprint for dataset in datasets],
-        [(layer.node, plan.precision[layer.node]) for layer in layers],
-        sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
-        sorted((name, each.factors.tolist()) for name, each in plan.smoothing.items()),
+        digest_plan(plan),
         [asdict(config) for config in configs],
         context.seed,
-        code_version(),
+        environment_digest(),
     )
 
     def compute() -> Arrays:

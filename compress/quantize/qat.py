@@ -76,7 +76,7 @@ class Qat(DistillStage):
 
         trained = self.train(checkpoint, context, (note,))
         ranges = {path: [each.limits.low, each.limits.high] for path, each in learned.items()}
-        record = self.record(checkpoint, context, {"last loss": trained.losses[-1]}, {RANGES: ranges})
+        record = self.record(checkpoint, context, {"last loss": trained.last_loss}, {RANGES: ranges})
         return checkpoint.after(record, trained.module)
 
 

@@ -15,7 +15,7 @@ from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.layer_patterns import match_layers
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, Range, Smoothing
@@ -100,7 +100,10 @@ class Static(PlanStage):
         whole = datasets[0]
         names = [layer.node for layer in quantized]
         smoothquant = self.smoothquant and self.dtype == "int8"
-        key = hash_of("calibrate", graph.key, whole.fingerprint, self.method, smoothquant, names, code_version())
+        drawn = [dataset.fingerprint for dataset in datasets]
+        key = hash_of(
+            "calibrate", graph.key, drawn, self.method, smoothquant, names, context.seed, environment_digest()
+        )
 
         def compute() -> Arrays:
             with context.steps.step(f"calibrate ({self.method})", sum(map(len, datasets))) as step:

@@ -11,12 +11,12 @@ from compress.search.results import BUILT, BuiltArtifact
 from compress.search.trial_job import SearchContext
 from export.build import EngineOption
 from export.candidates import mean_speedup
-from export.validate import find_missed
+from export.validation.missed import find_doubts, find_failures
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.hardware import cores, this_machine
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.progress import Steps
 from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, Goal
@@ -62,7 +62,7 @@ def build_recipe(recipe: Recipe, context: SearchContext, trust: bool, steps: Ste
     key = make_build_key(recipe, context)
 
     def fill(folder: Path) -> None:
-        compress(recipe, folder / FOLDER, trust=trust, steps=steps, cache=cache)
+        compress(recipe, folder / FOLDER, trust=trust, steps=steps, cache=cache, part="rehearsal")
 
     def measure() -> dict[str, object]:
         return dict(BUILT.dump_python(measure_artifact(recipe, context, folder, cache), mode="json"))
@@ -74,7 +74,7 @@ def build_recipe(recipe: Recipe, context: SearchContext, trust: bool, steps: Ste
 def make_build_key(recipe: Recipe, context: SearchContext) -> str:
     """A digest of everything that an artifact depends on; the source and the samples are those of the context."""
     settings = recipe.model_dump(mode="json", exclude={"source", "data"})
-    return hash_of("built", context.key, settings, this_machine().model_dump(), code_version())
+    return hash_of("built", context.key, settings, this_machine().model_dump(), environment_digest())
 
 
 def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache: Cache) -> BuiltArtifact:
@@ -86,19 +86,18 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
         with context.source.open(cores()) as session:
             return predict(session, task, choose)
 
-    key = hash_of("original", context.source.key, choose.fingerprint, code_version())
+    key = hash_of("original", context.source.key, choose.fingerprint, environment_digest())
     reference = cache.arrays(f"answers-{key}", run_original)
     option = EngineOption(artifact.manifest.placement, artifact.manifest.compute)
     timer = ReferenceTimer(option, cache)
     with artifact.open(threads=1) as session:
         found = predict(session, task, choose)
         costs = {batch: timer.measure(session, task.timed(batch, LENGTH)) for batch in TRIAL_BATCHES}
-    drift = artifact.manifest.verdict.drift if artifact.manifest.verdict else ()
-    changes = [each.intervals["metric_change"] for each in drift if "metric_change" in each.intervals]
     own = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
     assert artifact.measured.lone_latency is not None
     return BuiltArtifact(
         folder=str(folder),
+        recipe=recipe.model_dump_json(),
         runtime=option.runtime,
         compute=option.compute,
         precision=most_common_precision(artifact.manifest.precision),
@@ -107,8 +106,8 @@ def measure_artifact(recipe: Recipe, context: SearchContext, folder: Path, cache
         size=float(artifact.size),
         speedup=mean_speedup(own),
         costs=costs,
-        failures=tuple(find_missed(artifact, recipe.goal)),
-        highest_drop=max((-low for low, _ in changes), default=None),
+        failures=tuple(find_failures(artifact, recipe.goal)),
+        doubts=tuple(find_doubts(artifact, recipe.goal)),
     )
 
 

@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from export.validation.intervals import find_change_interval, measure_change
 from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
-from laconic.metrics import bootstrap_interval
-from laconic.recipes.goal import Goal, required_tolerance, tighten
+from laconic.recipes.goal import Goal, find_max_drop, required_tolerance, tighten
+from laconic.tasks.fidelity import make_finite, measure_fidelity
 from laconic.tasks.task import Task, Tolerance
 
-DOUBT_SHARE = 0.5
+DOUBT_SHARE = 0.3
 """The share of the way from a measured drop to the upper end of its 95 % interval that is added to the drop: about one
 standard error. Of 256 samples, one lost sample meets a limit of 1 %; two lost and one won do not."""
 
@@ -44,15 +45,14 @@ def measure_quality(task: Task, reference: Arrays, found: Arrays, dataset: Datas
 
     reference: the original's outputs. found: the candidate's. seed: of the bootstrap.
     """
-    fidelity = task.fidelity(reference, found)
+    fidelity = measure_fidelity(task, reference, found)
     mean, worst = float(fidelity.mean()), float(fidelity.min())
     if dataset.labels is None:
         return Quality(mean, worst)
-    before, after = (task.scorer(each, dataset.labels) for each in (reference, found))
-    _, high = bootstrap_interval(lambda index: before(index) - after(index), len(fidelity), seed=seed)
-    every = np.arange(len(fidelity))
-    drop = before(every) - after(every)
-    return Quality(mean, worst, drop, drop + DOUBT_SHARE * (high - drop))
+    before, after = (task.scorer(outputs, dataset.labels) for outputs in make_finite(reference, found)[:2])
+    low, _ = find_change_interval(before, after, per_row=dataset.per_row, seed=seed)
+    drop = -measure_change(before, after, np.arange(len(fidelity)))
+    return Quality(mean, worst, drop, drop + DOUBT_SHARE * (-low - drop))
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,16 @@ class Constraints:
     """The constraints that a candidate must satisfy.
 
     tolerance: the required fidelity, tightened; None where only the drop is constrained. max_drop, max_latency
-    (seconds, less the share reserved for noise), max_size (bytes): None where unconstrained. strict: whether the whole
-    95 % interval of the drop must be within its limit, on the samples of the verdict.
+    (seconds, less the share reserved for noise), max_size (bytes): None where unconstrained. prefers_speed: whether, of
+    two candidates that meet the goal, the faster is better; where only latency or size are constrained, the one with
+    the higher fidelity is. strict: whether what the samples of the verdict leave in doubt counts as missed.
     """
 
     tolerance: Tolerance | None
     max_drop: float | None
     max_latency: float | None
     max_size: float | None
+    prefers_speed: bool = True
     strict: bool = False
 
     @classmethod
@@ -81,19 +83,9 @@ class Constraints:
         counts = goal.max_drop is None or goal.fidelity is not None
         tolerance = tighten(required_tolerance(task, goal)) if counts else None
         latency = None if goal.max_latency is None else (1 - TIMING_NOISE) * goal.max_latency
-        return cls(tolerance, goal.max_drop, latency, goal.max_size)
-
-    @property
-    def prefers_speed(self) -> bool:
-        """Whether, of two candidates that meet the goal, the faster is better.
-
-        Where only latency or size are constrained, the candidate with the higher fidelity is.
-        """
-        return self.max_drop is not None or (self.max_latency is None and self.max_size is None)
-
-    def may_exceed_drop(self, highest_drop: float | None) -> bool:
-        """Whether the upper end of the drop's interval is above the limit."""
-        return self.max_drop is not None and highest_drop is not None and highest_drop > self.max_drop
+        max_drop = None if choose.labels is None else find_max_drop(goal)
+        prefers_speed = goal.max_drop is not None or (goal.max_latency is None and goal.max_size is None)
+        return cls(tolerance, max_drop, latency, goal.max_size, prefers_speed)
 
     def shortfall(self, found: Quality) -> float:
         """The largest ratio of a measured loss of quality to the allowed one; at most 1 where the goal is met."""

@@ -84,6 +84,7 @@ def open_ray(threads: int) -> Iterator[Executor]:
         try:
             ray.init(
                 address,
+                num_cpus=threads if address == "local" else None,  # Ray would count all cores of the machine
                 runtime_env={"env_vars": {"PYTHONPATH": paths}},
                 include_dashboard=None if address != "local" else False,
                 log_to_driver=False,

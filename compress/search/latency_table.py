@@ -9,7 +9,7 @@ from compress.search.single_layer import open_layer
 from export.build import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.quantization.plan import Precision
 from laconic.runtimes.runtime import make_runtime
 from laconic.timing.benchmark import TRIAL_BATCHES
@@ -54,7 +54,7 @@ class LatencyTable:
             self.option.name,
             engine.version(),
             this_machine().model_dump(),
-            code_version(),
+            environment_digest(),
         )
 
         def measure() -> dict[str, float]:

@@ -11,7 +11,7 @@ from export.build import EngineOption
 from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.hardware import this_machine
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.runtimes.runtime import Session, make_runtime
 
 REFERENCE_LAYER, REFERENCE_BATCH = LayerSpec("linear", (1, 128, 384), (384, 384)), 8
@@ -60,7 +60,7 @@ class ReferenceTimer:
                 return min(time_run(reference, inputs) for _ in range(RUNS))
 
         version = make_runtime(self.option.runtime).version()
-        key = hash_of("reference-layer", self.option.name, version, this_machine().model_dump(), code_version())
+        key = hash_of("reference-layer", self.option.name, version, this_machine().model_dump(), environment_digest())
         return float(self.cache.json(f"reference-layer-{key}", measure))
 
 

@@ -38,14 +38,15 @@ class TrialOutcome:
 class BuiltArtifact:
     """An artifact in the cache, with its measurements.
 
-    folder: where it is. runtime: the engine. compute: the arithmetic of layers that are not quantized. precision: of
-    most layers. quality: on the samples used for selection. latency: seconds for one sample. size: bytes. speedup:
-    over the original, at the batch sizes of a trial. costs: processor seconds of a run, by batch size. failures: the
-    misses of the goal, also by its verdict on the test samples. highest_drop: the upper end of the drop's 95 % interval
-    on those samples; None without labels.
+    folder: where it is. recipe: what it was made by, as JSON. runtime: the engine. compute: the arithmetic of layers
+    that are not quantized. precision: of most layers. quality: on the samples used for selection. latency: seconds for
+    one sample. size: bytes. speedup: over the original, at the batch sizes of a trial. costs: processor seconds of a
+    run, by batch size. failures: the misses of the goal, also by its verdict on the test samples. doubts: what the goal
+    asks for and these samples leave in doubt.
     """
 
     folder: str
+    recipe: str
     runtime: str
     compute: Compute
     precision: Precision
@@ -55,7 +56,7 @@ class BuiltArtifact:
     speedup: float
     costs: Mapping[int, float]
     failures: tuple[str, ...]
-    highest_drop: float | None = None
+    doubts: tuple[str, ...] = ()
 
 
 OUTCOME = TypeAdapter(TrialOutcome)

@@ -142,8 +142,8 @@ def describe_infidelity(constraints: Constraints, found: Quality | None) -> str:
 def describe_misses(constraints: Constraints, made: BuiltArtifact) -> str:
     """Everything that an artifact misses, in words; empty where it meets the goal."""
     missing = [describe_excess(constraints, made), describe_infidelity(constraints, made.quality), *made.failures]
-    if not any(missing) and constraints.strict and constraints.may_exceed_drop(made.highest_drop):
-        missing.append(f"drop up to {made.highest_drop:.2%} (95 %), the goal is {constraints.max_drop:.2%}")
+    if constraints.strict:
+        missing += made.doubts
     return "; ".join(dict.fromkeys(each for each in missing if each))
 
 

@@ -19,13 +19,13 @@ from export.sources import as_checkpoint_source, open_source
 from laconic.cache import Cache
 from laconic.errors import LaconicError
 from laconic.hardware import cores
-from laconic.hashing import code_version, hash_of
+from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import NamedStage, Recipe
 from laconic.recipes.splits import split_samples
-from laconic.recipes.stage import TorchStage, dump_settings
+from laconic.recipes.stage import TorchStage, describe_stage
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
 
@@ -63,8 +63,8 @@ def run_trusted_trial(job: TrialJob) -> dict[str, Any]:
         for step, stage in zip(recipe.stages, recipe.make_stages(), strict=True)
         if isinstance(stage, TorchStage)
     ]
-    described = [(name, dump_settings(stage)) for name, stage in stages]
-    key = hash_of("attempt", context.key, described, recipe.seed, code_version())
+    described = [describe_stage(name, stage) for name, stage in stages]
+    key = hash_of("attempt", context.key, described, recipe.seed, environment_digest())
 
     def compute() -> dict[str, Any]:
         try:

@@ -62,8 +62,9 @@ class TrialRunner:
         return apply_settings(self.recipe, candidate.settings, candidate.heals)
 
     def has_time_for(self, kind: str, units: float = 1, *, build: bool = False) -> bool:
-        """Whether the budget allows for more of a kind of work. build: and for building an artifact afterwards."""
-        return self.budget.allows(kind, units, keep=self.budget.estimate("build") or 0.0 if build else 0.0)
+        """Whether the budget allows for more of a kind of work, and for the verdict of the best artifact, which takes
+        as long as building it. build: and for building an artifact afterwards."""
+        return self.budget.allows(kind, units, keep=(1 + build) * (self.budget.estimate("build") or 0.0))
 
     def charge(self, kind: str, *parts: str, units: float = 1) -> None:
         """Charge the time since the last charge to the budget. parts: what identifies the piece of work."""

@@ -24,6 +24,7 @@ from export.passes.attention import plain_attention
 from export.passes.checks import skipped_checks
 from export.passes.experts import plain_experts
 from export.passes.lengths import free_lengths
+from export.passes.optimize import optimize
 from export.passes.subtraction import float_subtraction
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
@@ -111,8 +112,11 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
                 opset_version=OPSET,
                 dynamic_shapes=named,
                 input_names=list(kwargs or shapes),
+                optimize=False,
                 verbose=False,
             )
+            if program is not None:
+                optimize(program.model)
     except Exception as error:
         raise CaptureError(f"torch cannot export this model: {describe_failure(error)}") from error
     if program is None:

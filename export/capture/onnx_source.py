@@ -1,7 +1,7 @@
 """Import of an ONNX file from any framework: checked, optimized, and normalized like a captured graph."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +9,20 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, TensorProto, version_converter
 from onnx_ir.passes import common
-from onnxscript import optimizer, rewriter
+from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import fuse_batchnorm_into_conv_rule
 
 from export.capture.graph_file import write_graph
 from export.capture.parity import PARITY, largest_difference
-from laconic.arrays import Array, Arrays
+from export.passes.names import name_nodes
+from export.passes.optimize import optimize
+from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe, probe_sizes
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.row_by_row_session import RowByRowSession
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 from laconic.tensor import BATCH, DTYPES, TensorSpec, sample_inputs
@@ -45,9 +48,8 @@ def import_onnx(path: Path, folder: Path, task: str | None = None) -> tuple[Grap
             onnx.save(free_batch(proto), whole)
         with OnnxRuntime().open(whole, optimize=False) as original:
             model = ir.from_proto(proto)
-            for node in model.graph.all_nodes():
-                node.name = node.name or node.op_type  # otherwise the optimizer names it "node"
-            optimizer.optimize_ir(model)
+            name_nodes(model.graph)
+            optimize(model)
             rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
             common.RemoveInitializersFromInputsPass()(model)
             inputs, outputs, least = infer_signature(model.graph, original, path)
@@ -78,18 +80,6 @@ def free_batch(proto: ModelProto) -> ModelProto:
             value.type.tensor_type.shape.dim[0].dim_param = BATCH
     del proto.graph.value_info[:]
     return proto
-
-
-class RowByRowSession(Session):
-    """A session that runs a batch row by row, for a model that takes a single row."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        rows = len(next(iter(inputs.values())))
-        answers = [self.session.run({name: array[[row]] for name, array in inputs.items()}) for row in range(rows)]
-        return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 
 
 def check_rows(path: Path, whole: Path, samples: Iterable[Arrays]) -> None:

@@ -56,8 +56,8 @@ def relative_difference(expected: Arrays, found: Arrays, align: Align = keep_ord
 
 
 def largest_value(array: Array) -> float:
-    """The largest absolute value; 0 for an empty array."""
-    return float(np.max(np.abs(array), initial=0.0))
+    """The largest absolute value of those that are finite; 0 where there are none."""
+    return float(np.max(np.abs(array[np.isfinite(array)]), initial=0.0))
 
 
 def check_shapes(expected: Arrays, found: Arrays) -> None:
@@ -71,10 +71,12 @@ def check_shapes(expected: Arrays, found: Arrays) -> None:
 
 
 def absolute_difference(name: str, expected: Array, found: Array) -> float:
-    """The largest difference of an output; infinite where only one of the two is NaN.
+    """The largest difference of an output: equal infinities are none, nor is NaN in both; in one alone it is infinite.
 
     Raises CaptureError if shapes differ.
     """
     check_shapes({name: expected}, {name: found})
-    difference = float(np.max(np.abs(expected.astype(np.float64) - found), initial=0.0))
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    difference = float(np.max(np.abs(np.where(same, 0.0, a) - np.where(same, 0.0, b)), initial=0.0))
     return float("inf") if np.isnan(difference) else difference

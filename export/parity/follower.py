@@ -4,11 +4,11 @@ import tempfile
 from pathlib import Path
 
 from export.capture.parity import relative_difference
-from export.evidence import PARITY_SAMPLES
+from export.collect_evidence import PARITY_SAMPLES
 from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.step_list import StepList
 from export.sources import open_original_source
-from export.validate import fidelity_of
+from export.validation.validate import fidelity_of
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.artifacts.manifest import Manifest

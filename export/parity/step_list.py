@@ -12,7 +12,8 @@ from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.placed_divergence import find_placed_divergence
 from export.parity.stage_results import find_compressed, find_teacher, list_module_records
 from export.sources import capture_graph
-from export.validate import CAPTURE_EXACTNESS, describe_tolerance, engine_tolerance
+from export.validation.figures import describe_tolerance
+from export.validation.validate import CAPTURE_EXACTNESS, engine_tolerance
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.artifacts.parity_ledger import Divergence

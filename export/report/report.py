@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,7 +18,7 @@ from laconic.artifacts.gain import find_timings, list_gains
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
 from laconic.artifacts.placement_audit import report_audit
-from laconic.artifacts.verdict import Comparison
+from laconic.artifacts.verdict import Comparison, State
 from laconic.config import PATHS
 from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
@@ -39,8 +39,18 @@ FIGURES = {
     "metric_original": "{metric}, original",
     "metric": "{metric}, artifact",
     "metric_change": "{metric}, change",
+    "skill": "share of what answers without information lack",
+    "fidelity_of_null": "fidelity of answers without information",
 }
 """The labels of a comparison's figures; any other figure is labelled with its name."""
+
+MARKS = {
+    "passed": ("good", "✓", "yes"),
+    "inconclusive": ("doubtful", "?", "in doubt"),
+    "failed": ("bad", "✗", "no"),
+    "": ("quiet", "", "not required"),
+}
+"""For each state its colour, its sign, and whether the figure passed."""
 
 PRECISIONS = {
     "int4-weight": "INT4 weights",
@@ -56,13 +66,13 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Line:
-    """One formatted figure of a comparison. passed: None if no value is required."""
+    """One formatted figure of a comparison. state: empty if no value is required."""
 
     name: str
     found: str
     interval: str
     required: str
-    passed: bool | None
+    state: State | Literal[""]
 
 
 @dataclass(frozen=True)
@@ -118,9 +128,10 @@ def render_report(
             manifest=manifest,
             measured=measured,
             engine=", or ".join(f"{each.runtime} ({each.compute} where not quantized)" for each in manifest.placements),
-            passed=verdict is not None and verdict.passed,
+            state=verdict.state if verdict else "failed",
             by_reference=verdict is not None and verdict.by_reference,
             failures=verdict.failures if verdict else ["nothing was compared"],
+            doubts=verdict.doubts if verdict else [],
             out_of_domain=verdict.out_of_domain if verdict else [],
             made_up=not manifest.data,
             **format_headline(manifest, measured),
@@ -134,6 +145,7 @@ def render_report(
             ),
             arithmetic=make_arithmetic_picture(measured, candidates) if measured.products else "",
             kinds=KINDS,
+            marks=MARKS,
             int8_share=recipe.goal.int8_share,
             changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
             comparisons=[
@@ -178,6 +190,7 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
             changes=Changes.of(entries),
             drift=drift,
             lines=list(format_comparison(drift, metric)),
+            marks=MARKS,
             precisions=PRECISIONS,
             recipe=remove_folders(recipe, report["source"]).to_yaml(),
         )
@@ -257,7 +270,7 @@ def format_comparison(comparison: Comparison, metric: str) -> Iterator[Line]:
             found=f"{figures[key]:.6g}",
             interval="" if math.isnan(low) else f"{low:.6g} to {high:.6g}",
             required="" if least is None else f"at least {least:.6g}",
-            passed=None if least is None else figures[key] >= least,
+            state="" if least is None else comparison.judge(key),
         )
 
 

@@ -185,7 +185,7 @@ def tune(
     """Time an artifact's engines on this machine again, and write what is found into it.
 
     For an artifact that was made on another machine, or for an engine that was not there. The graph, the golden outputs
-    and the verdict stay as they are.
+    and the verdict stay as they are; the exit code is 3 if the verdict failed.
     """
     from laconic.artifacts.tuning import tune
     from laconic.commands.tables import print_timings
@@ -196,8 +196,11 @@ def tune(
             from export.sources import open_original
 
             session = stack.enter_context(open_original(original, artifact, threads, builder=builder, trust=trust))
-        timings = tune(artifact, session, threads=threads).measured.timings
+        tuned = tune(artifact, session, threads=threads)
+    timings = tuned.measured.timings
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
+    if (verdict := tuned.manifest.verdict) is not None and verdict.state == "failed":
+        raise GoalMissed(f"{artifact} was timed, and is still not to be served: its verdict is {verdict.describe()}")
 
 
 def compare(

@@ -1,5 +1,6 @@
 """Commands that make an artifact or a compressed checkpoint: `compress`, `export`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,7 +172,10 @@ def build(
 
     source = None
     if original is not None:
-        source = Origin(source=str(original), task=read_manifest(artifact).task, builder=builder)
+        made = read_manifest(artifact)
+        # A module of one's own is built with the arguments and for the inputs that it was compressed with.
+        own = {"arguments": made.source.get("arguments", {}), "inputs": made.inputs} if builder else {}
+        source = Origin.model_validate({"source": str(original), "task": made.task, "builder": builder} | own)
     goal = None if fidelity is None else {"fidelity": fidelity}
     changes: dict[str, Any] = {"target": target, "engine_only": engine_only, "portable": portable, "goal": goal}
     changes |= {"data": data and str(data), "keep_graph": original is None}
@@ -207,8 +211,8 @@ def finish(result: "Result", as_json: bool) -> None:
         print_compressed(result.artifact)
     if result.missed:
         raise GoalMissed(
-            f"the goal was not met: {'; '.join(result.missed)}. The best result is in {result.artifact.path}. "
-            f"Try a lower --fidelity, or more --data"
+            f"the goal was not met: {list_missed(result.missed)} The best result is in {result.artifact.path}. "
+            f"Try a gentler recipe, a lower --fidelity, or more --data"
         )
 
 
@@ -221,4 +225,9 @@ def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
     else:
         print_checkpoint(result.path, result.report)
     if result.missed:
-        raise GoalMissed(f"the goal was not met: {'; '.join(result.missed)}. The checkpoint is in {result.path}")
+        raise GoalMissed(f"the goal was not met: {list_missed(result.missed)} The checkpoint is in {result.path}")
+
+
+def list_missed(missed: Sequence[str]) -> str:
+    """One missed part of a goal as the end of a sentence, several as lines of a list."""
+    return f"{missed[0]}." if len(missed) == 1 else "".join(f"\n  - {each}" for each in missed) + "\n"

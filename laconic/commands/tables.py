@@ -39,7 +39,7 @@ def print_compressed(artifact: Artifact) -> None:
         OUT.print(
             "\nNo samples were given: fidelity was measured on made-up inputs. Give --data for a real comparison."
         )
-    for sentence in manifest.verdict.out_of_domain if manifest.verdict else ():
+    for sentence in (*manifest.verdict.doubts, *manifest.verdict.out_of_domain) if manifest.verdict else ():
         OUT.print(f"\n{sentence}", soft_wrap=True)
     if not artifact.measured.timings:
         OUT.print(
@@ -97,7 +97,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("licence", manifest.licence or "not stated by the source")
     for kind, comparison in manifest.comparisons():
-        state = "" if comparison.passed else " (failed)"
+        state = "" if comparison.passed else f" ({comparison.state})"
         figures = format_figures(comparison.figures)
         table.add_row(kind, f"{comparison.subject} against {comparison.against}{state}: {figures}")
     table.add_row("verdict", format_verdict(manifest.verdict))
@@ -124,10 +124,8 @@ def make_search_table(trials: Sequence[TrialRecord]) -> Table:
 
 
 def format_verdict(verdict: Verdict | None) -> str:
-    """Format a verdict: `none`, `passed`, or its failures; and where the artifact is out of its domain."""
-    if verdict is None:
-        return "none"
-    return "; ".join([*(verdict.failures or ["passed"]), *verdict.out_of_domain])
+    """Format a verdict: its state, why, and where the artifact is out of its domain, each on a line; or `none`."""
+    return "\n".join([verdict.state, *verdict.reasons, *verdict.out_of_domain]) if verdict else "none"
 
 
 def format_figures(found: Mapping[str, float]) -> str:
@@ -278,5 +276,5 @@ def print_findings(findings: Sequence[Finding]) -> None:
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         head = f"{'ok' if finding.works else 'no':<4}{finding.name:<{width}}  "
-        text = f"{finding.found}. Try: {finding.remedy}" if finding.remedy else finding.found
+        text = f"{finding.found.removesuffix('.')}. Try: {finding.remedy}" if finding.remedy else finding.found
         print_wrapped(head, text, indent=len(head))

@@ -2,13 +2,16 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from laconic.hashing import digest_own_code, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.torch_session import TorchSession
 from laconic.models.writing_session import WritingSession
 from laconic.quantization.graph import Graph
+from laconic.runtimes.row_by_row_session import RowByRowSession
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 
@@ -17,8 +20,8 @@ from laconic.tasks.task import Task
 class Source(ABC):
     """A trained model, opened.
 
-    key: digest of its structure and weights. size: bytes of its weights, as they came. description: how to open it
-    again, JSON-ready.
+    key: digest of its structure, weights and code. size: bytes of its weights, as they came. description: how to open
+    it again, JSON-ready.
     """
 
     task: Task
@@ -43,7 +46,7 @@ class CheckpointSource(Source):
         """The source that a checkpoint is."""
         return cls(
             task=checkpoint.task,
-            key=checkpoint.key,
+            key=make_key(checkpoint),
             size=checkpoint.size,
             licence=checkpoint.licence,
             description=checkpoint.source,
@@ -57,14 +60,27 @@ class CheckpointSource(Source):
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "CheckpointSource":
         """The same source after a stage has changed its checkpoint."""
-        return replace(self, checkpoint=checkpoint, key=checkpoint.key)
+        return replace(self, checkpoint=checkpoint, key=make_key(checkpoint))
+
+
+def make_key(checkpoint: Checkpoint) -> str:
+    """Return the digest of everything that a checkpoint's outputs depend on: of the checkpoint, and of code of the
+    user's own that its module is made of."""
+    return hash_of(checkpoint.key, digest_own_code(type(part).__module__ for part in checkpoint.module.modules()))
 
 
 @dataclass(frozen=True)
 class GraphSource(Source):
-    """A source that another framework wrote as ONNX, run by ONNX Runtime."""
+    """A source that another framework wrote as ONNX: the file as it came, run by ONNX Runtime.
+
+    graph: what it was normalized to. file: as it came; None where the graph itself is the source. takes_one_row:
+    whether the file runs on one row at a time.
+    """
 
     graph: Graph
+    file: Path | None = None
+    takes_one_row: bool = False
 
     def open(self, threads: int) -> Session:
-        return make_runtime("onnxruntime").open(self.graph.path, threads=threads)
+        session = make_runtime("onnxruntime").open(self.file or self.graph.path, threads=threads)
+        return RowByRowSession(session) if self.takes_one_row else session

@@ -14,12 +14,21 @@ WORST = 10
 had four to eight times the mean."""
 
 
+MAX_DROP = 0.01
+"""The largest decrease of the task's metric where there are labels, and a goal says nothing: one point."""
+
+
+SMALLEST = 1e-6
+"""The smallest infidelity that a default tolerance is taken to allow."""
+
+
 class Goal(Strict):
     """What the result must reach. Keys that are not given require nothing, except that the task's default tolerance
-    applies if no fidelity is given.
+    applies if no fidelity is given, and MAX_DROP where there are labels.
 
     fidelity, worst: the mean and the lowest fidelity over the samples (1 = identical outputs). max_drop: the largest
-    decrease of the task's metric against labels, relative to the original's. max_latency: seconds for one sample.
+    decrease of the task's metric against labels, relative to the original's; the 95 % interval must keep to it as a
+    whole. max_latency: seconds for one sample.
     max_size: bytes. int8_share: the least share of the multiply-adds of one sample that run in INT8.
     """
 
@@ -31,16 +40,27 @@ class Goal(Strict):
     int8_share: Share | None = None
 
 
+def find_max_drop(goal: Goal) -> float:
+    """The largest decrease of the metric that a goal allows where there are labels."""
+    return MAX_DROP if goal.max_drop is None else goal.max_drop
+
+
 def required_tolerance(task: Task, goal: Goal) -> Tolerance:
-    """Return the fidelity that the artifact must reach: the goal's, or else the task's default tolerance."""
+    """Return the fidelity that the artifact must reach: the goal's, or else the task's default tolerance.
+
+    A goal that allows more infidelity than the default allows its agreements as many times more; one that allows less
+    leaves them as they are.
+    """
+    default = task.tolerance
     if goal.fidelity is None:
-        return Tolerance(mean=task.tolerance.mean, worst=task.tolerance.worst if goal.worst is None else goal.worst)
-    derived = None if task.tolerance.worst is None else max(1 - WORST * (1 - goal.fidelity), 0.0)
-    return Tolerance(mean=goal.fidelity, worst=derived if goal.worst is None else goal.worst)
+        return default if goal.worst is None else default.model_copy(update={"worst": goal.worst})
+    derived = None if default.worst is None else max(1 - WORST * (1 - goal.fidelity), 0.0)
+    slack = max((1 - goal.fidelity) / max(1 - default.mean, SMALLEST), 1.0)
+    return Tolerance(mean=goal.fidelity, worst=derived if goal.worst is None else goal.worst, slack=slack)
 
 
 def tighten(goal: Tolerance, margin: float = MARGIN) -> Tolerance:
     """Return a stricter tolerance for choices made on validation samples, so that unseen samples meet the real one. A
     worst of 0 requires nothing and is kept."""
     worst = 1 - margin * (1 - goal.worst) if goal.worst else goal.worst
-    return Tolerance(mean=1 - margin * (1 - goal.mean), worst=worst)
+    return goal.model_copy(update={"mean": 1 - margin * (1 - goal.mean), "worst": worst})

@@ -1,7 +1,7 @@
 """The interface of a stage: a frozen settings model with the method that applies it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,6 +13,7 @@ from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
+from laconic.hashing import digest_own_code
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
@@ -132,6 +133,23 @@ class PlanStage(Stage):
 def dump_settings(stage: Stage) -> dict[str, Any]:
     """Dump the settings of a stage, JSON-ready."""
     return stage.model_dump(mode="json")
+
+
+def describe_stage(name: str, stage: Stage) -> list[Any]:
+    """Describe a stage for the key of its result, JSON-ready: its name, its settings, and code of the user's own."""
+    settings = dump_settings(stage)
+    modules = [address.partition(":")[0] for address in find_addresses(settings)]
+    return [name, settings, digest_own_code([type(stage).__module__, *modules])]
+
+
+def find_addresses(settings: Any) -> Iterator[str]:
+    """Yield the addresses of code, "package.module:object", in settings."""
+    if isinstance(settings, str):
+        if ":" in settings:
+            yield settings
+    elif isinstance(settings, (list, dict)):
+        for value in settings.values() if isinstance(settings, dict) else settings:
+            yield from find_addresses(value)
 
 
 def find_made_properties(record: Record) -> frozenset[Property]:

@@ -42,7 +42,7 @@ def make_precision_scorer(found: Sequence[Detections], wanted: Sequence[Detectio
         precisions = [average_precision(each, copies) for each in matches if copies @ each.wanted]
         return float(np.mean(precisions)) if precisions else 0.0
 
-    return score
+    return Scorer(score, np.array([each.wanted for each in matches]).reshape(len(matches), len(found)))
 
 
 def match_class(found: Sequence[Detections], wanted: Sequence[Detections], number: int) -> ClassMatches:

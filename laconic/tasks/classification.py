@@ -1,13 +1,15 @@
 """The common part of all classifiers: labels, probabilities, accuracy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays, softmax
 from laconic.metrics import Scorer, make_mean_scorer, overlap
+from laconic.tasks.agreement import Agreement, compare_classes
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
+from laconic.tasks.null_answers import make_null_logits, shuffle_rows
 from laconic.tasks.task import HealingLoss, Tolerance, count_outputs, first
 
 SHOWN = 5
@@ -63,9 +65,19 @@ class Classification:
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return overlap(first(reference), first(candidate))
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
-        a, b = first(reference), first(candidate)
-        return {"agreement": float((a.argmax(-1) == b.argmax(-1)).mean())}
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterable[Agreement]:
+        return compare_classes(first(reference).argmax(-1), first(candidate).argmax(-1), self.name_class)
+
+    def name_class(self, index: int) -> str:
+        """The words for a class in a verdict."""
+        return f"{self.answer} {self.label(index)!r}"
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        (name, logits), *_ = reference.items()
+        shuffled = shuffle_rows({name: logits})
+        return {"shuffled": shuffled} | {each: {name: row} for each, row in make_null_logits(logits).items()}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         chosen = first(outputs).argmax(axis=-1)

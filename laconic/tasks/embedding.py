@@ -1,6 +1,6 @@
 """The common part of all embedding tasks: samples to vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,10 +8,18 @@ import numpy as np
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
+from laconic.tasks.agreement import Agreement, share_of
 from laconic.tasks.task import HealingLoss, Tolerance, first
 
 IMAGE_KEYS = ("num_channels", "image_size", "patch_size")
 """Keys of the config.json of models that read images."""
+
+FEWEST = 3
+"""Fewer vectors have no neighbours to compare."""
+SPEARMAN_LEAST, NEIGHBOURS_LEAST, CENTRED_LEAST = 0.9, 0.8, 0.9
+"""What the default tolerance requires beside the cosine, which a direction that all vectors share makes high: the rank
+correlation of the similarities of all pairs, the share of vectors whose nearest neighbour stays, and the mean cosine
+less the mean vector."""
 
 
 class Embedding:
@@ -36,15 +44,19 @@ class Embedding:
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return cosine(first(reference), first(candidate))
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
         a, b = first(reference), first(candidate)
-        if len(a) < 3:
-            return {}
+        if len(a) < FEWEST:
+            return
         upper = np.triu_indices(len(a), 1)
-        return {
-            "similarity_spearman": spearman(cosine_matrix(a)[upper], cosine_matrix(b)[upper]),
-            "neighbour_agreement": float((find_nearest_neighbours(a) == find_nearest_neighbours(b)).mean()),
-        }
+        order = spearman(cosine_matrix(a)[upper], cosine_matrix(b)[upper])
+        yield Agreement("similarity_spearman", order, SPEARMAN_LEAST)
+        kept = int((find_nearest_neighbours(a) == find_nearest_neighbours(b)).sum())
+        yield share_of(kept, len(a), "neighbour_agreement", NEIGHBOURS_LEAST)
+        centre = a.mean(axis=0)
+        yield Agreement("centred_cosine", float(cosine(a - centre, b - centre).mean()), CENTRED_LEAST)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         """The vectors and their similarities; before them all hidden states, where layers are shared."""

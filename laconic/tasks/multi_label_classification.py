@@ -1,6 +1,6 @@
 """Multi-label classification: a text to each of several classes, or to none."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,8 +8,10 @@ import numpy as np
 from laconic.arrays import Array, Arrays, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_f1_scorer
+from laconic.tasks.agreement import Agreement, compare_class, share_of
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.task import HealingLoss, Tolerance, first
 
 THRESHOLD = 0.5
@@ -60,8 +62,24 @@ class MultiLabelClassification(LabelledText):
         wanted, found = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
         return np.asarray(1 - np.abs(found - wanted).max(axis=-1))
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
-        return {"agreement": float(((first(reference) >= 0) == (first(candidate) >= 0)).all(axis=-1).mean())}
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
+        wanted, answered = first(reference) >= 0, first(candidate) >= 0
+        yield share_of(int((wanted == answered).all(axis=-1).sum()), len(wanted), "agreement", 0.0)
+        for index in range(wanted.shape[1]):
+            # A class that nearly all samples are of says as much by the samples that are not.
+            rare = wanted[:, index].mean() <= 0.5
+            subject = f"{'label' if rare else 'absence of label'} {self.label(index)!r}"
+            yield from compare_class(wanted[:, index] == rare, answered[:, index] == rare, subject)
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        (name, logits), *_ = reference.items()
+        usual = np.where((logits >= 0).mean(axis=0) > THRESHOLD, SURE, -SURE)
+        mean = sigmoid(logits.astype(np.float64)).mean(axis=0).clip(1e-12, 1 - 1e-12)
+        answers = {"constant": np.log(mean / (1 - mean)), "majority": usual}
+        repeated = {each: {name: np.broadcast_to(row, logits.shape)} for each, row in answers.items()}
+        return {"shuffled": shuffle_rows({name: logits}), **repeated}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         found, wanted = first(outputs) >= 0, np.asarray(labels) > THRESHOLD

@@ -1,6 +1,6 @@
 """Object detection: the objects in an image, each with its class and its box."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -9,6 +9,7 @@ import numpy as np
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer
+from laconic.tasks.agreement import FEWEST_ANSWERS, Agreement, share_of
 from laconic.tasks.average_precision import make_precision_scorer
 from laconic.tasks.detections import (
     Detections,
@@ -20,6 +21,7 @@ from laconic.tasks.detections import (
 )
 from laconic.tasks.image_localization import SIZE, ImageLocalization
 from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.null_answers import SURE, repeat_mean, shuffle_rows
 from laconic.tasks.object_labels import OBJECTS, check_list, read_columns, read_object
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import LABEL, HealingLoss, Tolerance, read_asset, to_json
@@ -27,6 +29,8 @@ from laconic.tensor import TensorSpec
 
 THRESHOLD = 0.5
 """The score above which an object is in an answer, as in transformers' pipeline."""
+OBJECTS_LEAST = 0.8
+"""The least share of objects of a class that both models find."""
 SCORING = "detection.json"
 """The artifact file that says how logits become scores."""
 
@@ -111,15 +115,31 @@ class ObjectDetection(ImageLocalization):
         pairs = zip(self.find(reference), self.find(candidate), strict=True)
         return np.array([compare_detections(wanted, found) for wanted, found in pairs], np.float64)
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
-        """The share of the original's objects above the threshold that are found again: of the same class, above the
-        threshold, with an intersection over union of at least a half."""
-        again = total = 0
-        for wanted, found in zip(self.find(reference), self.find(candidate), strict=True):
-            sure, other = (each.pick(each.scores > THRESHOLD) for each in (wanted, found))
-            near = (measure_iou(sure.boxes, other.boxes) >= 0.5) & (sure.classes[:, None] == other.classes[None])
-            again, total = again + int(near.any(axis=1).sum()), total + len(sure.scores)
-        return {"objects_kept": again / total if total else 1.0}
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
+        """The share of each model's objects that the other finds too: of the same class, above the threshold, with an
+        intersection over union of at least a half."""
+        sides = [[each.pick(each.scores > THRESHOLD) for each in self.find(side)] for side in (reference, candidate)]
+        for name, (ours, theirs) in {"recall": sides, "precision": sides[::-1]}.items():
+            kept = [find_again(*pair) for pair in zip(ours, theirs, strict=True)]
+            classes, again = np.concatenate([each.classes for each in ours]), np.concatenate(kept)
+            for number in np.unique(classes).tolist():
+                own = again[classes == number]
+                if len(own) >= FEWEST_ANSWERS:
+                    subject = f"objects {self.label(number)!r}"
+                    yield share_of(int(own.sum()), len(own), name, OBJECTS_LEAST, subject)
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        """No objects at all, the mean of each query, and the objects of other samples."""
+        logits, boxes = list(reference)[:2]
+        nothing = np.zeros_like(reference[logits])
+        if self.scoring.activation == "softmax":
+            nothing[..., -1] = SURE
+        else:
+            nothing -= SURE
+        answers = {"no objects": {logits: nothing, boxes: reference[boxes]}, "constant": repeat_mean(reference)}
+        return {"shuffled": shuffle_rows(reference), **answers}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         wanted = [Detections(np.ones(len(label)), label[:, 0].astype(np.int64), label[:, 1:]) for label in labels]
@@ -132,6 +152,13 @@ class ObjectDetection(ImageLocalization):
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         """All hidden states and the outputs; the outputs alone where no layers are shared."""
         return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+
+
+def find_again(ours: Detections, theirs: Detections) -> Array:
+    """Whether each of our objects is among theirs: of the same class, with an intersection over union of at least a
+    half. Returns bool [objects]."""
+    near = (measure_iou(ours.boxes, theirs.boxes) >= 0.5) & (ours.classes[:, None] == theirs.classes[None])
+    return np.asarray(near.any(axis=1))
 
 
 def check_outputs(outputs: Arrays) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
 """Extractive question answering: a question and a context to the part of the context that answers it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +12,8 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.registry import did_you_mean
+from laconic.tasks.agreement import Agreement, compare_class
+from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.passage import Passage, find_context, make_passages
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
@@ -25,6 +27,10 @@ ROOM = "a"
 """The shortest context: a question must leave room for one token."""
 ASKED = 5
 """Words of a question among the examples."""
+SPANS_LEAST = 0.8
+"""The least mean F1 of answers beside the original's."""
+NO_ANSWER = (0, 0)
+"""The span at which a model points that finds no answer."""
 ENDS = ("start", "end")
 """The outputs at each position."""
 
@@ -123,12 +129,34 @@ class QuestionAnswering(TextTask):
         ]
         return np.asarray(np.mean(shared, axis=0))
 
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
+        """The tokens of answers that are the same (F1), and whether there is an answer at all."""
+        wanted = first(reference)
+        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+        sides = [
+            [find_span(row, 0, int(there.sum()) - 1)[:2] for row, there in zip(logits, filled, strict=True)]
+            for logits in (wanted, found)
+        ]
+        shared = [measure_span_f1(one, other) for one, other in zip(*sides, strict=True)]
+        yield Agreement("token_f1", float(np.mean(shared)), SPANS_LEAST)
+        one, two = (np.array([span != NO_ANSWER for span in side]) for side in sides)
+        yield from compare_class(one, two, "samples with an answer")
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        (name, logits), *_ = reference.items()
+        filled = find_filled(logits)[..., None]
+        answers = {"constant": logits.mean(axis=0), "no answer": np.zeros_like(logits[0])}
+        answers["no answer"][0] = SURE
+        # A zero stands for padding.
+        repeated = {each: {name: np.where(filled, row + 1e-6, 0).astype(logits.dtype)} for each, row in answers.items()}
+        return {"shuffled": shuffle_rows({name: logits}), **repeated}
+
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         scores = []
         for logits, (start, end, low, high) in zip(first(outputs), labels, strict=True):
-            first_token, last_token, _ = find_span(logits, low, high)
-            shared = max(0, min(last_token, end) - max(first_token, start) + 1) if start else 0
-            scores.append(2 * shared / (last_token - first_token + 1 + end - start + 1))
+            scores.append(measure_span_f1(find_span(logits, low, high)[:2], (start, end)) if start else 0.0)
         return make_mean_scorer(np.array(scores))
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
@@ -145,6 +173,12 @@ class QuestionAnswering(TextTask):
     def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
         contexts = super().fragments([context for _, context in samples], count, seed)
         return [(samples[index % len(samples)][0], context) for index, context in enumerate(contexts)]
+
+
+def measure_span_f1(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """The F1 of the tokens of two spans, by their first and last positions."""
+    shared = max(0, min(one[1], other[1]) - max(one[0], other[0]) + 1)
+    return 2 * shared / (one[1] - one[0] + 1 + other[1] - other[0] + 1)
 
 
 def read_answer(value: Any, context: str) -> tuple[int, int]:

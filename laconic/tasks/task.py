@@ -3,7 +3,7 @@
 import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic import registry
 from laconic.arrays import Array, Arrays
-from laconic.errors import CorruptArtifact, InputError, SourceError, UsageError
+from laconic.errors import INTERRUPTS, CorruptArtifact, InputError, SourceError, UsageError
 from laconic.files import read_json
 from laconic.metrics import Scorer
+from laconic.tasks.null_answers import repeat_mean, shuffle_rows
 from laconic.tensor import TensorSpec, sample_inputs
 
 if TYPE_CHECKING:
+    from laconic.tasks.agreement import Agreement
     from laconic.tasks.generation_settings import GenerationSettings
     from laconic.tasks.preprocessing import Preprocessing
 
@@ -34,21 +36,32 @@ LABEL = "label"
 """The column of a sample's label."""
 PAIR = ("text1", "text2")
 """The columns of the two texts of a pair."""
+LOWEST_AGREEMENT = 0.5
+"""However low the goal, half of what the original's answers say must be left."""
 SCORE = "score"
 """The column that says how alike the texts of a pair are."""
 
 
 class Tolerance(BaseModel):
-    """The least fidelity of an artifact to the original: the mean over samples, and the worst one (1 = identical)."""
+    """The least fidelity of an artifact to the original: the mean over samples, and the worst one (1 = identical).
+
+    slack: how many times as far from 1 as by default the agreements of a task may be; 0 where none is required.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mean: float
     worst: float | None = None
+    slack: float = 1.0
 
     def met_by(self, fidelity: Array) -> bool:
         """Whether the mean, and the worst sample where it is bounded, are high enough. fidelity: [samples]."""
         return bool(fidelity.mean() >= self.mean and (self.worst is None or fidelity.min() >= self.worst))
+
+    def loosen(self, least: float) -> float:
+        """The least value of an agreement by this tolerance, from that by the default one; at least LOWEST_AGREEMENT
+        where any is required."""
+        return max(1 - self.slack * (1 - least), min(LOWEST_AGREEMENT, least)) if self.slack and least else 0.0
 
     def describe(self) -> str:
         """Format the tolerance, as in `mean >= 0.99, worst >= 0.95`."""
@@ -355,9 +368,20 @@ class Task(ABC):
         """Random inputs that the model takes. sizes: the size of each free axis, by name."""
         return sample_inputs(self.inputs, sizes, seed)
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
-        """Further label-free figures over all samples, by name."""
-        return {}
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterable["Agreement"]:
+        """What the candidate's answers keep of the information in the reference's, over all samples, by the task's own
+        matching; nothing more than their fidelity by default. labels: of the samples, where there are any.
+        """
+        return ()
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        """Answers that say nothing about their samples, by name: no verdict may pass them. reference: the original's.
+
+        The fidelity of the best of them is what chance gives; the verdict asks how much better an artifact is.
+        """
+        return {"constant": repeat_mean(reference), "shuffled": shuffle_rows(reference)}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         """The metric of these outputs against labels, as a function of sample indices; higher is better.
@@ -389,9 +413,9 @@ def open_task(name: str, folder: Path, inputs: tuple[TensorSpec, ...]) -> Task:
         if (folder / VOCABULARY).is_file():
             task.limit_ids(int(read_asset(folder, VOCABULARY)["ids"]))
         return task
-    except CorruptArtifact:
+    except (CorruptArtifact, *INTERRUPTS):
         raise
-    except Exception as error:  # whatever a crafted file makes of a tokenizer or of the settings of images
+    except BaseException as error:  # whatever a crafted file makes of a tokenizer, such as a panic
         raise CorruptArtifact(
             f"{folder} does not hold the files of task {name!r}: {type(error).__name__}, "
             f"{' '.join(str(error).split())}. Compress the model again"

@@ -1,6 +1,7 @@
 """Plain arrays in, plain arrays out: the task of every model that no other task fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,7 +9,8 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
-from laconic.metrics import Scorer, cosine, make_mean_scorer
+from laconic.metrics import Scorer, cosine, make_mean_scorer, make_r2_scorer, measure_closeness
+from laconic.tasks.agreement import MOST_NUMBERS, Agreement, compare_classes, compare_numbers, compare_scores
 from laconic.tasks.task import Task, Tolerance, first
 from laconic.tensor import TensorSpec, check_inputs, describe_array, read_numbers
 
@@ -16,17 +18,17 @@ from laconic.tensor import TensorSpec, check_inputs, describe_array, read_number
 class Tensors(Task):
     """A sample is a dict of arrays, one per input, without the batch axis.
 
-    Fidelity is the cosine with the original's answer, the smallest over the outputs. Of an output that is one number,
-    whose cosine is the sign, it is 1 minus the difference, relative to the root mean square of the original's.
-    Integer labels are classes (the metric is accuracy of the first output's argmax); anything else is a target (the
-    metric is minus the squared error).
+    Fidelity is the cosine with the original's answer, the smallest over the outputs. Of an output of few numbers, which
+    may have units of their own, it is their closeness in standard deviations of the original's, 0.995 for a tenth of
+    one, the mean over the numbers; of whole numbers and truth values the share that is the same. Integer labels are
+    classes (the metric is accuracy of the first output's argmax); anything else is a target (the metric is R2).
     """
 
     name = "tensors"
-    tolerance = Tolerance(mean=0.99, worst=0.95)
+    tolerance = Tolerance(mean=0.99, worst=0.9)
     field = "inputs"
     field_description = "The arrays of one sample by input, without the batch axis, or a list of such."
-    metric = "accuracy, or -MSE"
+    metric = "accuracy, or R2"
     accepts = frozenset({"arrays"})
     objective = "targets"
 
@@ -99,19 +101,48 @@ class Tensors(Task):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return np.asarray(np.min([likeness(reference[name], candidate[name]) for name in reference], axis=0))
 
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
+        for name, array in reference.items():
+            other = candidate[name]
+            if array.dtype.kind != "f":
+                yield from compare_classes(array.ravel(), other.ravel(), partial(describe_value, name))
+            elif array[:1].size == 1:
+                yield from compare_scores(array.ravel(), other.ravel(), f"output {name!r}")
+            else:
+                yield from compare_numbers(array, other, f"output {name!r}")
+        logits = first(reference)
+        if labels is not None and are_logits(logits, np.asarray(labels)):
+            chosen = first(candidate).argmax(axis=-1)
+            yield from compare_classes(logits.argmax(axis=-1), chosen, partial(describe_value, "class"))
+
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         answers, targets = first(outputs), np.asarray(labels)
-        if targets.dtype.kind in "iu" and answers.ndim == 2:
+        if are_logits(answers, targets):
             return make_mean_scorer((answers.argmax(axis=-1) == targets).astype(np.float64))
         answers, targets = answers.reshape(len(targets), -1), targets.reshape(len(targets), -1)
         if answers.shape != targets.shape:
             raise InputError(f"a label holds {targets.shape[1]} numbers, an answer {answers.shape[1]}")
-        return make_mean_scorer(-((answers - targets) ** 2).mean(axis=1))
+        return make_r2_scorer(answers.astype(np.float64), targets.astype(np.float64))
+
+
+def describe_value(name: str, value: int) -> str:
+    """The words for one value of an output, or one class."""
+    return f"{name} {value}"
+
+
+def are_logits(answers: Array, labels: Array) -> bool:
+    """Whether answers are the logits of classes, and labels the numbers of the right ones."""
+    return labels.dtype.kind in "iu" and labels.ndim == 1 and answers.ndim == 2 and answers.shape[1] > 1
 
 
 def likeness(reference: Array, candidate: Array) -> Array:
-    """The cosine of each sample's answers; of single numbers 1 minus their difference, relative to all of them."""
-    if reference[:1].size != 1 or reference.shape != candidate.shape:
+    """The cosine of each sample's answers; of few numbers their closeness, of what is no float the share that is the
+    same."""
+    if reference.dtype.kind != "f":
+        return np.asarray((reference == candidate).reshape(len(reference), -1).mean(axis=1))
+    if reference[:1].size > MOST_NUMBERS:
         return cosine(reference, candidate)
-    wanted, found = reference.reshape(-1).astype(np.float64), candidate.reshape(-1).astype(np.float64)
-    return np.asarray(1 - np.abs(found - wanted) / max(np.sqrt(np.square(wanted).mean()), 1e-12))
+    rows = (each.reshape(len(each), -1) for each in (reference, candidate))
+    return np.asarray(measure_closeness(*rows).mean(axis=1))

@@ -8,7 +8,7 @@ import numpy as np
 
 from laconic.arrays import Arrays
 from laconic.errors import InputError
-from laconic.metrics import Scorer, cosine, spearman
+from laconic.metrics import Scorer, cosine, make_scorer, spearman
 from laconic.tasks.embedding import Embedding, has_image_config, has_two_towers
 from laconic.tasks.task import SCORE, first
 from laconic.tasks.text import TextTask, is_pair, read_pair
@@ -37,7 +37,7 @@ class TextEmbedding(Embedding, TextTask):
         vectors = first(outputs)
         if all(isinstance(label, float) for label in labels):
             cosines, scores = cosine(vectors[0::2], vectors[1::2]), np.array(labels[0::2])
-            return lambda index: spearman(cosines[index // 2], scores[index // 2])
+            return make_scorer(lambda index: spearman(cosines[index // 2], scores[index // 2]), len(vectors))
         return super().scorer(outputs, labels)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from laconic.arrays import Arrays
 from laconic.errors import DataError, InputError
-from laconic.metrics import Scorer, spearman
+from laconic.metrics import Scorer, make_scorer, spearman
 from laconic.tasks.task import count_outputs
 from laconic.tasks.text import PAIR_SCHEMA
 from laconic.tasks.text_regression import TextRegression
@@ -63,4 +63,4 @@ class TextRanking(TextRegression):
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         found, wanted = self.scores(outputs)[:, 0], np.asarray(labels, np.float64)[:, 0]
-        return lambda index: spearman(found[index], wanted[index])
+        return make_scorer(lambda index: spearman(found[index], wanted[index]), len(wanted))

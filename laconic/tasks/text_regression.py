@@ -1,6 +1,6 @@
 """Text regression: a text to a number, or to several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays, sigmoid
 from laconic.errors import DataError
-from laconic.metrics import Scorer, spearman
+from laconic.metrics import Scorer, make_r2_scorer, measure_closeness
+from laconic.tasks.agreement import Agreement, compare_scores
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.task import PREPROCESS, HealingLoss, Tolerance, count_outputs, first, read_asset, to_json
@@ -22,12 +23,12 @@ SCORE_NAME = "score"
 class TextRegression(LabelledText):
     """Text, or a pair of texts, to a score; or to several, which the classes name.
 
-    Fidelity is 1 minus the difference from the original's score, relative to the root mean square of the original's
-    scores; with several, the worst. Of scores from 0 to 1, which a sigmoid makes, it is 1 minus the difference.
+    Fidelity is the closeness to the original's score in standard deviations of the original's scores, 0.995 for a tenth
+    of one; with several scores, that of the worst.
     """
 
     name = "text-regression"
-    tolerance = Tolerance(mean=0.98)
+    tolerance = Tolerance(mean=0.99)
     metric = "R2"
     objective = "targets"
     has_logits = False
@@ -102,24 +103,19 @@ class TextRegression(LabelledText):
         ]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted, found = self.scores(reference), self.scores(candidate)
-        scale = 1.0 if self.activation == "sigmoid" else np.sqrt(np.square(wanted).mean(axis=0)).clip(min=1e-12)
-        return np.asarray((1 - np.abs(found - wanted) / scale).min(axis=1))
+        return np.asarray(measure_closeness(self.scores(reference), self.scores(candidate)).min(axis=1))
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
         wanted, found = self.scores(reference), self.scores(candidate)
-        return {"spearman": min(spearman(one, two) for one, two in zip(wanted.T, found.T, strict=True))}
+        for index, (one, two) in enumerate(zip(wanted.T, found.T, strict=True)):
+            name = self.labels[index] if index < len(self.labels) else str(index)
+            yield from compare_scores(one, two, f"score {name!r}")
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         """The coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
-        found, wanted = self.scores(outputs), np.asarray(labels, np.float64).reshape(len(labels), -1)
-
-        def score(index: Array) -> float:
-            total = np.square(wanted[index] - wanted[index].mean(axis=0)).sum(axis=0)
-            left = np.square(wanted[index] - found[index]).sum(axis=0)
-            return float(np.where(total > 0, 1 - left / np.where(total > 0, total, 1), 0).mean())
-
-        return score
+        return make_r2_scorer(self.scores(outputs), np.asarray(labels, np.float64).reshape(len(labels), -1))
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         """All hidden states and the scores; the scores alone where no layers are shared."""

@@ -21,6 +21,22 @@ def softmax_positions(logits: Array, filled: Array) -> Array:
     return np.asarray(softmax(np.where(filled, logits, -1e30)) * filled)
 
 
+def overlap_positions(reference: Array, candidate: Array, background: int | None = None) -> Array:
+    """The probability mass that two models share over the positions of each sample (Dice's coefficient), [samples].
+
+    reference, candidate: logits [samples, positions, classes], zeros at padding. background: a class that most
+    positions are of, whose mass does not count: an answer of nothing else would share nearly all of it. One position
+    more, on which both agree, keeps samples without anything else from being compared by their noise.
+    """
+    filled = find_filled(reference)[..., None]
+    wanted, found = (softmax(each) * filled for each in (reference, fit_positions(candidate, reference.shape[1])))
+    if background is None:
+        return np.asarray(np.minimum(wanted, found).sum(axis=(1, 2)) / filled.sum(axis=(1, 2)).clip(min=1))
+    wanted, found = (np.delete(each, background, axis=-1) for each in (wanted, found))
+    shared, total = np.minimum(wanted, found).sum(axis=(1, 2)), wanted.sum(axis=(1, 2)) + found.sum(axis=(1, 2))
+    return np.asarray((2 * shared + 2) / (total + 2))
+
+
 def fit_positions(logits: Array, positions: int) -> Array:
     """The logits at so many positions: those beyond are padding, and missing ones are zeros."""
     fitted = np.zeros((len(logits), positions, *logits.shape[2:]), logits.dtype)

@@ -1,7 +1,7 @@
 """What tasks share whose models write a text token by token, with a decoder that reads a source."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
+from laconic.tasks.agreement import Agreement, share_of
 from laconic.tasks.decoder_tensors import (
     DECODER_ATTENTION_MASK,
     DECODER_INPUT_IDS,
@@ -23,11 +24,14 @@ from laconic.tasks.decoder_tensors import (
     TOKENS,
 )
 from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.null_answers import find_centre, shuffle_rows
 from laconic.tasks.task import HealingLoss, Task, Tolerance, read_asset, to_json
 from laconic.tasks.token_positions import find_filled, fit_positions
 from laconic.tensor import BATCH, TensorSpec
 
 GENERATION = "generation.json"
+TOKENS_LEAST = 0.8
+"""The least share of tokens whose likeliest one is the original's."""
 TIMED_TOKENS = 32
 """Tokens that are written for each sample where writing is timed."""
 
@@ -167,10 +171,31 @@ class WrittenText(Task):
         shared = np.minimum(wanted, found).sum(axis=-1, dtype=np.float64) * filled
         return np.asarray((shared.sum(axis=1) / filled.sum(axis=1).clip(min=1)).clip(max=1.0))
 
-    def figures(self, reference: Arrays, candidate: Arrays) -> dict[str, float]:
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterator[Agreement]:
         wanted, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
         found = fit_positions(candidate[TOKENS][..., None], wanted.shape[1])[..., 0]
-        return {"agreement": float(((wanted == found) & filled).sum() / filled.sum().clip(min=1))}
+        yield share_of(int((wanted == found)[filled].sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        """Those of the mean distribution of a token and of nothing but the end, at each place, and shuffled ones."""
+        probabilities, tokens = reference[PROBABILITIES], reference[TOKENS]
+        filled = find_filled(probabilities)
+        mean = probabilities[filled].mean(axis=0) if filled.any() else probabilities[0, 0]
+        usual = find_centre(tokens[filled][:, None]) if filled.any() else tokens[0, :1]
+        end = (self.settings.eos_token_id or (0,))[0]
+        ended = np.zeros_like(mean)
+        ended[end % len(ended)] = 1
+        answers = {"unigram": (mean, usual), "empty text": (ended, np.array([end]))}
+        repeated = {
+            name: {
+                PROBABILITIES: np.where(filled[..., None], row, 0).astype(probabilities.dtype),
+                TOKENS: np.broadcast_to(token.astype(tokens.dtype), tokens.shape),
+            }
+            for name, (row, token) in answers.items()
+        }
+        return {"shuffled": shuffle_rows(reference), **repeated}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         found = outputs[TOKENS]

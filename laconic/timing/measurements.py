@@ -1,6 +1,6 @@
 """The measurements in an artifact: timings, the machine, durations, and the trials of a search."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from laconic.hardware import Machine
 from laconic.runtimes.product import NOT_AUDITED, NOT_COUNTED, NOT_REPORTED, Product, share_multiply_adds
@@ -20,16 +20,16 @@ class Timing(BaseModel):
     original's time divided by this one's, with its quartiles.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: str
-    batch: int
-    length: int
-    threads: int
-    seconds: float
-    quartiles: tuple[float, float]
-    speedup: float
-    speedup_quartiles: tuple[float, float]
+    batch: PositiveInt
+    length: NonNegativeInt
+    threads: PositiveInt
+    seconds: PositiveFloat
+    quartiles: tuple[PositiveFloat, PositiveFloat]
+    speedup: NonNegativeFloat
+    speedup_quartiles: tuple[NonNegativeFloat, NonNegativeFloat]
 
     @property
     def rows_per_second(self) -> float:
@@ -78,10 +78,10 @@ class Measurements(BaseModel):
 
     machine: Machine
     timings: tuple[Timing, ...]
-    knee: int
+    knee: PositiveInt
     stages: dict[str, float]
-    peak_memory: int
-    original_size: int
+    peak_memory: NonNegativeInt
+    original_size: NonNegativeInt
     arithmetic: dict[str, float] = {}
     products: tuple[Product, ...] = ()
     seconds: dict[str, float] = {}
