@@ -190,8 +190,8 @@ HOSTILE = {
     "manifest is nested deep": nest,
     "manifest is huge": lambda path, secret: (path / MANIFEST).write_bytes(b" " * (MAX_BYTES + 1)),
     "a million keys": lambda path, secret: edit(path, MANIFEST, **{f"{key:x}": 0 for key in range(600_000)}),
-    "as many keys as are read": lambda path, secret: edit(path, MANIFEST, **{f"{key:x}": 0 for key in range(290_000)}),
-    "as many wrong values as are read": lambda path, secret: edit(path, MANIFEST, history=[{}] * 290_000),
+    "as many keys as are read": lambda path, secret: edit(path, MANIFEST, **{f"{key:x}": 0 for key in range(95_000)}),
+    "as many wrong values as are read": lambda path, secret: edit(path, MANIFEST, history=[{}] * 95_000),
     "a million wrong values": lambda path, secret: edit(
         path, MANIFEST, precision=dict.fromkeys(map(str, range(400_000)), 0)
     ),

@@ -35,7 +35,7 @@ TOKENIZER_BYTES = 64 * 2**20
 """The most bytes of a tokenizer.json; Gemma's has 35 MB."""
 REPORT_BYTES = 64 * 2**20
 """The most bytes of a report."""
-MAX_VALUES = 300_000
+MAX_VALUES = 100_000
 """The most values of a manifest, or of measurements: of a million, each of a wrong kind, pydantic takes ten seconds to
 list the faults. The measurements of a model have eleven for each product."""
 AGAIN = "Copy the artifact again, or compress the model again"

@@ -28,8 +28,8 @@ MESSAGES: Mapping[str, Mapping[int, str]] = {
 """Where external data can be named in a file, by onnx.proto: the fields of each message that lead there."""
 
 
-MAX_FIELDS = 3_000_000
-"""The most fields that are looked at, which takes two seconds; a model of 10,000 nodes has some 300,000."""
+MAX_FIELDS = 1_500_000
+"""The most fields that are looked at, which takes a second; a model of 10,000 nodes has some 300,000."""
 
 
 def find_external_files(file: BinaryIO) -> list[str]:
