@@ -9,6 +9,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 RUN python -m venv /opt/laconic \
     && /opt/laconic/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt "setuptools>=77"
 COPY laconic/ laconic/
+COPY train/ train/
 COPY compress/ compress/
 COPY export/ export/
 COPY serve/ serve/

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from laconic.offload import memory_accounting
-from laconic.offload.memory_accounting import Account
-from laconic.training.step.objective import Batch
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
+from train.offload import memory_accounting
+from train.offload.memory_accounting import Account
+from train.step.objective import Batch
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
 
 MARK = "measured steps"
 SIDE = "side: "

@@ -23,11 +23,11 @@ import transformers
 from inputs import model_folder, texts
 from scipy import stats
 
-from laconic.finetune.finetune import finetune
 from laconic.progress import Steps
-from laconic.training import train as training
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from train import train as training
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.settings import TrainingRecipe
 
 LABELS, HELD = 10, 500
 """Packages, those with the most docstrings; texts that are held out."""

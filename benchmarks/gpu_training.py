@@ -17,14 +17,14 @@ from gpu_rows import Pace, first_line
 from large import ACCUMULATE, BASELINE, CHUNK, ROWS, TOKENS
 from training import Model, settings, spoken
 
-from laconic.planner.device_rates import measure_rates
-from laconic.planner.prediction import predict
-from laconic.planner.simulate import STEPS, trace_memory
-from laconic.training.settings import Training
-from laconic.training.step.objective import Batch
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import make_step_parts
+from train.planner.device_rates import measure_rates
+from train.planner.prediction import predict
+from train.planner.simulate import STEPS, trace_memory
+from train.settings import Training
+from train.step.objective import Batch
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
+from train.step_assembly import make_step_parts
 
 BEST: tuple[tuple[tuple[Any, ...], Any], ...] = (
     (("sdpa", "chunked-cross-entropy", "gradient-checkpointing", "optimizer-in-backward"), "adamw"),

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from laconic.training.snapshots.snapshot import Snapshots
-from laconic.training.snapshots.snapshot_manifest import PACKS, TEMPORARY_NAME, list_steps, manifest_path, read_manifest
+from train.snapshots.snapshot import Snapshots
+from train.snapshots.snapshot_manifest import PACKS, TEMPORARY_NAME, list_steps, manifest_path, read_manifest
 
 SIZE = 250_000
 State = dict[str, dict[str, Any]]

@@ -27,14 +27,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from training import Model, settings, spoken
 
-from laconic.planner.combinations import list_combinations
-from laconic.planner.device_rates import DeviceRates, measure_rates
-from laconic.planner.meta_model import MetaModel
-from laconic.planner.prediction import MemoryPrediction, predict, predict_rank
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.parallel.mesh import Mesh
-from laconic.training.settings import Training
-from laconic.training.step.objective import Objective
+from train.parallel.mesh import Mesh
+from train.planner.combinations import list_combinations
+from train.planner.device_rates import DeviceRates, measure_rates
+from train.planner.meta_model import MetaModel
+from train.planner.prediction import MemoryPrediction, predict, predict_rank
+from train.settings import Training
+from train.step.objective import Objective
 
 GIB = 2**30
 ROWS, TOKENS = 8, 1024

@@ -18,10 +18,10 @@ from judge import print_machine
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 
-from laconic.planner.memory_timeline import AllocationLog
-from laconic.planner.simulate import AllocationTracker, make_fake_mode
-from laconic.training.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
-from laconic.training.objectives.next_token import whole_logits
+from train.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
+from train.objectives.next_token import whole_logits
+from train.planner.memory_timeline import AllocationLog
+from train.planner.simulate import AllocationTracker, make_fake_mode
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 GIB = 2**30

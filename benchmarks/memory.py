@@ -26,13 +26,13 @@ from allocator import AllocatedPeaks, measure_allocated_peaks
 from training import Model, spoken
 
 from laconic.errors import MissingPackage, RecipeError
-from laconic.planner.device_rates import DeviceRates, measure_rates
-from laconic.planner.prediction import predict
-from laconic.planner.simulate import STEPS, trace_memory
-from laconic.training.settings import Training
-from laconic.training.step.objective import Batch
-from laconic.training.step.train_state import TrainState
-from laconic.training.step_assembly import make_step_parts
+from train.planner.device_rates import DeviceRates, measure_rates
+from train.planner.prediction import predict
+from train.planner.simulate import STEPS, trace_memory
+from train.settings import Training
+from train.step.objective import Batch
+from train.step.train_state import TrainState
+from train.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 MIB = 2**20

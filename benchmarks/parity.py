@@ -27,12 +27,12 @@ from laconic import registry
 from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError
-from laconic.finetune.evaluate import evaluate
 from laconic.hashing import hash_of
-from laconic.training.observers import ObserverSettings
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.train import train
+from train.finetune.evaluate import evaluate
+from train.observers import ObserverSettings
+from train.parallel.ranks import Ranks
+from train.settings import Training
+from train.trainer import train
 
 PLAIN = "plain"
 SEEDS, FEWER = 5, 3

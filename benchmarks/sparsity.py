@@ -28,7 +28,6 @@ from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import make_dataset
-from laconic.finetune.evaluate import evaluate
 from laconic.hashing import hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.checkpoint_card import prepare
@@ -39,12 +38,13 @@ from laconic.recipes.recipe import NamedStage
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec
-from laconic.training.data.batch_loader import LoaderSettings
-from laconic.training.objectives.next_token import NextToken
-from laconic.training.observers import ObserverSettings
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.train import train
+from train.data.batch_loader import LoaderSettings
+from train.finetune.evaluate import evaluate
+from train.objectives.next_token import NextToken
+from train.observers import ObserverSettings
+from train.parallel.ranks import Ranks
+from train.settings import Training
+from train.trainer import train
 
 VOCABULARY, WIDTH, LAYERS, LENGTH = 512, 96, 3, 48
 HELD = 0.1

@@ -20,14 +20,14 @@ import training as shared
 from training import ADAMW, Model, spoken
 
 from laconic.hardware import this_machine
-from laconic.planner.device_rates import DeviceRates, measure_rates
-from laconic.planner.prediction import predict
-from laconic.training.device_clock import make_clock
-from laconic.training.settings import Training
-from laconic.training.step.objective import Batch
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import make_step_parts
+from train.device_clock import make_clock
+from train.planner.device_rates import DeviceRates, measure_rates
+from train.planner.prediction import predict
+from train.settings import Training
+from train.step.objective import Batch
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
+from train.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 GOAL = 0.25

@@ -21,15 +21,15 @@ from training import eager
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import make_dataset
-from laconic.finetune.head import with_labels
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.language_model import LanguageModel
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
-from laconic.training.data.batch_loader import LoaderSettings
-from laconic.training.settings import Training
+from train.data.batch_loader import LoaderSettings
+from train.finetune.head import with_labels
+from train.settings import Training
 
 HELD = 0.2
 CLASSES = ("tkinter", "asyncio", "importlib", "email", "logging", "xml", "multiprocessing", "turtle")

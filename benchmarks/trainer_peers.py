@@ -23,15 +23,15 @@ from torch.utils.data import DataLoader
 from trainer_studies import TrainerStudy
 from trainer_turns import NoTurns, StepTurns, TrainerTurns
 
-from laconic.finetune.finetune import finetune
-from laconic.memory.allocator import set_mmap_threshold
-from laconic.planner.device_rates import measure_rates
 from laconic.progress import Steps
-from laconic.training.data.batch_sampler import BatchSampler
-from laconic.training.observers import ObserverSettings
-from laconic.training.optimizers.optimizer import parameter_groups
-from laconic.training.optimizers.schedule import Linear
-from laconic.training.settings import TrainingRecipe
+from train.data.batch_sampler import BatchSampler
+from train.finetune.finetune import finetune
+from train.memory.allocator import set_mmap_threshold
+from train.observers import ObserverSettings
+from train.optimizers.optimizer import parameter_groups
+from train.optimizers.schedule import Linear
+from train.planner.device_rates import measure_rates
+from train.settings import TrainingRecipe
 
 LACONIC = "Laconic"
 DECAY, CLIP = 0.01, 1.0

@@ -33,15 +33,15 @@ from trainer_studies import TrainerStudy
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import hash_of
-from laconic.planner.combinations import format_technique
-from laconic.planner.device_rates import measure_rates
-from laconic.planner.memory_plan import HEADROOM, plan_memory
-from laconic.planner.meta_model import open_meta_model
-from laconic.planner.prediction import predict
 from laconic.progress import Steps
-from laconic.training.callbacks.monitor import StepReport
-from laconic.training.callbacks.run_estimate import RunEstimate
-from laconic.training.settings import Training
+from train.callbacks.monitor import StepReport
+from train.callbacks.run_estimate import RunEstimate
+from train.planner.combinations import format_technique
+from train.planner.device_rates import measure_rates
+from train.planner.memory_plan import HEADROOM, plan_memory
+from train.planner.meta_model import open_meta_model
+from train.planner.prediction import predict
+from train.settings import Training
 
 FASTER = 5
 """By how much the learning rate is higher where adapters learn, as is usual."""

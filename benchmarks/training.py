@@ -11,9 +11,9 @@ from torch import nn
 from laconic.config import NamedSettings
 from laconic.models import builder, huggingface
 from laconic.models.source_json import read_source_json
-from laconic.planner.combinations import format_technique
-from laconic.planner.meta_model import CONFIG, MetaModel, open_meta_model
-from laconic.training.settings import Training
+from train.planner.combinations import format_technique
+from train.planner.meta_model import CONFIG, MetaModel, open_meta_model
+from train.settings import Training
 
 CNN = "digits:build"
 ADAMW = {"adamw": {"lr": 1e-4, "weight_decay": 0.01}}

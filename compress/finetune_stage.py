@@ -11,11 +11,11 @@ from laconic.artifacts.record import Record
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
-from laconic.training.callbacks.run_estimate import format_estimate
-from laconic.training.observers import ObserverSettings
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.train import train
+from train.callbacks.run_estimate import format_estimate
+from train.observers import ObserverSettings
+from train.parallel.ranks import Ranks
+from train.settings import Training
+from train.trainer import train
 
 
 class Finetune(Training, TorchStage):

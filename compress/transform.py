@@ -22,10 +22,10 @@ from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, fin
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
 from laconic.tasks.fidelity import measure_fidelity
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.precision import settle_precision
-from laconic.training.settings import Training
 from laconic.units import format_bytes, format_count, format_fidelity
+from train.parallel.ranks import Ranks
+from train.precision import settle_precision
+from train.settings import Training
 
 KEPT, TIME = "checkpoint", "seconds.json"
 

@@ -1,8 +1,8 @@
 """The console script `laconic`: its commands, exit codes, and expected errors printed as one sentence.
 
-The names of the top-level packages `compress`, `export` and `serve` are generic: a file `export.py` in the working
-folder would silently take a package's place. So `main` compares the origin of each package with the folder that holds
-`laconic` itself.
+The names of the top-level packages `train`, `compress`, `export` and `serve` are generic: a file `export.py` in the
+working folder would silently take a package's place. So `main` compares the origin of each package with the folder that
+holds `laconic` itself.
 """
 
 import errno

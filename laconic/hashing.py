@@ -19,7 +19,9 @@ from laconic.arrays import Array
 from laconic.errors import CorruptArtifact
 from laconic.files import parse_json, read_bounded
 
-HOME_PACKAGES = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("laconic", "compress", "export"))
+HOME_PACKAGES = tuple(
+    str(Path(__file__).resolve().parents[1] / name) for name in ("laconic", "train", "compress", "export")
+)
 """The folders of the packages of ours that results depend on."""
 
 LIBRARIES = (

@@ -16,7 +16,7 @@ from typing import Any
 
 from laconic.errors import MissingPackage, UntrustedCode, UsageError
 
-PACKAGES = ("laconic", "compress", "export", "serve")
+PACKAGES = ("laconic", "train", "compress", "export", "serve")
 """The top-level packages that are installed together."""
 
 TASKS = {
@@ -41,17 +41,17 @@ TASKS = {
 }
 
 OBJECTIVES = {
-    "answer-span": "laconic.training.objectives.answer_span:AnswerSpan",
-    "binary-cross-entropy": "laconic.training.objectives.binary_cross_entropy:BinaryCrossEntropy",
-    "box-matching": "laconic.training.objectives.box_matching:BoxMatching",
-    "ctc": "laconic.training.objectives.ctc_loss:CtcLoss",
-    "cross-entropy": "laconic.training.objectives.cross_entropy:CrossEntropy",
-    "next-token": "laconic.training.objectives.next_token:NextToken",
-    "pixel-cross-entropy": "laconic.training.objectives.pixel_cross_entropy:PixelCrossEntropy",
-    "target-tokens": "laconic.training.objectives.target_tokens:TargetTokens",
-    "targets": "laconic.training.objectives.array_targets:Targets",
-    "token-cross-entropy": "laconic.training.objectives.token_cross_entropy:TokenCrossEntropy",
-    "text-embedding": "laconic.training.objectives.text_embedding_objective:TextEmbeddingObjective",
+    "answer-span": "train.objectives.answer_span:AnswerSpan",
+    "binary-cross-entropy": "train.objectives.binary_cross_entropy:BinaryCrossEntropy",
+    "box-matching": "train.objectives.box_matching:BoxMatching",
+    "ctc": "train.objectives.ctc_loss:CtcLoss",
+    "cross-entropy": "train.objectives.cross_entropy:CrossEntropy",
+    "next-token": "train.objectives.next_token:NextToken",
+    "pixel-cross-entropy": "train.objectives.pixel_cross_entropy:PixelCrossEntropy",
+    "target-tokens": "train.objectives.target_tokens:TargetTokens",
+    "targets": "train.objectives.array_targets:Targets",
+    "token-cross-entropy": "train.objectives.token_cross_entropy:TokenCrossEntropy",
+    "text-embedding": "train.objectives.text_embedding_objective:TextEmbeddingObjective",
 }
 """Training objectives, which tasks name; `of(task, dataset)` makes one."""
 
@@ -90,23 +90,23 @@ STAGES = {
 }
 
 TECHNIQUES = {
-    "activation-offload": "laconic.memory.activation_offload:ActivationOffload",
-    "allocator": "laconic.memory.allocator:Allocator",
-    "bf16": "laconic.memory.mixed_precision:Bf16",
-    "chunked-cross-entropy": "laconic.memory.chunked_cross_entropy:ChunkedCrossEntropy",
-    "compile": "laconic.memory.compile:Compile",
-    "fp16": "laconic.memory.mixed_precision:Fp16",
-    "gradient-accumulation": "laconic.memory.gradient_accumulation:GradientAccumulation",
-    "gradient-checkpointing": "laconic.memory.gradient_checkpointing:GradientCheckpointing",
-    "host-weights": "laconic.memory.host_weights:HostWeights",
-    "inplace-activations": "laconic.memory.inplace_activations:InplaceActivations",
-    "layerwise": "laconic.memory.layerwise:Layerwise",
-    "lora": "laconic.memory.lora:Lora",
-    "optimizer-in-backward": "laconic.memory.optimizer_in_backward:OptimizerInBackward",
-    "pure-bf16": "laconic.memory.pure_bf16:PureBf16",
-    "qlora": "laconic.memory.qlora:Qlora",
-    "sdpa": "laconic.memory.sdpa:Sdpa",
-    "sequence-packing": "laconic.memory.sequence_packing:SequencePacking",
+    "activation-offload": "train.memory.activation_offload:ActivationOffload",
+    "allocator": "train.memory.allocator:Allocator",
+    "bf16": "train.memory.mixed_precision:Bf16",
+    "chunked-cross-entropy": "train.memory.chunked_cross_entropy:ChunkedCrossEntropy",
+    "compile": "train.memory.compile:Compile",
+    "fp16": "train.memory.mixed_precision:Fp16",
+    "gradient-accumulation": "train.memory.gradient_accumulation:GradientAccumulation",
+    "gradient-checkpointing": "train.memory.gradient_checkpointing:GradientCheckpointing",
+    "host-weights": "train.memory.host_weights:HostWeights",
+    "inplace-activations": "train.memory.inplace_activations:InplaceActivations",
+    "layerwise": "train.memory.layerwise:Layerwise",
+    "lora": "train.memory.lora:Lora",
+    "optimizer-in-backward": "train.memory.optimizer_in_backward:OptimizerInBackward",
+    "pure-bf16": "train.memory.pure_bf16:PureBf16",
+    "qlora": "train.memory.qlora:Qlora",
+    "sdpa": "train.memory.sdpa:Sdpa",
+    "sequence-packing": "train.memory.sequence_packing:SequencePacking",
 }
 
 CRITERIA = {
@@ -152,43 +152,43 @@ IMAGE_PROCESSORS = {
 """By class of transformers, what makes an `ImagePreprocess` of its settings, where it has rules of its own."""
 
 OPTIMIZERS = {
-    "sgd": "laconic.training.optimizers.sgd:Sgd",
-    "adamw": "laconic.training.optimizers.adamw:AdamW",
-    "adamw-8bit": "laconic.training.optimizers.low_bit:AdamW8bit",
-    "adamw-4bit": "laconic.training.optimizers.low_bit:AdamW4bit",
-    "adafactor": "laconic.training.optimizers.adafactor:Adafactor",
-    "lion": "laconic.training.optimizers.lion:Lion",
-    "lamb": "laconic.training.optimizers.lamb:Lamb",
-    "apollo": "laconic.training.optimizers.apollo:Apollo",
+    "sgd": "train.optimizers.sgd:Sgd",
+    "adamw": "train.optimizers.adamw:AdamW",
+    "adamw-8bit": "train.optimizers.low_bit:AdamW8bit",
+    "adamw-4bit": "train.optimizers.low_bit:AdamW4bit",
+    "adafactor": "train.optimizers.adafactor:Adafactor",
+    "lion": "train.optimizers.lion:Lion",
+    "lamb": "train.optimizers.lamb:Lamb",
+    "apollo": "train.optimizers.apollo:Apollo",
 }
 
 SCHEDULES = {
-    "constant": "laconic.training.optimizers.schedule:Constant",
-    "linear": "laconic.training.optimizers.schedule:Linear",
-    "cosine": "laconic.training.optimizers.schedule:Cosine",
-    "onecycle": "laconic.training.optimizers.schedule:OneCycle",
+    "constant": "train.optimizers.schedule:Constant",
+    "linear": "train.optimizers.schedule:Linear",
+    "cosine": "train.optimizers.schedule:Cosine",
+    "onecycle": "train.optimizers.schedule:OneCycle",
 }
 
 CALLBACKS = {
-    "mlflow": "laconic.training.callbacks.mlflow_tracker:MlflowTracker",
-    "wandb": "laconic.training.callbacks.wandb_tracker:WandbTracker",
+    "mlflow": "train.callbacks.mlflow_tracker:MlflowTracker",
+    "wandb": "train.callbacks.wandb_tracker:WandbTracker",
 }
 """Callbacks of fine-tuning."""
 
 METRICS = {
-    "accuracy": "laconic.finetune.classification_metrics:Accuracy",
-    "auc": "laconic.finetune.classification_metrics:Auc",
-    "balanced-accuracy": "laconic.finetune.classification_metrics:BalancedAccuracy",
-    "f1-macro": "laconic.finetune.classification_metrics:F1Macro",
-    "f1-micro": "laconic.finetune.classification_metrics:F1Micro",
-    "matthews": "laconic.finetune.classification_metrics:Matthews",
-    "precision-macro": "laconic.finetune.classification_metrics:PrecisionMacro",
-    "recall-macro": "laconic.finetune.classification_metrics:RecallMacro",
-    "mae": "laconic.finetune.regression_metrics:Mae",
-    "mse": "laconic.finetune.regression_metrics:Mse",
-    "pearson": "laconic.finetune.regression_metrics:Pearson",
-    "r2": "laconic.finetune.regression_metrics:R2",
-    "spearman": "laconic.finetune.regression_metrics:Spearman",
+    "accuracy": "train.finetune.classification_metrics:Accuracy",
+    "auc": "train.finetune.classification_metrics:Auc",
+    "balanced-accuracy": "train.finetune.classification_metrics:BalancedAccuracy",
+    "f1-macro": "train.finetune.classification_metrics:F1Macro",
+    "f1-micro": "train.finetune.classification_metrics:F1Micro",
+    "matthews": "train.finetune.classification_metrics:Matthews",
+    "precision-macro": "train.finetune.classification_metrics:PrecisionMacro",
+    "recall-macro": "train.finetune.classification_metrics:RecallMacro",
+    "mae": "train.finetune.regression_metrics:Mae",
+    "mse": "train.finetune.regression_metrics:Mse",
+    "pearson": "train.finetune.regression_metrics:Pearson",
+    "r2": "train.finetune.regression_metrics:R2",
+    "spearman": "train.finetune.regression_metrics:Spearman",
 }
 """Metrics of the evaluations of fine-tuning."""
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from laconic.models.language_model import disable_packing_detection
-from laconic.offload.host_memory import HostMemory
-from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.step_parts import StepParts
-from laconic.training.step.technique import Technique
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
+from train.offload.host_memory import HostMemory
+from train.step.objective import TARGETS, Batch, Objective
+from train.step.step_parts import StepParts
+from train.step.technique import Technique
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
 
 WORDS, LENGTH, ROWS = 61, 12, 4
 SHAPE = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}

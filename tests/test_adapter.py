@@ -9,12 +9,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from laconic.errors import SourceError, UsageError
-from laconic.finetune.finetune import finetune
 from laconic.models.adapter import CONFIG, WEIGHTS
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
 from laconic.tasks.text import WORDS
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import finetune
+from train.settings import TrainingRecipe
 
 peft = pytest.importorskip("peft")
 pytestmark = [

@@ -18,7 +18,6 @@ from compress.pipeline import compress
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
-from laconic.finetune.finetune import finetune
 from laconic.metrics import count_edits
 from laconic.models.checkpoint import load_source
 from laconic.models.speech import mask_frames, split_convolutions
@@ -28,10 +27,11 @@ from laconic.recipes.recipe import Recipe
 from laconic.tasks.audio import make_tone
 from laconic.tasks.audio_preprocess import MAX_SECONDS, AudioPreprocess, read_audio
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
-from laconic.training.objectives.ctc_loss import align
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
 from serve.batching.layout import Layout
+from train.finetune.finetune import finetune
+from train.objectives.ctc_loss import align
+from train.observers import ObserverSettings
+from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 RATE = 16_000

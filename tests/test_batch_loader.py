@@ -20,12 +20,12 @@ from laconic.errors import DataError, InputError, LaconicError, RecipeError, Usa
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
-from laconic.training.data import sample_store as store
-from laconic.training.data.batch_builder import START, check_main, init_worker
-from laconic.training.data.batch_loader import BatchLoader, LoaderSettings
-from laconic.training.data.batch_sampler import BatchSampler, row_lengths
-from laconic.training.data.prefetch import PrefetchThread
-from laconic.training.data.worker_count_search import WARM_UP, WorkerCountSearch
+from train.data import sample_store as store
+from train.data.batch_builder import START, check_main, init_worker
+from train.data.batch_loader import BatchLoader, LoaderSettings
+from train.data.batch_sampler import BatchSampler, row_lengths
+from train.data.prefetch import PrefetchThread
+from train.data.worker_count_search import WARM_UP, WorkerCountSearch
 
 TEXT = embedding_task()
 PIXELS = TensorSpec(name="pixels", dtype="float32", shape=("batch", 1, 6, 6))
@@ -251,7 +251,7 @@ def test_the_wait_is_never_more_than_the_time_that_passed():
 
 
 def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
-    monkeypatch.setattr("laconic.training.data.worker_count_search.SECONDS", 0.0)
+    monkeypatch.setattr("train.data.worker_count_search.SECONDS", 0.0)
     one = feed(texts(9), slow, workers="auto", stop=30)
     assert len(list(one)) == 30
     assert one.workers == 0
@@ -259,8 +259,8 @@ def test_a_short_run_starts_no_worker_by_itself(monkeypatch):
 
 
 def test_batches_are_the_same_while_the_count_of_workers_changes(monkeypatch):
-    monkeypatch.setattr("laconic.training.data.worker_count_search.WORTH", 0.0)
-    monkeypatch.setattr("laconic.training.data.worker_count_search.SECONDS", 0.0)
+    monkeypatch.setattr("train.data.worker_count_search.WORTH", 0.0)
+    monkeypatch.setattr("train.data.worker_count_search.SECONDS", 0.0)
     one = feed(texts(50), slow, workers="auto", stop=60)
     same(list(one), list(feed(texts(50), slow, stop=60)))
     assert 1 in one._search.seconds

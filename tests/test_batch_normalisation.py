@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from laconic.config import NamedSettings
-from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.optimizers.adamw import AdamW
-from laconic.training.settings import TrainingComponents
-from laconic.training.step.objective import TARGETS
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import make_step_parts
+from train.objectives.cross_entropy import CrossEntropy
+from train.optimizers.adamw import AdamW
+from train.settings import TrainingComponents
+from train.step.objective import TARGETS
+from train.step.train_step import train_step
+from train.step_assembly import make_step_parts
 
 
 class Block(nn.Module):

@@ -8,10 +8,10 @@ import torch
 from laconic import registry
 from laconic.data.dataset import Dataset
 from laconic.data.reader import read
-from laconic.finetune.evaluate import evaluate
-from laconic.memory.sequence_packing import PackedLayout
 from laconic.models.checkpoint import load_source
-from laconic.training.settings import BF16_PADDING, Training
+from train.finetune.evaluate import evaluate
+from train.memory.sequence_packing import PackedLayout
+from train.settings import BF16_PADDING, Training
 
 TEXTS = ["the", "hello world the model", "a model answers every question", "every question the model answers hello"]
 

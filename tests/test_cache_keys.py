@@ -21,7 +21,6 @@ from export.sources import open_onnx
 from laconic import hashing
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
-from laconic.finetune.finetune import FinetuneInputs, make_run_key
 from laconic.models.checkpoint import load_source
 from laconic.models.source import CheckpointSource
 from laconic.progress import Steps
@@ -31,7 +30,8 @@ from laconic.quantization.plan_digest import digest_plan
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import describe_stage
 from laconic.tensor import TensorSpec
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import FinetuneInputs, make_run_key
+from train.settings import TrainingRecipe
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ OWN = """
 import json
 import sys
 from pathlib import Path
-from laconic.training.callbacks.callback import Callback, RunLog
+from train.callbacks.callback import Callback, RunLog
 
 class Lines(RunLog):
     def __init__(self, path):

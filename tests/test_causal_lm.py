@@ -11,8 +11,8 @@ from laconic.errors import DataError, InputError, SourceError
 from laconic.models import language_model
 from laconic.models.checkpoint import load_source
 from laconic.models.language_model import disable_packing_detection
-from laconic.training.objectives.next_token import NextToken
-from laconic.training.step.objective import TARGETS
+from train.objectives.next_token import NextToken
+from train.step.objective import TARGETS
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}

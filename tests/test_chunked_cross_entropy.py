@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from laconic.errors import RecipeError, TrainingFailure
-from laconic.memory.chunked_cross_entropy import find_tied_embeddings
-from laconic.planner.memory_timeline import AllocationLog
-from laconic.planner.simulate import AllocationTracker, make_fake_mode
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.objectives.deferred_gradient import DeferredLinearCrossEntropy
-from laconic.training.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
-from laconic.training.objectives.logit_gradients import sum_cross_entropy
-from laconic.training.objectives.next_token import whole_logits
+from train.memory.chunked_cross_entropy import find_tied_embeddings
+from train.objectives.deferred_gradient import DeferredLinearCrossEntropy
+from train.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
+from train.objectives.logit_gradients import sum_cross_entropy
+from train.objectives.next_token import whole_logits
+from train.planner.memory_timeline import AllocationLog
+from train.planner.simulate import AllocationTracker, make_fake_mode
 
 TOKENS, WIDTH, WORDS = 23, 8, 50
 

@@ -9,11 +9,11 @@ from torch.nn.functional import cross_entropy
 
 from laconic.data.reader import make_dataset
 from laconic.errors import RecipeError
-from laconic.finetune.class_weights import compute_class_weights
 from laconic.models.checkpoint import load_source
 from laconic.tasks.text import WORDS
-from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.step.objective import TARGETS
+from train.finetune.class_weights import compute_class_weights
+from train.objectives.cross_entropy import CrossEntropy
+from train.step.objective import TARGETS
 
 LABELS = ["no", "no", "no", "yes", "maybe", "no"]
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from laconic.planner.combinations import list_combinations
-from laconic.planner.meta_model import open_meta_model
-from laconic.training.settings import Training
+from train.planner.combinations import list_combinations
+from train.planner.meta_model import open_meta_model
+from train.settings import Training
 
 CPU = torch.device("cpu")
 SMALL_GPT = [

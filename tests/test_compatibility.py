@@ -7,10 +7,10 @@ import pytest
 from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
-from laconic.training.optimizers.adamw import AdamW
-from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, check_compatibility, find_conflict
-from laconic.training.step.technique import Technique
-from laconic.training.step_assembly import sort_by_slot
+from train.optimizers.adamw import AdamW
+from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, check_compatibility, find_conflict
+from train.step.technique import Technique
+from train.step_assembly import sort_by_slot
 
 SPECIAL = {"ema", "max_grad_norm", "replicate", "shard"}
 """What a technique may exclude beside other techniques."""

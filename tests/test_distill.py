@@ -32,7 +32,7 @@ from laconic.models.language_model import cap_logits
 from laconic.models.signature import probe_module
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
-from laconic.training.step.objective import to_tensors
+from train.step.objective import to_tensors
 
 QUICK = {"batch_size": 8, "steps": 6, "loader": {"workers": 0}}
 MAKERS = {

@@ -15,8 +15,8 @@ from compress.distill.healing_monitor import BEST, LOG, HealingMonitor
 from laconic.cache import Cache
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
-from laconic.training.callbacks import run_estimate
-from laconic.training.optimizers.schedule import Cosine, Linear
+from train.callbacks import run_estimate
+from train.optimizers.schedule import Cosine, Linear
 
 QUICK = {"batch_size": 8, "steps": 12, "loader": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}
 

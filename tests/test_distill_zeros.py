@@ -15,7 +15,7 @@ from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import load_source
-from laconic.training.step.sparsity_masks import has_property
+from train.step.sparsity_masks import has_property
 
 QUICK = {"batch_size": 8, "steps": 4, "loader": {"workers": 0}}
 ROUNDED = {"name": "adamw", "config": {"lr": 2e-3, "stochastic_rounding": True}}

@@ -15,13 +15,13 @@ from laconic.artifacts.manifest import Manifest
 from laconic.cli import app
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage
-from laconic.planner.memory_plan import HEADROOM
 from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import Data, Recipe
-from laconic.training.data.batch_loader import LoaderSettings
-from laconic.training.parallel.mesh import Mesh
-from laconic.training.settings import Training, TrainingData, TrainingRecipe
-from laconic.training.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
+from train.data.batch_loader import LoaderSettings
+from train.parallel.mesh import Mesh
+from train.planner.memory_plan import HEADROOM
+from train.settings import Training, TrainingData, TrainingRecipe
+from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"

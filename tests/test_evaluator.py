@@ -9,18 +9,18 @@ from torch import nn
 
 from laconic.data.reader import make_dataset
 from laconic.errors import RecipeError
-from laconic.finetune.evaluate import evaluate
-from laconic.finetune.evaluator import LOG, Evaluator
-from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.progress import Steps
 from laconic.tasks.text import WORDS
 from laconic.tensor import TensorSpec
-from laconic.training.callbacks import run_estimate
-from laconic.training.callbacks.journal import read_lines
-from laconic.training.objectives.array_targets import Targets
-from laconic.training.settings import TrainingRecipe
+from train.callbacks import run_estimate
+from train.callbacks.journal import read_lines
+from train.finetune.evaluate import evaluate
+from train.finetune.evaluator import LOG, Evaluator
+from train.finetune.finetune import finetune
+from train.objectives.array_targets import Targets
+from train.settings import TrainingRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,8 +22,8 @@ from laconic.cache import VARIABLE
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError
 from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.planner import device_rates as measuring
-from laconic.training.callbacks.journal import read_lines
+from train.callbacks.journal import read_lines
+from train.planner import device_rates as measuring
 
 HERE = Path(__file__).parent
 WORDS = ("hello", "world", "a", "b")
@@ -384,12 +384,12 @@ import resource, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-import laconic.planner.device_rates as measuring
+import train.planner.device_rates as measuring
 measuring.MATRIX_SIDES, measuring.ARRAY_BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
 from laconic.cli import main
-from laconic.finetune.advice import address_space
-from laconic.finetune.finetune import finetune
-from laconic.training.settings import TrainingRecipe
+from train.finetune.advice import address_space
+from train.finetune.finetune import finetune
+from train.settings import TrainingRecipe
 recipe, output, room = sys.argv[1:]
 small = TrainingRecipe.load(Path(recipe), trust=True, batch_size=16, memory="1GiB", data={"limit": 100})
 finetune(small, Path(output + "-small"), trust=True)  # everything is imported, and the machine is measured

@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from laconic.errors import RecipeError
-from laconic.planner.device_rates import DeviceRates, RateCurve
-from laconic.planner.meta_model import open_meta_model
-from laconic.planner.prediction import predict_rank, sum_categories
-from laconic.planner.simulate import trace_memory
-from laconic.training.parallel.mesh import Mesh
-from laconic.training.parallel.ranks import Ranks, open_ranks
-from laconic.training.settings import Training
-from laconic.training.step_assembly import distribute_step, make_step_parts
+from train.parallel.mesh import Mesh
+from train.parallel.ranks import Ranks, open_ranks
+from train.planner.device_rates import DeviceRates, RateCurve
+from train.planner.meta_model import open_meta_model
+from train.planner.prediction import predict_rank, sum_categories
+from train.planner.simulate import trace_memory
+from train.settings import Training
+from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 24, 6

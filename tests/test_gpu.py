@@ -24,16 +24,16 @@ from laconic.errors import MissingPackage
 from laconic.metrics import cosine
 from laconic.models import huggingface
 from laconic.models.source_json import read_source_json
-from laconic.planner.device_rates import measure_rates
-from laconic.planner.meta_model import CONFIG, open_meta_model
-from laconic.planner.prediction import predict
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.engine_store import ENGINE, FOLDER
 from laconic.runtimes.runtime import make_runtime
-from laconic.training.settings import Training
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import make_step_parts
+from train.planner.device_rates import measure_rates
+from train.planner.meta_model import CONFIG, open_meta_model
+from train.planner.prediction import predict
+from train.settings import Training
+from train.step.train_step import train_step
+from train.step_assembly import make_step_parts
 
 pytestmark = pytest.mark.gpu
 

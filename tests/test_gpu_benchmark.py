@@ -253,7 +253,7 @@ def test_the_models_have_the_shapes_that_they_are_named_for():
 def test_peaks_agree_with_those_that_training_uses():
     from gpu_device import find_peak
 
-    from laconic.training.callbacks.flops import datasheet
+    from train.callbacks.flops import datasheet
 
     names = (
         "NVIDIA H100 80GB HBM3",

@@ -13,10 +13,10 @@ import transformers
 
 from laconic import NOISE
 from laconic.errors import DataError, SourceError
-from laconic.finetune.head import labels_of, open_for, with_labels
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.tasks.classes import class_names
-from laconic.training.settings import TrainingRecipe
+from train.finetune.head import labels_of, open_for, with_labels
+from train.settings import TrainingRecipe
 
 LABELS = ["red", "green", "blue", "green", "black"]
 

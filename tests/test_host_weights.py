@@ -10,13 +10,13 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from laconic.errors import RecipeError
-from laconic.memory.host_weights import HostWeights
-from laconic.memory.layerwise import Layerwise
-from laconic.offload.memory_accounting import CATEGORIES
-from laconic.offload.weight_provider import add_in_place
-from laconic.planner.simulate import fakify, simulate, trace_memory
-from laconic.training.step.compatibility import check_compatibility
-from laconic.training.step.train_step import train_step
+from train.memory.host_weights import HostWeights
+from train.memory.layerwise import Layerwise
+from train.offload.memory_accounting import CATEGORIES
+from train.offload.weight_provider import add_in_place
+from train.planner.simulate import fakify, simulate, trace_memory
+from train.step.compatibility import check_compatibility
+from train.step.train_step import train_step
 
 EXACT = [HostWeights(dtype="fp32"), Layerwise()]
 

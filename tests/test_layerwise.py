@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from laconic.errors import RecipeError
-from laconic.layerwise.revolve import count_advances
-from laconic.memory.layerwise import Layerwise
-from laconic.memory.lora import Lora
-from laconic.memory.mixed_precision import Bf16
-from laconic.memory.optimizer_in_backward import OptimizerInBackward
-from laconic.memory.qlora import Qlora
-from laconic.planner.simulate import fakify, simulate, trace_memory
-from laconic.training.step.objective import TARGETS
+from train.layerwise.revolve import count_advances
+from train.memory.layerwise import Layerwise
+from train.memory.lora import Lora
+from train.memory.mixed_precision import Bf16
+from train.memory.optimizer_in_backward import OptimizerInBackward
+from train.memory.qlora import Qlora
+from train.planner.simulate import fakify, simulate, trace_memory
+from train.step.objective import TARGETS
 
 SETTINGS = [
     {},

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.offload.memory_accounting import CATEGORIES
-from laconic.planner.memory_timeline import SIDES, AllocationLog
+from train.offload.memory_accounting import CATEGORIES
+from train.planner.memory_timeline import SIDES, AllocationLog
 
 BIRTH = st.tuples(st.just("born"), st.integers(0, 100), st.sampled_from(SIDES), st.sampled_from((None, *CATEGORIES)))
 CHANGE = st.tuples(st.just("resized"), st.integers(0, 40), st.integers(0, 100))

@@ -25,20 +25,20 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
 from laconic.tensor import TensorSpec
-from laconic.training.callbacks.journal import read_lines
-from laconic.training.callbacks.monitor import Observer, StepReport
-from laconic.training.data.batch_loader import BatchLoader, LoaderSettings
-from laconic.training.data.batch_sampler import BatchSampler
-from laconic.training.loop import LoopSettings, catch_signals, run_steps, step_seed, translate_memory_errors
-from laconic.training.objectives.array_targets import Targets
-from laconic.training.observers import LOG, ObserverSettings
-from laconic.training.optimizers.schedule import Linear
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.step.step_parts import StepParts
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.trained_modules import trainable_parameters
-from laconic.training.train import SNAPSHOTS, Evaluate, TrainResult, train
+from train.callbacks.journal import read_lines
+from train.callbacks.monitor import Observer, StepReport
+from train.data.batch_loader import BatchLoader, LoaderSettings
+from train.data.batch_sampler import BatchSampler
+from train.loop import LoopSettings, catch_signals, run_steps, step_seed, translate_memory_errors
+from train.objectives.array_targets import Targets
+from train.observers import LOG, ObserverSettings
+from train.optimizers.schedule import Linear
+from train.parallel.ranks import Ranks
+from train.settings import Training
+from train.step.step_parts import StepParts
+from train.step.train_state import TrainState
+from train.step.trained_modules import trainable_parameters
+from train.trainer import SNAPSHOTS, Evaluate, TrainResult, train
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

@@ -14,8 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from laconic.errors import RecipeError
-from laconic.memory.lora import Lora, find_head_layers, select_targets
-from laconic.memory.qlora import (
+from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.repeated_layers import find_layers
+from train.memory.lora import Lora, find_head_layers, select_targets
+from train.memory.qlora import (
     BLOCK,
     CHUNK,
     NF4,
@@ -26,15 +28,13 @@ from laconic.memory.qlora import (
     quantize_nf4,
     quantize_scales,
 )
-from laconic.models.checkpoint import Checkpoint, load_source
-from laconic.models.repeated_layers import find_layers
-from laconic.offload.memory_accounting import account_as
-from laconic.planner.simulate import fakify, simulate, trace_memory
-from laconic.training.step.compatibility import find_conflict
-from laconic.training.step.objective import Objective
-from laconic.training.step.step_parts import StepParts
-from laconic.training.step.train_step import train_step
-from laconic.training.step.trained_modules import trainable_parameters
+from train.offload.memory_accounting import account_as
+from train.planner.simulate import fakify, simulate, trace_memory
+from train.step.compatibility import find_conflict
+from train.step.objective import Objective
+from train.step.step_parts import StepParts
+from train.step.train_step import train_step
+from train.step.trained_modules import trainable_parameters
 
 SIZES = {"vocab_size": 40, "max_position_embeddings": 64}
 
@@ -276,7 +276,7 @@ def test_what_it_cannot_be_combined_with_is_said():
 
 
 def test_peft_opens_quietly():
-    code = "from laconic.memory.lora import import_peft; import_peft()"
+    code = "from train.memory.lora import import_peft; import_peft()"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
-from laconic.training.callbacks import flops as flops_module
-from laconic.training.callbacks.energy import DeviceSample, Energy, NvmlDevice, integrate, summarise
-from laconic.training.callbacks.flops import Flops, Peak, datasheet, device_peak
-from laconic.training.callbacks.journal import Journal, read_lines
-from laconic.training.callbacks.monitor import Gauge, MovingAverage, Progress, StepReport, peak_memory
-from laconic.training.callbacks.run_estimate import RunEstimate, format_estimate
-from laconic.training.callbacks.tensorboard import TensorBoard
+from train.callbacks import flops as flops_module
+from train.callbacks.energy import DeviceSample, Energy, NvmlDevice, integrate, summarise
+from train.callbacks.flops import Flops, Peak, datasheet, device_peak
+from train.callbacks.journal import Journal, read_lines
+from train.callbacks.monitor import Gauge, MovingAverage, Progress, StepReport, peak_memory
+from train.callbacks.run_estimate import RunEstimate, format_estimate
+from train.callbacks.tensorboard import TensorBoard
 
 CPU = torch.device("cpu")
 PEAK = Peak(1e9, "FP32", "made up")

@@ -13,8 +13,8 @@ from sklearn import metrics as theirs
 
 from laconic.config import NamedSettings
 from laconic.errors import DataError
-from laconic.finetune.metric import Metric
 from laconic.tasks.text import WORDS
+from train.finetune.metric import Metric
 
 CLASSES = {
     "accuracy": theirs.accuracy_score,
@@ -88,7 +88,7 @@ def test_samples_of_another_kind_are_refused():
 
 OWN = """
 from typing import ClassVar
-from laconic.finetune.metric import Metric
+from train.finetune.metric import Metric
 
 class Wrong(Metric):
     higher_is_better: ClassVar[bool] = False

@@ -17,16 +17,16 @@ from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, UsageError
-from laconic.finetune.finetune import finetune
 from laconic.metrics import Scorer, make_r2_scorer, measure_closeness
 from laconic.models.checkpoint import Checkpoint
-from laconic.planner.meta_model import open_meta_model
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import WORDS, TextTask
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.planner.meta_model import open_meta_model
+from train.settings import TrainingRecipe
 
 
 class ReviewScore(TextTask):

@@ -19,7 +19,6 @@ from export.passes.lengths import free_lengths
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
-from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import load_source
 from laconic.models.image_processor import measure_pixel_error, open_processor, read_preprocess
 from laconic.models.object_detector import read_scoring
@@ -29,8 +28,9 @@ from laconic.tasks import object_detection
 from laconic.tasks.average_precision import make_precision_scorer
 from laconic.tasks.detections import Detections, compare_detections
 from laconic.tasks.task import open_task
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 SIZES = ((48, 64), (64, 48), (50, 100))

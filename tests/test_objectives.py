@@ -11,18 +11,18 @@ from laconic import registry
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
 from laconic.models.checkpoint import BUILD, load_source
-from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.token_positions import IGNORED
 from laconic.tensor import TensorSpec
-from laconic.training.objectives.array_targets import Targets
-from laconic.training.objectives.contrastive import Contrastive
-from laconic.training.objectives.cosent import CoSent
-from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.objectives.next_token import NextToken
-from laconic.training.objectives.ranking import Ranking
-from laconic.training.step.objective import TARGETS
-from laconic.training.step.step_parts import StepParts
+from train.objectives.array_targets import Targets
+from train.objectives.contrastive import Contrastive
+from train.objectives.cosent import CoSent
+from train.objectives.cross_entropy import CrossEntropy
+from train.objectives.next_token import NextToken
+from train.objectives.ranking import Ranking
+from train.planner.simulate import fakify, simulate
+from train.step.objective import TARGETS
+from train.step.step_parts import StepParts
 
 TEXTS = ["hello world", "the model answers every question about its weights", "a b", "while every request waits"]
 SAVED = {

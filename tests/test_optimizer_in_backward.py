@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.memory.gradient_accumulation import GradientAccumulation
-from laconic.memory.optimizer_in_backward import OptimizerInBackward
-from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.optimizers.adafactor import Adafactor
-from laconic.training.optimizers.adamw import AdamW
-from laconic.training.optimizers.low_bit import AdamW8bit
-from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
-from laconic.training.optimizers.sgd import Sgd
-from laconic.training.step.compatibility import find_conflict
-from laconic.training.step.objective import TARGETS, Batch
-from laconic.training.step.step_parts import StepParts
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
+from train.memory.gradient_accumulation import GradientAccumulation
+from train.memory.optimizer_in_backward import OptimizerInBackward
+from train.objectives.cross_entropy import CrossEntropy
+from train.optimizers.adafactor import Adafactor
+from train.optimizers.adamw import AdamW
+from train.optimizers.low_bit import AdamW8bit
+from train.optimizers.optimizer import Optimizer, parameter_groups
+from train.optimizers.sgd import Sgd
+from train.step.compatibility import find_conflict
+from train.step.objective import TARGETS, Batch
+from train.step.step_parts import StepParts
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
 
 
 class Tied(nn.Module):

@@ -14,12 +14,12 @@ from transformers.optimization import Adafactor as Reference
 
 from laconic import registry
 from laconic.errors import MissingPackage, UsageError
-from laconic.memory.optimizer_in_backward import step_parameter
-from laconic.training.optimizers import low_bit
-from laconic.training.optimizers.codebook import Codebook
-from laconic.training.optimizers.optimizer import Optimizer, parameter_groups
-from laconic.training.optimizers.parameterwise import derive_seed, round_stochastically
-from laconic.training.optimizers.weight_average import average_weights, find_average
+from train.memory.optimizer_in_backward import step_parameter
+from train.optimizers import low_bit
+from train.optimizers.codebook import Codebook
+from train.optimizers.optimizer import Optimizer, parameter_groups
+from train.optimizers.parameterwise import derive_seed, round_stochastically
+from train.optimizers.weight_average import average_weights, find_average
 
 RATE = {"lion": 1e-3, "sgd": 1.0, "lamb": 1e-2, "adafactor": 1e-2}
 

@@ -20,18 +20,18 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
 from laconic.errors import DataError, RecipeError, TrainingFailure
-from laconic.training.data.batch_sampler import BatchSampler
-from laconic.training.objectives.array_targets import Targets
-from laconic.training.optimizers.adamw import AdamW
-from laconic.training.optimizers.parameterwise import local
-from laconic.training.parallel.mesh import Mesh
-from laconic.training.parallel.ranks import Ranks, open_ranks
-from laconic.training.run_snapshot import resume, save_snapshot
-from laconic.training.settings import Training
-from laconic.training.snapshots.snapshot import Snapshots
-from laconic.training.step.parallel_strategy import ParallelStrategy
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import distribute_step, make_step_parts
+from train.data.batch_sampler import BatchSampler
+from train.objectives.array_targets import Targets
+from train.optimizers.adamw import AdamW
+from train.optimizers.parameterwise import local
+from train.parallel.mesh import Mesh
+from train.parallel.ranks import Ranks, open_ranks
+from train.run_snapshot import resume, save_snapshot
+from train.settings import Training
+from train.snapshots.snapshot import Snapshots
+from train.step.parallel_strategy import ParallelStrategy
+from train.step.train_step import train_step
+from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
 COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3

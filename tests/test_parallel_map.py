@@ -7,11 +7,11 @@ import pytest
 from test_fleet import RATES
 from transformers import BertConfig, BertForSequenceClassification
 
-from laconic.planner import parallel_map
-from laconic.planner.memory_plan import PredictionJob
-from laconic.planner.meta_model import open_meta_model
-from laconic.planner.parallel_map import is_sendable, map_parallel, preload_workers
-from laconic.training.settings import Training
+from train.planner import parallel_map
+from train.planner.memory_plan import PredictionJob
+from train.planner.meta_model import open_meta_model
+from train.planner.parallel_map import is_sendable, map_parallel, preload_workers
+from train.settings import Training
 
 TRAININGS = [
     Training.model_validate({"batch_size": 4, "techniques": choice, "optimizer": "sgd"})

@@ -7,15 +7,15 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import load_source
-from laconic.planner.device_rates import DeviceRates, RateCurve
-from laconic.planner.meta_model import open_meta_model
-from laconic.planner.prediction import predict
-from laconic.training.objectives.next_token import NextToken
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.step.parameter_settings import is_match
-from laconic.training.step.train_step import train_step
-from laconic.training.train import start_training
+from train.objectives.next_token import NextToken
+from train.parallel.ranks import Ranks
+from train.planner.device_rates import DeviceRates, RateCurve
+from train.planner.meta_model import open_meta_model
+from train.planner.prediction import predict
+from train.settings import Training
+from train.step.parameter_settings import is_match
+from train.step.train_step import train_step
+from train.trainer import start_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GIVEN = {"optimizer": {"adamw": {"lr": 0.01}}, "freeze": ["wte", "h.0.mlp"], "layer_decay": 0.5}

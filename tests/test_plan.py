@@ -17,21 +17,21 @@ import transformers
 
 from laconic.cache import VARIABLE
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
-from laconic.finetune import technique_costs
-from laconic.finetune.advice import copy_structure
-from laconic.finetune.technique_costs import TechniqueCost, leave_out_each, report_costs
 from laconic.models.checkpoint import load_source
-from laconic.offload.memory_accounting import CATEGORIES
-from laconic.planner import device_rates as measuring
-from laconic.planner.combinations import Combination, list_combinations
-from laconic.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow, choose_row, find_largest_batch, plan_memory
-from laconic.planner.meta_model import MetaModel, open_meta_model
-from laconic.planner.plan_plots import plot_bars, plot_chosen
-from laconic.planner.plan_source import plan_source
-from laconic.planner.plan_summary import summarize_plan
-from laconic.planner.prediction import predict
 from laconic.progress import Steps
-from laconic.training.settings import Training
+from train.finetune import technique_costs
+from train.finetune.advice import copy_structure
+from train.finetune.technique_costs import TechniqueCost, leave_out_each, report_costs
+from train.offload.memory_accounting import CATEGORIES
+from train.planner import device_rates as measuring
+from train.planner.combinations import Combination, list_combinations
+from train.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow, choose_row, find_largest_batch, plan_memory
+from train.planner.meta_model import MetaModel, open_meta_model
+from train.planner.plan_plots import plot_bars, plot_chosen
+from train.planner.plan_source import plan_source
+from train.planner.plan_summary import summarize_plan
+from train.planner.prediction import predict
+from train.settings import Training
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -441,11 +441,11 @@ import resource, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from laconic.planner.prediction import predict
-from laconic.planner.device_rates import measure_rates
-from laconic.planner.meta_model import open_meta_model
-from laconic.training.settings import Training
-import laconic.planner.device_rates as measuring
+from train.planner.prediction import predict
+from train.planner.device_rates import measure_rates
+from train.planner.meta_model import open_meta_model
+from train.settings import Training
+import train.planner.device_rates as measuring
 measuring.MATRIX_SIDES, measuring.ARRAY_BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
 rates = measure_rates(torch.device("cpu"))
 def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

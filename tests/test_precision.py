@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from laconic.cache import Cache
-from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.recipes.ready import HOME
-from laconic.training import precision
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.precision import measure_bf16_gain, settle_precision
-from laconic.training.settings import Training, TrainingRecipe
+from train import precision
+from train.finetune.finetune import finetune
+from train.parallel.ranks import Ranks
+from train.precision import measure_bf16_gain, settle_precision
+from train.settings import Training, TrainingRecipe
 
 RANKS = Ranks(device=torch.device("cpu"))
 LARGE, SMALL = nn.Linear(1024, 1024, device="meta"), nn.Linear(8, 8)
@@ -132,7 +132,7 @@ def test_no_ready_recipe_says_which_arithmetic_the_processor_has(path):
 @pytest.mark.parametrize(("instructions", "gains"), [("ALL", True), ("AVX2", False)])
 def test_what_is_measured_follows_the_instructions_of_the_processor(tmp_path, instructions, gains):
     code = (
-        "import json, torch; from laconic.training.precision import *; "
+        "import json, torch; from train.precision import *; "
         "print(json.dumps(measure_bf16_gain(torch.device('cpu'), Cache())))"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions, "LACONIC_CACHE": str(tmp_path)}

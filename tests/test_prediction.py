@@ -19,21 +19,21 @@ from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.files import read_json
 from laconic.models import huggingface
-from laconic.planner import meta_kernels, simulate
-from laconic.planner.device_rates import (
+from train.planner import meta_kernels, simulate
+from train.planner.device_rates import (
     DeviceRates,
     RateCurve,
     measure_optimizer,
     measure_rates,
 )
-from laconic.planner.memory_timeline import AllocationLog
-from laconic.planner.meta_model import MetaModel, open_meta_model
-from laconic.planner.prediction import predict
-from laconic.planner.simulate import STEPS, AllocationTracker, Prepare, make_fake_mode, trace_memory
-from laconic.training.settings import Training
-from laconic.training.step.objective import Batch
-from laconic.training.step.train_state import TrainState
-from laconic.training.step_assembly import make_step_parts
+from train.planner.memory_timeline import AllocationLog
+from train.planner.meta_model import MetaModel, open_meta_model
+from train.planner.prediction import predict
+from train.planner.simulate import STEPS, AllocationTracker, Prepare, make_fake_mode, trace_memory
+from train.settings import Training
+from train.step.objective import Batch
+from train.step.train_state import TrainState
+from train.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 ALLOCATOR = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "allocator.py"))

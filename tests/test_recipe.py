@@ -14,7 +14,7 @@ from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import Data, NamedStage, Recipe, make_json_schema
 from laconic.recipes.stage import Stage
 from laconic.tensor import TensorSpec
-from laconic.training.settings import Training
+from train.settings import Training
 
 
 class Prune(Stage):

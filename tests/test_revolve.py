@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laconic.layerwise.revolve import Action, count_advances, make_schedule
+from train.layerwise.revolve import Action, count_advances, make_schedule
 
 CHAINS = given(steps=st.integers(1, 60), snapshots=st.integers(1, 70))
 

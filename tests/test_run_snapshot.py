@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from laconic.errors import TrainingFailure
-from laconic.training import run_snapshot
-from laconic.training.run_snapshot import open_snapshots, save_snapshot
-from laconic.training.snapshots.snapshot_manifest import PACKS
+from train import run_snapshot
+from train.run_snapshot import open_snapshots, save_snapshot
+from train.snapshots.snapshot_manifest import PACKS
 
 
 @pytest.fixture(autouse=True)

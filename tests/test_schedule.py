@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from laconic import registry
-from laconic.training.optimizers.schedule import Constant, Cosine, Linear, OneCycle, Schedule
+from train.optimizers.schedule import Constant, Cosine, Linear, OneCycle, Schedule
 
 STEPS = 20
 each = pytest.mark.parametrize("name", registry.SCHEDULES)

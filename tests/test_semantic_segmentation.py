@@ -16,13 +16,13 @@ from served import running
 from compress.pipeline import compress
 from laconic.cache import Cache
 from laconic.errors import DataError, InputError
-from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.semantic_segmentation import IGNORED, choose_classes, count_overlap, make_iou_scorer
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 SIZES = ((48, 80), (64, 64), (33, 20))

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.errors import RecipeError
-from laconic.memory.sequence_packing import PackedLayout, SequencePacking, pack_first_fit
 from laconic.models.checkpoint import load_source
-from laconic.planner.simulate import fakify, simulate
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.objectives.next_token import NextToken, whole_logits
-from laconic.training.step.objective import TARGETS
-from laconic.training.step.step_parts import StepParts
-from laconic.training.step.train_step import train_step
+from train.memory.sequence_packing import PackedLayout, SequencePacking, pack_first_fit
+from train.objectives.cross_entropy import CrossEntropy
+from train.objectives.next_token import NextToken, whole_logits
+from train.planner.simulate import fakify, simulate
+from train.step.objective import TARGETS
+from train.step.step_parts import StepParts
+from train.step.train_step import train_step
 
 TEXTS = ["hello world", "the model answers every question about its weights and memory", "a", "b a", "it waits", ""]
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}

@@ -10,7 +10,7 @@ from laconic import registry
 from laconic.cli import app
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError
-from laconic.training.settings import Training, TrainingRecipe
+from train.settings import Training, TrainingRecipe
 
 
 def load(tmp_path, text, **given):

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError, InputError, SourceError
-from laconic.finetune.finetune import finetune
-from laconic.memory.sequence_packing import PackedLayout
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.progress import Steps
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.callbacks.journal import read_lines
-from laconic.training.objectives.next_token import LEARNED, NextToken
-from laconic.training.objectives.tokenized_text import TokenizedText
-from laconic.training.settings import TrainingRecipe
-from laconic.training.step.objective import TARGETS
+from train.callbacks.journal import read_lines
+from train.finetune.finetune import finetune
+from train.memory.sequence_packing import PackedLayout
+from train.objectives.next_token import LEARNED, NextToken
+from train.objectives.tokenized_text import TokenizedText
+from train.settings import TrainingRecipe
+from train.step.objective import TARGETS
 
 CHATML = (
     "{% for m in messages %}[CLS] {{ m.role }} {{ m.content }} [SEP]\n{% endfor %}"

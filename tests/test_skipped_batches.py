@@ -15,25 +15,25 @@ from laconic.cache import Cache
 from laconic.commands.training import summarize_tuned
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError, TrainingFailure
-from laconic.finetune.evaluate import run_dataset
-from laconic.finetune.finetune import FinetuneResult
 from laconic.models.language_model import LanguageModel
 from laconic.models.processors import plain_task
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.callbacks.callback import step_figures
-from laconic.training.callbacks.journal import read_lines
-from laconic.training.callbacks.monitor import Gauge, StepReport
-from laconic.training.data.batch_sampler import BatchSampler
-from laconic.training.objectives.array_targets import Targets
-from laconic.training.objectives.ctc_loss import align
-from laconic.training.objectives.next_token import LEARNED, NextToken
-from laconic.training.observers import LOG, ObserverSettings
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.step.objective import TARGETS, to_tensors
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import make_step_parts
-from laconic.training.train import TrainResult, train
+from train.callbacks.callback import step_figures
+from train.callbacks.journal import read_lines
+from train.callbacks.monitor import Gauge, StepReport
+from train.data.batch_sampler import BatchSampler
+from train.finetune.evaluate import run_dataset
+from train.finetune.finetune import FinetuneResult
+from train.objectives.array_targets import Targets
+from train.objectives.ctc_loss import align
+from train.objectives.next_token import LEARNED, NextToken
+from train.observers import LOG, ObserverSettings
+from train.parallel.ranks import Ranks
+from train.settings import Training
+from train.step.objective import TARGETS, to_tensors
+from train.step.train_step import train_step
+from train.step_assembly import make_step_parts
+from train.trainer import TrainResult, train
 
 CPU = torch.device("cpu")
 TECHNIQUES = {
@@ -117,7 +117,7 @@ def learn(folder, data, **changes):
 
 
 def test_a_run_counts_the_batches_that_it_skips(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "laconic.training"):
+    with caplog.at_level(logging.WARNING, "laconic.train"):
         result = learn(tmp_path, unlabelled(1, 2), steps=4)
     assert [math.isnan(loss) for loss in result.losses] == [False, True, True, False]
     assert (result.skipped, result.last_loss) == (2, result.losses[3])
@@ -129,7 +129,7 @@ def test_a_run_counts_the_batches_that_it_skips(tmp_path, caplog):
 
 
 def test_a_run_that_skips_nothing_says_nothing(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "laconic.training"):
+    with caplog.at_level(logging.WARNING, "laconic.train"):
         assert learn(tmp_path, dataset(), steps=4).skipped == 0
     assert caplog.text == ""
 

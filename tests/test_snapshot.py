@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor
 
 from laconic.errors import SourceError, TrainingFailure, UnknownFormat, UsageError
 from laconic.hashing import seal, unseal
-from laconic.training.snapshots import tensor_packs
-from laconic.training.snapshots.snapshot import Snapshots
-from laconic.training.snapshots.snapshot_manifest import PACKS, manifest_path
+from train.snapshots import tensor_packs
+from train.snapshots.snapshot import Snapshots
+from train.snapshots.snapshot_manifest import PACKS, manifest_path
 
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 
@@ -318,7 +318,7 @@ def test_only_the_newest_are_kept_and_nothing_that_they_do_not_need(snapshots):
 
 
 def test_large_states_are_cut_into_packs(snapshots, monkeypatch):
-    monkeypatch.setattr("laconic.training.snapshots.tensor_packs.PACK_SIZE", 4000)
+    monkeypatch.setattr("train.snapshots.tensor_packs.PACK_SIZE", 4000)
     state = {"model": {str(number): torch.randn(300) for number in range(10)}}
     snapshots.save(1, state)
     loaded = blank(state)

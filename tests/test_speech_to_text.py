@@ -21,10 +21,7 @@ from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.reader import read
 from laconic.errors import CorruptArtifact, DataError, InputError, RecipeError, SourceError
-from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import load_source
-from laconic.planner.memory_plan import PredictionJob
-from laconic.planner.meta_model import open_meta_model
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.encoder_decoder_session import open_model
@@ -32,8 +29,11 @@ from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.audio import make_tone
 from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.task import open_task
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import Training, TrainingRecipe
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.planner.memory_plan import PredictionJob
+from train.planner.meta_model import open_meta_model
+from train.settings import Training, TrainingRecipe
 
 QUIET = Steps(quiet=True)
 RATE = 16_000

@@ -13,12 +13,12 @@ from torch import nn
 
 from laconic.models.language_model import LanguageModel
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.objectives.next_token import NextToken
-from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.step_parts import StepParts
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
-from laconic.training.step.trained_modules import trainable_parameters
+from train.objectives.next_token import NextToken
+from train.step.objective import TARGETS, Batch, Objective
+from train.step.step_parts import StepParts
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
+from train.step.trained_modules import trainable_parameters
 
 
 @functools.cache

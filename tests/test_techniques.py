@@ -15,22 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
-from laconic.memory import activation_offload
 from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
-from laconic.offload.activation_store import FileStore
-from laconic.planner.simulate import fakify, simulate, trace_memory
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.objectives.cross_entropy import CrossEntropy
-from laconic.training.objectives.next_token import NextToken
-from laconic.training.optimizers.adamw import AdamW
-from laconic.training.settings import TrainingComponents
-from laconic.training.step.compatibility import SLOTS, find_conflict
-from laconic.training.step.objective import TARGETS, Batch, Objective
-from laconic.training.step.technique import Technique
-from laconic.training.step.train_state import TrainState
-from laconic.training.step.train_step import train_step
-from laconic.training.step_assembly import make_step_parts
+from train.memory import activation_offload
+from train.objectives.cross_entropy import CrossEntropy
+from train.objectives.next_token import NextToken
+from train.offload.activation_store import FileStore
+from train.optimizers.adamw import AdamW
+from train.planner.simulate import fakify, simulate, trace_memory
+from train.settings import TrainingComponents
+from train.step.compatibility import SLOTS, find_conflict
+from train.step.objective import TARGETS, Batch, Objective
+from train.step.technique import Technique
+from train.step.train_state import TrainState
+from train.step.train_step import train_step
+from train.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "attn_implementation": "eager"}

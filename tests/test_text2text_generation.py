@@ -25,7 +25,6 @@ from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError, UsageError
-from laconic.finetune.finetune import finetune
 from laconic.hashing import seal, unseal
 from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
@@ -40,8 +39,9 @@ from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.task import open_task
 from laconic.tasks.text2text_generation import TargetedText
 from laconic.tasks.token_groups import GROUPS, group_probabilities
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 FAMILIES = {"t5": models.save_t5, "bart": models.save_bart_writer}

@@ -18,7 +18,6 @@ from compress.pipeline import compress
 from export.pipeline import export
 from laconic.cache import Cache
 from laconic.errors import DataError, InputError, SourceError
-from laconic.finetune.finetune import finetune
 from laconic.models.checkpoint import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
@@ -28,8 +27,9 @@ from laconic.tasks.text import WORDS
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
 from laconic.tasks.token_classification import TokenClassification
-from laconic.training.observers import ObserverSettings
-from laconic.training.settings import TrainingRecipe
+from train.finetune.finetune import finetune
+from train.observers import ObserverSettings
+from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 TEXTS = ["the model answers fast", "every request waits for its turn and the memory"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from laconic.errors import UsageError
-from laconic.planner.timeline_plot import COLUMNS, downsample, find_phases, plot_timeline
+from train.planner.timeline_plot import COLUMNS, downsample, find_phases, plot_timeline
 
 GIB = 2**30
 PHASES = [("forward", 0, 4), ("backward", 4, 8), ("optimizer", 8, 9)]

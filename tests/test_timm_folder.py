@@ -16,12 +16,12 @@ import torch
 from PIL import Image
 
 from laconic.errors import MissingPackage, SourceError
-from laconic.finetune.head import task_of, with_labels
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.models.image_processor import PIXEL_ERROR, make_probe_images
 from laconic.models.image_processors.timm_transform import read_timm
-from laconic.planner.meta_model import open_meta_model
 from laconic.tasks.task import open_task
+from train.finetune.head import task_of, with_labels
+from train.planner.meta_model import open_meta_model
 
 CLASSES = ["cat", "dog", "fish"]
 

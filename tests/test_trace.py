@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
-from laconic.training.callbacks.flops import Flops, Peak
-from laconic.training.callbacks.monitor import StepReport
-from laconic.training.callbacks.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, chain_phases, nvtx_phase
+from train.callbacks.flops import Flops, Peak
+from train.callbacks.monitor import StepReport
+from train.callbacks.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, chain_phases, nvtx_phase
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def test_the_profiler_does_not_talk(tmp_path):
     """In a process of its own: the profiler's library reads its log level once, when it is first used."""
     code = (
         "import sys, torch; from pathlib import Path; from test_trace import train; "
-        "from laconic.training.callbacks.trace import Profile; "
+        "from train.callbacks.trace import Profile; "
         "profile = Profile(Path(sys.argv[1]), torch.device('cpu')); train(4, profile.phase, profile)"
     )
     path = os.pathsep.join((str(Path(__file__).parent), *sys.path))

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.cache import Cache
-from laconic.offload.chunked_loops import chunks, iterate_with
-from laconic.offload.memory_accounting import account_as
-from laconic.planner import device_rates as rates_module
-from laconic.planner.device_rates import (
+from train.offload.chunked_loops import chunks, iterate_with
+from train.offload.memory_accounting import account_as
+from train.planner import device_rates as rates_module
+from train.planner.device_rates import (
     DeviceRates,
     RateCurve,
     TimedKernel,
@@ -20,10 +20,10 @@ from laconic.planner.device_rates import (
     measure_rates,
     spread_over_threads,
 )
-from laconic.planner.memory_timeline import AllocationLog
-from laconic.planner.sampled_loops import SampledIteration
-from laconic.planner.simulate import AllocationTracker, make_fake_mode
-from laconic.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
+from train.planner.memory_timeline import AllocationLog
+from train.planner.sampled_loops import SampledIteration
+from train.planner.simulate import AllocationTracker, make_fake_mode
+from train.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
 
 FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
 """A second for 10^9 of anything, from 1 on."""

@@ -22,13 +22,13 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Step
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
-from laconic.training.callbacks.run_estimate import format_estimate
-from laconic.training.observers import ObserverSettings
-from laconic.training.parallel.ranks import Ranks
-from laconic.training.settings import Training
-from laconic.training.step.objective import Objective
-from laconic.training.step.train_state import StepCallbackFactory
-from laconic.training.train import TrainResult, train
+from train.callbacks.run_estimate import format_estimate
+from train.observers import ObserverSettings
+from train.parallel.ranks import Ranks
+from train.settings import Training
+from train.step.objective import Objective
+from train.step.train_state import StepCallbackFactory
+from train.trainer import TrainResult, train
 
 
 class DistillStage(Training, TorchStage):

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
 from compress.distill.forward_pass import HIDDEN, ForwardPass, record_forward
 from laconic.errors import RecipeError
-from laconic.layerwise.layer_stack import LayerStack
 from laconic.tasks.task import Task
 from laconic.tasks.token_positions import IGNORED
-from laconic.training.step.objective import TARGETS, Batch, Objective, to_tensors
-from laconic.training.step.trained_modules import TrainedModules
+from train.layerwise.layer_stack import LayerStack
+from train.step.objective import TARGETS, Batch, Objective, to_tensors
+from train.step.trained_modules import TrainedModules
 
 PROBE = (2, 8)
 """Rows and positions of the batch that is run before training to prepare the losses."""

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from laconic.layerwise.layer_stack import hidden_of
 from laconic.models.hooks import forward_hooks
 from laconic.models.language_model import LanguageModel
 from laconic.models.signature import call
-from laconic.training.step.objective import TARGETS, Batch
+from train.layerwise.layer_stack import hidden_of
+from train.step.objective import TARGETS, Batch
 
 LANGUAGE_MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 """The tensors of a batch that a language model reads."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from laconic.models.weights import fill, read_safetensors, write_weights
-from laconic.training.step.train_state import StepCallback, TrainState
+from train.step.train_state import StepCallback, TrainState
 
 BEST, LOG = "best.safetensors", "healing.json"
 PERFECT = 1 - 1e-6

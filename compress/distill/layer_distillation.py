@@ -10,8 +10,8 @@ from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms, flatten_positions, relative_error
 from compress.distill.forward_pass import ForwardPass
 from laconic.errors import UsageError
-from laconic.layerwise.layer_stack import hidden_of
 from laconic.tasks.task import Task
+from train.layerwise.layer_stack import hidden_of
 
 
 class LayerwiseLoss(DistillationLoss):

@@ -14,8 +14,8 @@ from torch import nn
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.recipes.stage import TorchContext, TorchStage
-from laconic.training.optimizers.weight_average import zero_weights
-from laconic.training.step.train_state import StepCallback, TrainState
+from train.optimizers.weight_average import zero_weights
+from train.step.train_state import StepCallback, TrainState
 
 Sparsify = Callable[[nn.Module, float], None]
 """Zeroes this share of a module's weights, in place; the module is on the CPU and in evaluation mode."""

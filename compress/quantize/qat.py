@@ -29,9 +29,9 @@ from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext
 from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
-from laconic.training.step.objective import to_tensors
-from laconic.training.step.train_state import StepCallback, TrainState
-from laconic.training.step.trained_modules import TrainedModules
+from train.step.objective import to_tensors
+from train.step.train_state import StepCallback, TrainState
+from train.step.trained_modules import TrainedModules
 
 
 class Qat(DistillStage):

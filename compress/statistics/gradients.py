@@ -16,8 +16,8 @@ from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.models.signature import call
 from laconic.tasks.task import Task
-from laconic.training.data.batch_builder import BatchBuilder
-from laconic.training.data.batch_sampler import BatchSampler
+from train.data.batch_builder import BatchBuilder
+from train.data.batch_sampler import BatchSampler
 
 GradientLoss = Literal["objective", "likelihood", "answer"]
 """The loss that is differentiated.

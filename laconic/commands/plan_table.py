@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from laconic.commands.console import OUT, make_table
-from laconic.offload.memory_accounting import CATEGORIES
 from laconic.units import choose_unit, format_count
+from train.offload.memory_accounting import CATEGORIES
 
 if TYPE_CHECKING:
-    from laconic.planner.memory_plan import MemoryPlan, PlanRow
+    from train.planner.memory_plan import MemoryPlan, PlanRow
 
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ("par", "grad", "opt", "act", "tmp")
@@ -29,7 +29,7 @@ UNTIMED = (
 
 def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
     """Print the table, the choice, and the settings for a recipe. everything: all rows."""
-    from laconic.planner.plan_summary import explain_choice, format_recipe, select_rows
+    from train.planner.plan_summary import explain_choice, format_recipe, select_rows
 
     training, (unit, _) = plan.plain.combination.training, choose_unit(plan.plain.prediction.peak)
     title = (

@@ -11,8 +11,8 @@ from laconic.commands.options import Builder, Json, Source, Task, Trust, print_j
 from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:
-    from laconic.finetune.finetune import FinetuneResult
-    from laconic.training.settings import TrainingRecipe
+    from train.finetune.finetune import FinetuneResult
+    from train.settings import TrainingRecipe
 
 
 def finetune(
@@ -65,8 +65,8 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    from laconic.finetune.finetune import finetune
-    from laconic.training.observers import ObserverSettings
+    from train.finetune.finetune import finetune
+    from train.observers import ObserverSettings
 
     observers = ObserverSettings(trace=trace, nvtx=nvtx, memory=memory_snapshot, tensorboard=tensorboard)
     tuned = finetune(chosen, output, trust=trust, auto=auto, observers=observers)
@@ -77,8 +77,8 @@ def finetune(
 
 def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
     """Read a training recipe; the command-line options that were given override it. Raises UsageError for nothing."""
-    from laconic.training.assignments import parse_value
-    from laconic.training.settings import TrainingRecipe
+    from train.assignments import parse_value
+    from train.settings import TrainingRecipe
 
     given = {key: value for key, value in given.items() if value is not None}
     if "techniques" in given:
@@ -169,9 +169,9 @@ def plan(
     Allocates nothing and reads no weights: a folder with a config.json is enough. The exit code is 3 if nothing fits.
     """
     from laconic.commands.plan_table import print_plan
-    from laconic.planner.plan_plots import check_path, plot_bars, plot_chosen
-    from laconic.planner.plan_source import plan_source
-    from laconic.planner.plan_summary import summarize_plan
+    from train.planner.plan_plots import check_path, plot_bars, plot_chosen
+    from train.planner.plan_source import plan_source
+    from train.planner.plan_summary import summarize_plan
 
     for drawing in filter(None, (picture, timeline)):
         check_path(drawing)

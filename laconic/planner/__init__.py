@@ -1,1 +1,0 @@
-"""How much memory a training step takes, said beforehand."""

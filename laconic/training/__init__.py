@@ -1,1 +1,0 @@
-"""Training: one loop, and what it is made of."""

@@ -1,0 +1,53 @@
+"""The interface of a callback of fine-tuning: settings, and what is told of the steps and the evaluations of a run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from train.callbacks.monitor import StepReport
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """A run of fine-tuning. folder: for its logs. config: its settings, JSON-ready. key: a digest, the same for a run
+    that is resumed."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    key: str
+
+
+class RunLog:
+    """What a callback does during a run; each method may be left out."""
+
+    def step(self, report: StepReport) -> None:
+        """Take note of a finished step."""
+
+    def evaluated(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take note of an evaluation after a number of steps, 0 before training."""
+
+    def close(self) -> None:
+        """Finish, since the run is over for whatever reason."""
+
+
+class Callback(BaseModel, ABC):
+    """The settings of a callback."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def open(self, run: RunDescription) -> RunLog:
+        """Begin with a run, or go on with one that is resumed. Raises MissingPackage."""
+
+
+def step_figures(report: StepReport) -> dict[str, float]:
+    """The figures of a step that trackers log, under the names that TensorBoard gets."""
+    figures = {"train/loss": report.loss, "train/lr": report.lr, "train/gradient_norm": report.norm}
+    figures[f"train/{report.unit}_per_second"] = report.count / max(report.seconds, 1e-9)
+    if report.is_skipped:
+        figures["train/loss"] = None
+    return {name: float(value) for name, value in figures.items() if value is not None}

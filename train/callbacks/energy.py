@@ -1,0 +1,177 @@
+"""Utilization and energy of an NVIDIA device, from its management library (NVML)."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from laconic.registry import missing_package
+from train.callbacks.monitor import StepReport
+
+PERIOD = 0.1
+"""Seconds between two samples; the driver's own resolution is no finer."""
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """One reading of a device. at: seconds. busy: recent share of time with a running kernel, 0 to 1. watts. memory:
+    bytes in use on the whole device, by all processes. None for what the device does not report."""
+
+    at: float
+    busy: float | None
+    watts: float | None
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class DeviceUsage:
+    """Utilization and energy of a device over a run.
+
+    seconds: of the run. busy: mean share, 0 to 1. joules: of the whole device, from its counter or integrated from
+    `watts` (`source`). joules_per_unit: per token, or per row without tokens. memory: peak bytes in use, by all
+    processes. None for what the device does not report.
+    """
+
+    seconds: float
+    samples: int
+    busy: float | None
+    watts: float | None
+    joules: float | None
+    source: str | None
+    joules_per_unit: float | None
+    memory: int | None
+
+
+class NvmlDevice:
+    """A device as NVML, which must be initialized, reports it."""
+
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        """nvml: the module. uuid: of the device, from CUDA, since CUDA_VISIBLE_DEVICES changes its index."""
+        self._nvml = nvml
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+
+    def joules(self) -> float | None:
+        """The energy consumed since the driver was loaded, in joules."""
+        millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
+        return None if millijoules is None else millijoules / 1e3
+
+    def sample(self) -> DeviceSample:
+        """Read the device now."""
+        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
+        milliwatts = self._ask(self._nvml.nvmlDeviceGetPowerUsage)
+        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+        return DeviceSample(
+            at=time.monotonic(),
+            busy=None if rates is None else rates.gpu / 100,
+            watts=None if milliwatts is None else milliwatts / 1e3,
+            memory=None if memory is None else int(memory.used),
+        )
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        self._nvml.nvmlShutdown()
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """The answer of NVML; None where the device has none: older ones count no energy, MIG slices report little."""
+        try:
+            return question(self._handle)
+        except self._nvml.NVMLError:
+            return None
+
+
+class Energy:
+    """An observer that samples the device ten times a second in a thread of its own.
+
+    usage: set by `close`; None where the device cannot be read, and `reason` says why.
+    """
+
+    def __init__(self, nvml: NvmlDevice | None, reason: str = "") -> None:
+        self.usage: DeviceUsage | None = None
+        self.reason = reason
+        self._nvml = nvml
+        self._units = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="energy", daemon=True)
+        if nvml:
+            self._start = nvml.joules()
+            self._samples = [nvml.sample()]
+            self._thread.start()
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Energy":
+        """The observer of a device. Raises MissingPackage where it is CUDA and nvidia-ml-py is not installed."""
+        if device.type != "cuda":
+            return cls(None, f"energy and utilisation are read from NVIDIA devices, and this run is on {device.type!r}")
+        try:
+            import pynvml
+        except ModuleNotFoundError as error:
+            raise missing_package("pynvml") from error
+        try:
+            pynvml.nvmlInit()
+            return cls(NvmlDevice(pynvml, str(torch.cuda.get_device_properties(device).uuid)))
+        except pynvml.NVMLError as error:
+            return cls(None, f"the device's management library (NVML) does not answer: {error}")
+
+    def _watch(self) -> None:
+        while self._nvml and not self._closed.wait(PERIOD):
+            self._samples.append(self._nvml.sample())
+
+    def step(self, report: StepReport) -> None:
+        self._units += report.count
+
+    def close(self) -> None:
+        if self._nvml is None or self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        self._samples.append(self._nvml.sample())
+        end = self._nvml.joules()
+        self._nvml.close()
+        counted = None if self._start is None or end is None else end - self._start
+        self.usage = summarise(self._samples, counted, self._units)
+
+    def describe(self) -> str:
+        """A line as "device busy 91 % of the time, 1.2 kJ, 0.8 mJ each", or the reason why there is none."""
+        usage = self.usage
+        if usage is None:
+            return self.reason
+        figures = [
+            None if usage.busy is None else f"device busy {100 * usage.busy:.0f} % of the time",
+            None if usage.joules is None else f"{usage.joules:.0f} J ({usage.source})",
+            None if usage.joules_per_unit is None else f"{1e3 * usage.joules_per_unit:.2f} mJ for each token or row",
+        ]
+        return ", ".join(each for each in figures if each)
+
+
+def summarise(samples: list[DeviceSample], counted: float | None, units: int) -> DeviceUsage:
+    """The usage over consecutive samples. counted: joules by the device's counter. units: tokens or rows processed."""
+    integrated = integrate([(s.at, s.watts) for s in samples if s.watts is not None])
+    joules = integrated if counted is None else counted
+    seconds = samples[-1].at - samples[0].at
+    memory = [s.memory for s in samples if s.memory is not None]
+    return DeviceUsage(
+        seconds=seconds,
+        samples=len(samples),
+        busy=mean([s.busy for s in samples[1:] if s.busy is not None]),
+        watts=joules / seconds if joules is not None and seconds > 0 else None,
+        joules=joules,
+        source=None if joules is None else "counter" if counted is not None else "power",
+        joules_per_unit=joules / units if joules is not None and units else None,
+        memory=max(memory, default=None),
+    )
+
+
+def integrate(power: list[tuple[float, float]]) -> float | None:
+    """Joules from (seconds, watts), by the trapezoidal rule; None for fewer than two."""
+    if len(power) < 2:
+        return None
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(power))
+
+
+def mean(values: list[float]) -> float | None:
+    """The mean; None for an empty list."""
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,207 @@
+"""Reports of training steps, the figures derived from them, and the observer that shows progress."""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from rich import progress
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
+
+from laconic.units import format_binary_bytes, format_clock, format_percent, format_rate
+from train.callbacks.flops import Flops
+
+if sys.platform != "win32":
+    import resource
+
+SMOOTHING = 0.9
+"""Weight of the past in a moving average, over about ten steps."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The report of one training step.
+
+    step: steps done, from 1. loss: mean of the batch. lr: learning rate of the first parameter group. tokens: of the
+    batch, without padding; at most the rows where these are not texts. rows: of the batch. seconds: of the step,
+    waiting included. waited: seconds without a batch. norm: of the gradient before clipping; None without clipping.
+    is_skipped: whether the batch had no loss term, and nothing was learned from it; its loss is NaN then.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    tokens: int
+    rows: int
+    seconds: float
+    waited: float
+    norm: float | None = None
+    is_skipped: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The unit of throughput: tokens, or rows where they are not texts."""
+        return "tokens" if self.tokens > self.rows else "rows"
+
+    @property
+    def count(self) -> int:
+        """Tokens or rows that were learned from, in `unit`."""
+        return 0 if self.is_skipped else max(self.tokens, self.rows)
+
+
+class Observer(Protocol):
+    """An observer of a training run."""
+
+    def step(self, report: StepReport) -> None:
+        """Take note of a finished step."""
+
+    def close(self) -> None:
+        """Finish, since the run is over for whatever reason."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Figures derived from the report of a step.
+
+    speed: throughput per second, in `unit`. idle: share of the time, 0 to 1, that the device waited for data. mfu:
+    model FLOPs utilization, 0 to 1; None without a counter. memory: peak bytes in use so far.
+    """
+
+    speed: float
+    unit: str
+    idle: float
+    mfu: float | None
+    memory: int
+
+
+class Gauge:
+    """Derives the figures that all observers show. Resets the peak memory of a CUDA device."""
+
+    def __init__(self, device: torch.device, flops: Flops | None = None) -> None:
+        self._device = device
+        self._flops = flops
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self, report: StepReport) -> Reading:
+        """The figures of a step."""
+        seconds = max(report.seconds, 1e-9)
+        return Reading(
+            speed=report.count / seconds,
+            unit=report.unit,
+            idle=min(report.waited / seconds, 1.0),
+            mfu=self._flops.utilization(report.count, seconds) if self._flops else None,
+            memory=peak_memory(self._device),
+        )
+
+    def notes(self) -> list[str]:
+        """Explanations of the figures on this device, in a line each."""
+        if self._device.type == "cuda":
+            memory = "peak memory: tensors on the device, as the allocator counts them"
+        else:
+            memory = "peak memory: all that the process holds (resident), Python and libraries included"
+        return [memory, *([f"MFU: share {self._flops.peak}"] if self._flops else [])]
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes in use so far: of tensors on a CUDA device, else resident memory of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():  # ru_maxrss starts at the size of the parent process; this does not
+        found = [line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:")]
+        if found:
+            return int(found[0].split()[1]) * 1024
+    if sys.platform == "win32":
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class MovingAverage:
+    """An exponential moving average with bias correction (as in Adam, arXiv:1412.6980, section 3)."""
+
+    def __init__(self) -> None:
+        self._sum = self._weight = 0.0
+
+    def add(self, value: float) -> float:
+        """Add a value, and give the average; a value that is not finite is ignored."""
+        if math.isfinite(value):
+            self._sum = SMOOTHING * self._sum + (1 - SMOOTHING) * value
+            self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """The average of the values so far; nan without any."""
+        return self._sum / self._weight if self._weight else math.nan
+
+
+class Progress:
+    """Shows progress on standard error: a live line on a terminal, else a line for every tenth of the steps."""
+
+    def __init__(
+        self, total: int, gauge: Gauge, *, start: int = 0, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        """total: steps of the whole run. start: steps done before it was resumed."""
+        self._total, self._gauge, self._start = total, gauge, start
+        self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
+        self._loss = MovingAverage()
+        self._restart()
+        for note in gauge.notes():
+            self._console.print(Text(note, "dim"), soft_wrap=True)
+        self._bar: progress.Progress | None = None
+        if self._console.is_terminal and not self._console.quiet:
+            figures = progress.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+            bar = progress.BarColumn(bar_width=20)
+            self._bar = progress.Progress(bar, progress.MofNCompleteColumn(), figures, console=self._console)
+            self._task = self._bar.add_task("", total=total, completed=start)
+            self._bar.start()
+
+    def _restart(self) -> None:
+        self._seconds, self._count, self._waited, self._used = (
+            MovingAverage(),
+            MovingAverage(),
+            MovingAverage(),
+            MovingAverage(),
+        )
+
+    def step(self, report: StepReport) -> None:
+        if report.step == self._start + 2:  # the first step warms up: it compiles, counts and allocates
+            self._restart()
+        reading = self._gauge.read(report)
+        self._loss.add(report.loss)
+        self._seconds.add(report.seconds)
+        self._count.add(report.count)
+        self._waited.add(report.waited)
+        self._used.add(math.nan if reading.mfu is None else reading.mfu * report.seconds)
+        line = self._line(report, reading)
+        if self._bar:
+            self._bar.update(self._task, completed=report.step, description=line)
+        elif self._is_due(report.step):
+            text = Text.assemble(("step", "green"), f" {report.step}/{self._total}  {line}")
+            self._console.print(text, soft_wrap=True)
+
+    def _is_due(self, step: int) -> bool:
+        tenth = 10 * step // self._total > 10 * (step - 1) // self._total
+        return tenth or step == self._start + 1
+
+    def _line(self, report: StepReport, reading: Reading) -> str:
+        seconds = max(self._seconds.value, 1e-9)
+        loss = self._loss.value if report.is_skipped or math.isfinite(report.loss) else report.loss
+        figures = [f"loss {loss:.4f}", f"{format_rate(self._count.value / seconds)} {reading.unit}/s"]
+        if not math.isnan(self._used.value):
+            figures.append(f"MFU {format_percent(self._used.value / seconds)}")
+        figures += [
+            f"peak {format_binary_bytes(reading.memory)}",
+            f"waited {format_percent(self._waited.value / seconds)}",
+        ]
+        left = self._total - report.step
+        return "  ".join([*figures, *([f"{format_clock(left * seconds)} left"] if left > 0 else [])])
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()

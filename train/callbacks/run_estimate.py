@@ -1,0 +1,46 @@
+"""How long a training run will take, told once when its first steps have been timed."""
+
+from collections.abc import Callable
+
+from train.callbacks.monitor import StepReport
+
+TIMED, ENOUGH, LIMIT = 3, 1.0, 5.0
+"""Steps that are timed at least, and the seconds that they must take together; after LIMIT seconds, fewer steps do."""
+
+TellPace = Callable[[float, int], None]
+"""Told the seconds of a step, and how many steps are left."""
+
+
+class RunEstimate:
+    """Times the first steps of a run, the very first excepted, which warms up, and tells their mean."""
+
+    def __init__(self, total: int, tell: TellPace, *, start: int = 0) -> None:
+        """total: steps of the whole run. start: steps done before it was resumed."""
+        self._total, self._tell, self._start = total, tell, start
+        self._seconds: list[float] = []
+        self._is_told = False
+
+    def step(self, report: StepReport) -> None:
+        """Count a step, and tell the pace when enough were timed and some are left."""
+        if self._is_told or report.step <= self._start + 1:
+            return
+        self._seconds.append(report.seconds)
+        spent, count = sum(self._seconds), len(self._seconds)
+        if (count >= TIMED and spent >= ENOUGH) or spent >= LIMIT:
+            self._is_told = True
+            if report.step < self._total:
+                self._tell(spent / count, self._total - report.step)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def format_estimate(seconds: float, left: int, evaluating: float = 0.0) -> str:
+    """The remaining time of a run in a line: "about 12 min: 690 steps of 1.04 s, and 9 s of evaluations".
+
+    seconds: of a step. left: number of steps. evaluating: seconds of the evaluations to come.
+    """
+    whole = seconds * left + evaluating
+    about = f"{whole:.0f} s" if whole < 90 else f"{whole / 60:.0f} min" if whole < 5400 else f"{whole / 3600:.1f} h"
+    evaluations = f", and {evaluating:.0f} s of evaluations" if evaluating >= 0.5 else ""
+    return f"about {about}: {left} steps of {seconds:.2f} s{evaluations}"

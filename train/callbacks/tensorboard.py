@@ -1,0 +1,40 @@
+"""An observer that writes the figures of a training run for TensorBoard."""
+
+from pathlib import Path
+
+from laconic.registry import missing_package
+from train.callbacks.monitor import Gauge, StepReport
+
+
+class TensorBoard:
+    """Writes event files into a folder: `tensorboard --logdir FOLDER` shows them. Nothing leaves the machine.
+
+    Raises MissingPackage where tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, gauge: Gauge, *, start: int = 0) -> None:
+        """start: steps done before the run was resumed; TensorBoard hides what the folder holds of later steps."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise missing_package("tensorboard") from error
+        self._gauge = gauge
+        self._writer = SummaryWriter(log_dir=str(folder), purge_step=start + 1)
+
+    def step(self, report: StepReport) -> None:
+        reading = self._gauge.read(report)
+        figures = {
+            "loss": None if report.is_skipped else report.loss,
+            "lr": report.lr,
+            "gradient_norm": report.norm,
+            f"{reading.unit}_per_second": reading.speed,
+            "mfu": reading.mfu,
+            "peak_memory_gib": reading.memory / 2**30,
+            "waited": reading.idle,
+        }
+        for name, value in figures.items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, report.step)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,160 @@
+"""Which techniques make a training run fit into memory: chosen before it begins, or after it ran out of memory."""
+
+import copy
+import resource
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from laconic.data.dataset import Dataset
+from laconic.errors import GoalMissed
+from laconic.hardware import this_machine
+from laconic.models.checkpoint import Checkpoint
+from laconic.progress import Steps
+from laconic.units import format_binary_bytes
+from train.planner.combinations import Combination, format_technique
+from train.planner.device_rates import measure_rates
+from train.planner.memory_plan import MemoryPlan, PlanRow, plan_memory
+from train.planner.meta_model import MetaModel
+from train.planner.prediction import predict
+from train.settings import Training, TrainingRecipe
+
+SAMPLES = 64
+"""How many of the longest samples, by the dataset's estimate, are encoded to find the longest in tokens."""
+
+
+def copy_structure(checkpoint: Checkpoint, name: str) -> MetaModel:
+    """The structure of a checkpoint's model on the meta device; its weights are not copied."""
+    memo: dict[int, object] = {}
+    for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
+    module: nn.Module = copy.deepcopy(checkpoint.module, memo)
+    return MetaModel(name, module, checkpoint.task, checkpoint.task.max_length)
+
+
+def measure_longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
+    """The largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free."""
+    task = checkpoint.task
+    free = [
+        (spec.name, axis)
+        for spec in task.inputs
+        for axis in range(1, len(spec.shape))
+        if isinstance(spec.shape[axis], str)
+    ]
+    if not free:
+        return 1
+    ordered = sorted(range(len(dataset)), key=lambda index: -dataset.lengths[index])[:SAMPLES]
+    encoded = [task.encode([dataset.samples[index]]) for index in ordered]
+    return max(int(arrays[name].shape[axis]) for arrays in encoded for name, axis in free)
+
+
+def fit_to_memory(
+    recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps
+) -> tuple[TrainingRecipe, str]:
+    """The recipe with techniques that fit into its memory limit, and a line that says which were added.
+
+    A recipe that names techniques keeps them. Raises GoalMissed where these, or all combinations, are predicted not to
+    fit.
+    """
+    if recipe.memory is None:
+        return recipe, ""
+    found = plan_memory(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
+    if recipe.techniques:
+        asked = PlanRow(as_candidate(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
+        if not asked.fits(recipe.memory):
+            instead = (
+                f"Turn on: {describe_cost(found.chosen, asked)}" if found.chosen else capitalize(explain_misfit(found))
+            )
+            raise GoalMissed(
+                f"these techniques are predicted to take {format_binary_bytes(asked.need)}, of "
+                f"{format_binary_bytes(recipe.memory)}. {instead}"
+            )
+        return recipe, ""
+    if found.chosen is None:
+        raise GoalMissed(explain_misfit(found))
+    return adopt_techniques(recipe, found.chosen), describe(found.chosen)
+
+
+def advise(
+    recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps, room: int
+) -> tuple[TrainingRecipe | None, str]:
+    """After a step ran out of memory: a recipe that needs less, and what it turns on; None and the reason without one.
+
+    room: bytes that were available before the run.
+    """
+    rates = measure_rates(device)
+    failed = PlanRow(as_candidate(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
+    # A prediction that fitted and a run that did not show how much memory there is.
+    memory = min(recipe.memory or room, round(0.95 * failed.need))
+    found = plan_memory(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
+    if found.chosen is None:
+        return None, capitalize(explain_misfit(found))
+    return adopt_techniques(recipe, found.chosen, memory), describe_cost(found.chosen, failed)
+
+
+def as_candidate(recipe: TrainingRecipe) -> Combination:
+    """The recipe as a candidate of the planner."""
+    return Combination(training=recipe, whole=True, exact=True)
+
+
+def adopt_techniques(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:
+    """The recipe with the techniques of a row of the plan, and with a memory limit where one is given."""
+    training: Training = row.combination.training
+    low = training.components().multiplies_in_bf16
+    return recipe.model_copy(
+        update={
+            "techniques": training.techniques,
+            "precision": "bf16" if low else "fp32",
+            "optimizer": training.optimizer,
+            "max_grad_norm": training.max_grad_norm,
+            "memory": memory or recipe.memory,
+        }
+    )
+
+
+def describe(row: PlanRow) -> str:
+    """The techniques of a row of the plan, and its predicted memory."""
+    names = ", ".join(format_technique(named) for named in row.combination.training.techniques) or "no techniques"
+    return f"{names}; optimizer {row.combination.training.optimizer.name}: {format_binary_bytes(row.need)} predicted"
+
+
+def describe_cost(chosen: PlanRow, asked: PlanRow) -> str:
+    """The techniques of a row of the plan, with its time of a step relative to another row's."""
+    times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
+    return f"{describe(chosen)}, {times:.1f} times the time of a step"
+
+
+def capitalize(words: str) -> str:
+    """The text with a capital first letter."""
+    return words[:1].upper() + words[1:]
+
+
+def explain_misfit(found: MemoryPlan) -> str:
+    """The message where no combination of techniques fits."""
+    least = min(found.rows, key=lambda row: row.need)
+    return (
+        f"no combination of techniques fits into {format_binary_bytes(found.memory)}; the least that any takes is "
+        f"{format_binary_bytes(least.need)} ({least.combination.name}). Take a smaller batch or length, or more memory"
+    )
+
+
+def measure_available(device: torch.device) -> int:
+    """Bytes that a training run may use: of the device, or of the machine within the limits of the process.
+
+    Called before a run, since memory that a run has freed may stay mapped.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    memory = this_machine().memory
+    if soft == resource.RLIM_INFINITY:
+        return memory
+    return min(memory, max(soft - address_space(), 1))  # libraries have taken much of it
+
+
+def address_space() -> int:
+    """Bytes of address space that the process has mapped; 0 where the system does not report them."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else 0

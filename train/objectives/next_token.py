@@ -1,0 +1,192 @@
+"""Each token of a text, from those before it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from laconic.arrays import Array, Arrays
+from laconic.data.dataset import Dataset, Samples
+from laconic.errors import DataError
+from laconic.hashing import hash_of
+from laconic.models.language_model import cap_logits
+from laconic.tasks.causal_lm import CausalLm
+from laconic.tasks.chat_template import MarkedText
+from laconic.tasks.token_positions import IGNORED
+from train.objectives.generation import generate_greedily, split_answer
+from train.objectives.logit_gradients import sum_cross_entropy
+from train.objectives.tokenized_text import TokenizedText
+from train.step.objective import TARGETS, Batch, Objective, to_tensors
+
+LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
+"""(hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets [tokens] int64, cap of the logits or
+None) to the summed loss, [] float32; a target of IGNORED counts nothing."""
+
+FILLED, LEARNED = "filled", "learned"
+"""How many tokens each row holds, [rows] int64: given where there is no mask, and not all rows are full. How many of
+its targets are learned, [rows] int64: given where not all are."""
+BATCH = 64
+"""Texts that are tokenized at a time: of 1,000, the tokenizer's threads keep 1.3 MiB more than of 64."""
+
+
+def whole_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
+) -> Tensor:
+    """The summed loss, with the logits of all tokens at once."""
+    return sum_cross_entropy(cap_logits(linear(hidden, weight, bias).float(), cap), targets)
+
+
+class NextToken(Objective):
+    """Cross-entropy of each next token; a term per token that is to be predicted.
+
+    A text's last token is never read, since nothing follows it: n tokens are n - 1 inputs and n - 1 targets. Where a
+    sample has a label, the token that follows the text, it is one more target. Where the answers of a text are marked,
+    their tokens alone are targets. Without padding a batch has no attention mask, so that the fast kernels of causal
+    attention are taken.
+    """
+
+    task: CausalLm
+
+    def __init__(self, task: CausalLm) -> None:
+        super().__init__(task)
+        self.cross_entropy: LinearCrossEntropy = whole_logits
+        self.layout = TextLayout()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What makes batches in another process needs no loss, which may hold the model.
+        return vars(self) | {"cross_entropy": whole_logits}
+
+    def prepare_rows(self, dataset: Dataset) -> Dataset:
+        """Tokenize the texts, ended by the end token. One that is longer than the model reads becomes several blocks,
+        each of which begins with the token that the one before ends with, so that each token is a target once. Chats
+        and completions are truncated instead, and left out where nothing of an answer remains.
+
+        Texts with a label, the token that follows, stay as they are.
+        """
+        if dataset.labels is not None or isinstance(dataset.samples[0], TokenizedText):
+            return dataset
+        longest = self.task.current_max_length + 1  # the last token is no input
+        found: list[tuple[str, TokenizedText]] = []
+        for start in range(0, len(dataset), BATCH):
+            samples = dataset.samples[start : start + BATCH]
+            for number, (ids, learned) in enumerate(self.task.tokenize(samples), start):
+                text = TokenizedText(ids, learned)
+                marked = isinstance(dataset.samples[number], MarkedText)
+                begins = range(0, 1 if marked else max(len(text) - 1, 1), longest - 1)
+                blocks = [text.cut(begin, begin + longest) for begin in begins]
+                found += [(dataset.keys[number], block) for block in blocks if block.count]
+        if not found:
+            raise DataError(
+                f"{dataset.name}: no text has a token to learn that follows another within {longest - 1} tokens. Give "
+                f"longer texts, or a larger max_length"
+            )
+        return Dataset(
+            name=dataset.name,
+            samples=Samples([text for _, text in found], self.task.parse),
+            labels=None,
+            fingerprint=hash_of(dataset.fingerprint, "tokenized", longest),
+            keys=tuple(key for key, _ in found),
+            lengths=tuple(len(text) for _, text in found),
+            shapes=((),) * len(found),
+        )
+
+    def texts(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> list[TokenizedText]:
+        """Each sample's tokens, the last of which is only a target. Raises DataError where all are too short."""
+        if isinstance(samples[0], TokenizedText):
+            return list(samples)
+        batch = self.task.encode(samples)
+        rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        texts = [ids[: mask.sum()] for ids, mask in rows]
+        if labels is not None:
+            texts = [np.append(text, label) for text, label in zip(texts, labels, strict=True)]
+        texts = [text for text in texts if len(text) > 1]
+        if not texts:
+            raise DataError(
+                "no text of a batch has two tokens, so that none follows another. Give longer texts, or a larger batch"
+            )
+        return [TokenizedText.of(text) for text in texts]
+
+    def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
+        return to_tensors(self.layout.rows(self.texts(samples, labels), self.task.round_up))
+
+    def count_terms(self, batch: Batch) -> int:
+        return int(batch[LEARNED].sum()) if LEARNED in batch else self.count_tokens(batch)
+
+    def count_tokens(self, batch: Batch) -> int:
+        # An input that is no padding has a target, and the other way round.
+        counts = batch.get("attention_mask", batch.get(FILLED))
+        return batch[TARGETS].numel() if counts is None else int(counts.sum())
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        model: Any = module
+        read = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
+        hidden = model.hidden(**read).flatten(0, 1)
+        head, targets = model.head, batch[TARGETS].flatten()
+        return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
+
+    def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
+        parts = [split_answer(sample) for sample in samples]
+        tokenizer = self.task.tokenizer
+        special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        stops = special & {int(index) for _, wanted in parts for index in wanted}
+        if self.task.end_id is not None:
+            stops.add(self.task.end_id)
+        longest = self.task.current_max_length
+        found = generate_greedily(module, [given for given, _ in parts], device, stops=stops, longest=longest)
+
+        def text(ids: Array) -> str:
+            return str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+        return [
+            {"given": text(given), "answer": text(own), "wanted": text(wanted)}
+            for (given, wanted), own in zip(parts, found, strict=True)
+        ]
+
+    def make_example(self, rows: int, length: int) -> Batch:
+        ids = to_tensors(self.task.typical(rows, length))["input_ids"]
+        return {"input_ids": ids, TARGETS: ids.clone()} | to_tensors(self.layout.make_example(*ids.shape))
+
+
+class TextLayout:
+    """A row for each text."""
+
+    def rows(self, texts: Sequence[TokenizedText], round_up: Callable[[int], int]) -> Arrays:
+        """input_ids and targets, [rows, width] int64, and what else the model and `terms` must be told. round_up: from
+        the longest text to the width, where texts are padded."""
+        widths = [len(text) - 1 for text in texts]
+        width = round_up(max(widths))
+        is_padded = min(widths) < width
+        arrays = blank(len(texts), width)
+        if is_padded:
+            arrays["attention_mask"] = np.zeros((len(texts), width), np.int64)
+        for row, text in enumerate(texts):
+            write(arrays, text, row, 0)
+            if is_padded:
+                arrays["attention_mask"][row, : widths[row]] = 1
+        return arrays | count_learned(texts, [[row] for row in range(len(texts))])
+
+    def make_example(self, rows: int, width: int) -> Arrays:
+        """What full rows have beside input_ids and targets."""
+        return {}
+
+
+def blank(rows: int, width: int) -> Arrays:
+    """input_ids and targets of rows without texts."""
+    return {"input_ids": np.zeros((rows, width), np.int64), TARGETS: np.full((rows, width), IGNORED, np.int64)}
+
+
+def write(arrays: Arrays, text: TokenizedText, row: int, start: int) -> None:
+    """Put a text's inputs and targets into a row."""
+    stop = start + len(text) - 1
+    arrays["input_ids"][row, start:stop] = text.ids[:-1]
+    arrays[TARGETS][row, start:stop] = np.where(text.learned[1:], text.ids[1:], IGNORED)
+
+
+def count_learned(texts: Sequence[TokenizedText], rows: Sequence[Sequence[int]]) -> Arrays:
+    """How many targets of each row are learned, where not all are. rows: the texts of each."""
+    if all(text.count == len(text) - 1 for text in texts):
+        return {}
+    return {LEARNED: np.array([sum(texts[member].count for member in members) for members in rows])}

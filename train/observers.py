@@ -1,0 +1,94 @@
+"""The observers of a training run: which there are, and how they are attached to it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from laconic.cache import Cache
+from train.callbacks.energy import Energy
+from train.callbacks.flops import Flops, device_peak
+from train.callbacks.journal import Journal
+from train.callbacks.monitor import Gauge, Observer, Progress
+from train.callbacks.run_estimate import RunEstimate, TellPace
+from train.callbacks.tensorboard import TensorBoard
+from train.callbacks.trace import MemorySnapshot, Profile, chain_phases, nvtx_phase
+from train.parallel.ranks import Ranks
+from train.settings import TrainingComponents
+from train.step.train_state import TrainState
+
+LOG, BOARD, TRACE = "train.jsonl", "tensorboard", "trace"
+
+
+@dataclass(frozen=True)
+class ObserverSettings:
+    """Which observers a run has. trace: torch's profiler over a few steps. nvtx: phases of a step as NVTX ranges.
+    memory: every allocation on a CUDA device. tensorboard: event files. quiet: no progress display. tell_pace: told the
+    time of a step when the first steps have been taken."""
+
+    trace: bool = False
+    nvtx: bool = False
+    memory: bool = False
+    tensorboard: bool = False
+    quiet: bool = False
+    tell_pace: TellPace | None = None
+
+
+@contextmanager
+def observe(
+    state: TrainState,
+    components: TrainingComponents,
+    ranks: Ranks,
+    folder: Path,
+    settings: ObserverSettings | None,
+    cache: Cache,
+    *,
+    start: int,
+) -> Iterator[list[Observer]]:
+    """The observers of a run while the body runs, on its first rank; they are closed after it. Phases of steps are
+    observed, too.
+
+    folder: for logs and traces. start: steps that were done before it was resumed.
+    """
+    if not ranks.is_first:
+        yield []
+        return
+    settings = settings or ObserverSettings()
+    flops = make_flops(state, components, cache)
+    gauge = Gauge(state.device, flops)
+    profile = Profile(folder / TRACE, state.device) if settings.trace else None
+    makers: list[Callable[[], Observer]] = [lambda: profile] if profile else []
+    makers += [
+        lambda: Progress(state.scheduler.steps, gauge, start=start, quiet=settings.quiet),
+        lambda: Journal(folder / LOG, gauge, start=start),
+        lambda: Energy.of(state.device),
+    ]
+    if tell := settings.tell_pace:
+        makers.append(lambda: RunEstimate(state.scheduler.steps, tell, start=start))
+    if settings.tensorboard:
+        makers.append(lambda: TensorBoard(folder / BOARD, gauge, start=start))
+    if settings.memory:
+        makers.append(lambda: MemorySnapshot(folder, state.device))
+    phases = [
+        flops.phase,
+        *([nvtx_phase(state.device)] if settings.nvtx else []),
+        *([profile.phase] if profile else []),
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(state.observe_phases(chain_phases(*phases)))
+        observers: list[Observer] = []
+        for make in makers:
+            observers.append(make())
+            stack.callback(observers[-1].close)
+        yield observers
+
+
+def make_flops(state: TrainState, components: TrainingComponents, cache: Cache) -> Flops:
+    """The counter of the run's FLOPs, for its precision and its share of trainable parameters."""
+    low = any(technique.slot == "precision" for technique in components.techniques.values())
+    dtype = torch.bfloat16 if low else torch.float32
+    trainable = sum(parameter.numel() for parameter in state.module.parameters() if parameter.requires_grad)
+    everything = sum(parameter.numel() for parameter in state.module.parameters())
+    return Flops(device_peak(state.device, dtype, cache), trainable=trainable / max(everything, 1))

@@ -1,0 +1,162 @@
+"""Fully sharded data parallelism: each rank holds a shard of every parameter, its gradient and its optimizer state."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
+from train.offload.host_memory import account_steps_on_host
+from train.offload.memory_accounting import account_as
+from train.parallel.mesh import Mesh
+from train.parallel.ranks import Ranks, RanksStrategy
+from train.step.cast_inputs import cast_inputs_to_bf16
+from train.step.step_parts import StepParts
+
+
+class FullySharded(RanksStrategy):
+    """Fully sharded data parallelism, with replicas of the shards or without."""
+
+    def __init__(self, ranks: Ranks, micro_batches: int = 1) -> None:
+        super().__init__(ranks, micro_batches)
+        self._root: nn.Module | None = None
+
+    def set_root(self, loss_module: nn.Module | None) -> None:
+        """Set the sharded loss module; None when the model is whole again."""
+        self._root = loss_module
+
+    def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """With several replicas, only the last micro-batch averages gradients over them."""
+        if isinstance(loss_module, FSDPModule):
+            loss_module.set_requires_all_reduce(last)
+        return nullcontext()
+
+    def gather_weights(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._root is None else gather_root(self._root)
+
+
+def shard_parameters(parts: StepParts, ranks: Ranks, axes: DeviceMesh, micro_batches: int, mesh: Mesh) -> None:
+    """Shard the parameters of a model (FSDP2: Zhao et al., arXiv 2304.11277): each repeated layer by itself, and the
+    rest together, which stays gathered from the forward pass to the end of the backward pass. axes: of the ranks.
+
+    Every micro-batch is reduced at once: gradients that waited for the last one would wait unsharded. A module can be
+    sharded once in its life. Raises RecipeError where a parameter cannot be sharded.
+    """
+    strategy = FullySharded(ranks, micro_batches)
+    for name, parameter in parts.module.named_parameters():
+        if parameter.ndim == 0:
+            raise RecipeError(f"mesh: {name} is a single number, which cannot be sharded. Set shard: 1")
+
+    def wrap(loss_module: nn.Module) -> nn.Module:
+        originals = [OriginalModule.of(module) for module in parts.module.modules()]
+        with account_as("host" if mesh.offload else None, "parameters"):
+            for module in (*find_layers(parts.module), loss_module):
+                cast = module is not loss_module
+                fully_shard(module, mesh=axes, **make_policies(parts.device, mesh, cast=cast))
+                account_gathering(module)
+        if mesh.precision:
+            # The loss module does not cast its inputs: labels that are numbers keep their precision.
+            parts.module.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
+        strategy.set_root(loss_module)
+        added = [original.release() for original in originals]
+
+        def undo() -> None:
+            for original, names in zip(originals, added, strict=True):
+                original.restore(names)
+            strategy.set_root(None)
+
+        parts.on_restore(undo)
+        return loss_module
+
+    parts.wrap_loss_module(wrap, innermost=True)
+    parts.parallelize(strategy)
+    if mesh.offload:
+        parts.wrap_optimizer(lambda make, groups: account_steps_on_host(make(groups)))
+
+
+def make_policies(device: torch.device, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
+    """The policies of `fully_shard`: the precision of gathered weights, and where shards lie. cast: whether a module's
+    inputs are cast too."""
+    low = torch.bfloat16 if mesh.precision else None
+    pin = device.type == "cuda"
+    return {
+        "mp_policy": MixedPrecisionPolicy(low, torch.float32 if low else None, cast_forward_inputs=cast),
+        "offload_policy": CPUOffloadPolicy(pin_memory=pin) if mesh.offload else OffloadPolicy(),
+    }
+
+
+def account_gathering(module: nn.Module) -> None:
+    """Account what a sharded module allocates before its forward pass to parameters: its gathered weights."""
+    stack = ExitStack()
+
+    def begin(*_: Any) -> None:
+        stack.enter_context(account_as(category="parameters"))
+
+    def end(*_: Any) -> None:
+        stack.close()
+
+    module.register_forward_pre_hook(begin, prepend=True)
+    module.register_forward_pre_hook(end)
+
+
+@contextmanager
+def gather_root(loss_module: nn.Module) -> Iterator[None]:
+    """Gather the weights outside the repeated layers, so that all ranks can call the model in the body."""
+    assert isinstance(loss_module, FSDPModule)
+    # The pre-forward hooks gather; the first call also builds the tree of sharded modules. No forward pass is needed.
+    loss_module.forward = lambda: None
+    try:
+        loss_module()
+    finally:
+        del loss_module.forward
+    try:
+        yield
+    finally:
+        loss_module.reset_iter_state()
+
+
+@dataclass(frozen=True, eq=False)
+class OriginalModule:
+    """A module before it is sharded: its class, its own parameters, its hooks and the names of its attributes."""
+
+    module: nn.Module
+    kind: type[nn.Module]
+    parameters: Mapping[str, nn.Parameter]
+    hooks: Mapping[str, Any]
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "OriginalModule":
+        """Record a module as it is now."""
+        hooks = {name: value.copy() for name, value in vars(module).items() if name.endswith("hooks")}
+        return cls(module, type(module), dict(module.named_parameters(recurse=False)), hooks, frozenset(vars(module)))
+
+    def release(self) -> set[str]:
+        """Free the memory of the unsharded parameters; gives the names of the attributes that sharding has added.
+
+        The parameters stay the same objects, for whoever holds them.
+        """
+        for parameter in self.parameters.values():
+            parameter.data = parameter.new_empty(0)
+        return set(vars(self.module)) - self.names
+
+    def restore(self, added: set[str]) -> None:
+        """Restore the module with its trained parameters, unsharded on every rank. added: as `release` gave it."""
+        for name, parameter in self.parameters.items():
+            sharded: Any = getattr(self.module, name)
+            if isinstance(sharded, DTensor):  # else a shared one, which has come back with another part
+                parameter.data = sharded.full_tensor().detach()
+        self.module.__class__ = self.kind
+        for name in added:
+            delattr(self.module, name)
+        for name, hooks in self.hooks.items():
+            setattr(self.module, name, hooks)
+        for name, parameter in self.parameters.items():
+            setattr(self.module, name, parameter)

@@ -1,0 +1,136 @@
+"""The processes of a distributed run, as torchrun started them, and the collectives among them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from laconic.errors import TrainingFailure, UsageError
+from train.parallel.mesh import Mesh
+from train.step.parallel_strategy import ParallelStrategy
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a collective waits for a rank that runs and does not answer. A rank that ended is noticed at once."""
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""torch.distributed backends by device type. With a GPU, offloaded shards and flags of the host go through gloo too."""
+LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process has terminated")
+"""Parts of the messages of gloo and NCCL when another rank has ended."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run. rank: the number of this process. world: the number of processes. device: of this process.
+    axes: the device mesh of replicas and shards where the model is sharded."""
+
+    rank: int = 0
+    world: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - as immutable as a string
+    axes: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
+        """This rank of an initialized process group. Raises RecipeError where the mesh does not fit the world size."""
+        copies, shards = mesh.resolve(world)
+        if not mesh.is_sharded:
+            return cls(rank, world, device)
+        shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("replicate", "shard"))
+        return cls(rank, world, device, init_device_mesh(device.type, shape, mesh_dim_names=names))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def is_group(self) -> bool:
+        """Whether there are several ranks, or a single one that holds shards."""
+        return self.world > 1 or self.axes is not None
+
+    def reduce_terms(self, terms: int) -> float:
+        """The mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so that
+        the average of the ranks' gradients is that of the whole batch. Reduced on the host, which has to know whether
+        there is any term."""
+        if self.world == 1 or dist.get_backend() == "fake":  # without other ranks; and its tensors may have no values
+            return float(terms)
+        number = torch.tensor(terms)
+        self._reduce(number)
+        return int(number) / self.world
+
+    def average(self, loss: Tensor) -> Tensor:
+        """The mean of a tensor over the ranks."""
+        loss = loss.clone()
+        self._reduce(loss)
+        return loss / self.world
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set on any rank, so that all ranks decide alike."""
+        number = torch.tensor(int(flag))
+        self._reduce(number)
+        return bool(number)
+
+    def _reduce(self, tensor: Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+
+
+class RanksStrategy(ParallelStrategy):
+    """What all strategies for several ranks share: reductions over them."""
+
+    def __init__(self, ranks: Ranks, micro_batches: int = 1) -> None:
+        """micro_batches: of each batch, the same number on every rank."""
+        self.ranks, self.micro_batches = ranks, micro_batches
+
+    def reduce_terms(self, terms: int) -> float:
+        return self.ranks.reduce_terms(terms)
+
+    def average(self, loss: Tensor) -> Tensor:
+        return self.ranks.average(loss)
+
+    def any(self, flag: bool) -> bool:
+        return self.ranks.any(flag)
+
+
+@contextmanager
+def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
+    """The ranks of this run while the body runs: those that torchrun started (RANK, WORLD_SIZE and LOCAL_RANK in the
+    environment), or this process alone.
+
+    When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError
+    for a mesh that does not fit the world size.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    mesh.resolve(world)
+    if world == 1 and not mesh.is_sharded:
+        yield Ranks(device=device)
+        return
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    if device.type == "cuda":
+        if local >= torch.cuda.device_count():
+            raise UsageError(
+                f"rank {rank} would be number {local} on a machine with {torch.cuda.device_count()} CUDA devices. "
+                f"Start as many processes as there are (torchrun --nproc-per-node)"
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    backend = BACKENDS[device.type]
+    if world == 1 and "MASTER_ADDR" not in os.environ:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
+    else:
+        dist.init_process_group(backend, timeout=timeout)
+    try:
+        yield Ranks.of(rank, world, device, mesh)
+    except RuntimeError as error:
+        if any(sign in str(error).lower() for sign in LOST):
+            raise TrainingFailure(
+                f"rank {rank} stopped, since another rank has. What happened there stands in its own message"
+            ) from error
+        raise
+    # Not after a failure: the ranks would wait for one another. The others notice the end of this process.
+    dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""The memory plan of a source, from the options of the command line and a recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from laconic.errors import UsageError
+from laconic.hardware import cores
+from laconic.registry import trust_addresses
+from laconic.units import parse_bytes
+from train.parallel.mesh import Mesh
+from train.planner.device_rates import measure_rates
+from train.planner.memory_plan import MemoryPlan, plan_memory
+from train.planner.meta_model import open_meta_model
+from train.settings import TrainingRecipe
+
+
+def plan_source(
+    source: Path,
+    *,
+    memory: str,
+    batch: int | None = None,
+    length: int | None = None,
+    recipe: Path | None = None,
+    task: str | None = None,
+    builder: str | None = None,
+    device: str | None = None,
+    devices: int = 1,
+    measure: bool = False,
+    trust: bool = False,
+) -> MemoryPlan:
+    """Plan the training of a source.
+
+    memory: of each device, as "8GiB". batch, length, task, builder: override the recipe. recipe: YAML file with the
+    settings of training. device: "cpu" or "cuda", to plan for; by default what this machine has. devices: how many
+    share the model, sharded unless the recipe has a mesh. measure: measure the device's speed again. trust: whether the
+    source may execute code, and the recipe name code.
+    Raises SourceError, RecipeError or UsageError for a wrong option.
+    """
+    try:
+        size = parse_bytes(memory)
+    except ValueError as error:
+        raise UsageError(f"memory: {error}") from None
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
+    given: dict[str, Any] = {
+        "source": str(source),
+        "data": {"train": "."},
+        "batch_size": batch,
+        "task": task,
+        "builder": builder,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    training = TrainingRecipe.load(recipe, trust=trust, **given)
+    if devices > 1 and training.mesh == Mesh():
+        training = training.model_copy(update={"mesh": Mesh(shard=None)})
+    model = open_meta_model(
+        source,
+        task=training.task,
+        builder=training.builder,
+        arguments=training.arguments,
+        inputs=training.inputs,
+        trust=trust,
+    )
+    here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
+    apart = here.type == "cuda" if device is None else device == "cuda"
+    most = model.task.planning_length
+    asked = length or training.max_length or min(model.longest or most, most)
+    if measure:
+        measure_rates(here, again=True)
+    with trust_addresses(trust):
+        return plan_memory(
+            model,
+            training,
+            length=asked,
+            memory=size,
+            device=here,
+            apart=apart,
+            devices=devices,
+            workers=cores(),
+        )

@@ -1,0 +1,192 @@
+"""The memory and the time that a combination of techniques takes, predicted by simulating a training step."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+
+import torch
+from torch import nn
+
+from laconic.errors import RecipeError
+from train.offload.memory_accounting import CATEGORIES, Category, account_as
+from train.parallel.ranks import Ranks
+from train.planner.depth_extrapolation import (
+    ENDS,
+    extrapolate,
+    find_depth,
+    name_part,
+    simulated_depths,
+    truncate_stack,
+)
+from train.planner.device_rates import DeviceRates, measure_optimizer
+from train.planner.memory_timeline import MemoryTimeline
+from train.planner.meta_model import MetaModel
+from train.planner.simulate import fakify, open_fake_process_group, simulate
+from train.planner.step_cost import STEPPING, CostMeter, StepCost
+from train.settings import Training, TrainingComponents
+from train.step.objective import Batch
+from train.step.train_state import TrainState
+from train.step_assembly import distribute_step, make_step_parts
+
+MICRO = 2
+"""Micro-batches that are simulated: the second and all later ones add to the gradients of the first."""
+
+
+@dataclass(frozen=True)
+class MemoryPrediction:
+    """The predicted memory and cost of a training step.
+
+    peak, host: peak memory of the device and of the host, in bytes. at_peak: the device's bytes by category at its
+    peak. phases: the same at the peak of each phase. cost: of one step, over all micro-batches. timeline: every
+    allocation, where the whole depth was simulated.
+    """
+
+    peak: int
+    host: int
+    at_peak: Mapping[Category, int]
+    phases: Mapping[str, Mapping[Category, int]]
+    cost: StepCost
+    timeline: MemoryTimeline | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes of device and host: their peaks, which need not be at the same moment."""
+        return self.peak + self.host
+
+    @property
+    def seconds(self) -> float:
+        """The time of one step."""
+        return self.cost.seconds()
+
+
+def predict(
+    model: MetaModel,
+    training: Training,
+    length: int,
+    rates: DeviceRates,
+    *,
+    whole: bool = False,
+    ranks: Ranks | None = None,
+) -> MemoryPrediction:
+    """Simulate a step of `training.batch_size` rows of `length` tokens, on one device, or on the first of several
+    ranks.
+
+    A deep stack of equal layers is simulated at two small depths, and extrapolated linearly, part by part; `whole`
+    simulates all layers. Raises RecipeError where the model does not support the techniques.
+    """
+    parts = training.components()
+    linear = all(technique.is_linear_in_depth for technique in parts.techniques.values())
+    linear = linear and not training.freeze  # layers by name, which a shallow copy need not have
+    ranks = ranks or Ranks()
+    # FSDP gathers the weights of a layer one layer ahead.
+    ends = ENDS if ranks.axes is None else ENDS + 1
+    depth = find_depth(model.module, ends) if linear and not whole else None
+    if depth is None:
+        timeline, cost = simulate_step(model.copy(), model, training, parts, length, rates, ranks)
+        host = int(timeline.host.max(initial=0))
+        return MemoryPrediction(timeline.peak(), host, timeline.at_peak(), timeline.phases(), cost, timeline)
+    simulated = []
+    for layers in simulated_depths(ends):
+        with truncate_stack(model.module, layers):
+            module = copy.deepcopy(model.module)
+        simulated.append(simulate_step(module, model, training, parts, length, rates, ranks))
+    return extrapolate_prediction(simulated, depth, ends)
+
+
+def predict_rank(
+    model: MetaModel, training: Training, length: int, rates: DeviceRates, world: int, *, whole: bool = False
+) -> MemoryPrediction:
+    """Predict a step of the first of `world` ranks, which needs as much memory as any. One process simulates it: no
+    other rank exists, and nothing is sent. `training.batch_size` is the global batch.
+
+    The time is that of the computation alone: communication depends on what connects the ranks. whole: as in `predict`.
+    Raises RecipeError where the mesh does not fit so many ranks, or the batch has fewer rows than there are ranks.
+    """
+    if training.batch_size < world:
+        raise RecipeError(
+            f"a batch of {training.batch_size} rows cannot be shared by {world} ranks. Give each rank a row at least"
+        )
+    with open_fake_process_group(world):
+        ranks = Ranks.of(0, world, torch.device("cpu"), training.mesh)
+        return predict(model, training, length, rates, whole=whole, ranks=ranks)
+
+
+def predict_per_device(
+    model: MetaModel, training: Training, length: int, rates: DeviceRates, devices: int, *, whole: bool = False
+) -> MemoryPrediction:
+    """Predict a step of one device, where `devices` of them share the batch."""
+    if devices == 1:
+        return predict(model, training, length, rates, whole=whole)
+    return predict_rank(model, training, length, rates, devices, whole=whole)
+
+
+def simulate_step(
+    module: nn.Module,
+    model: MetaModel,
+    training: Training,
+    parts: TrainingComponents,
+    length: int,
+    rates: DeviceRates,
+    ranks: Ranks,
+) -> tuple[MemoryTimeline, StepCost]:
+    """The memory timeline and the cost of one step of the module, which may be a shallow copy of the model's."""
+    rows, times = ceil(training.batch_size / ranks.world), 1.0
+    micro = next((each.micro_batch for each in parts.techniques.values() if each.micro_batch is not None), None)
+    if micro is not None and rows > MICRO * micro:
+        times = rows / (MICRO * micro)
+        rows = MICRO * micro
+
+    states: list[TrainState] = []
+
+    def prepare() -> tuple[TrainState, Batch]:
+        objective = model.objective()
+        places = any(technique.places_weights for technique in parts.techniques.values())
+        with account_as("host" if places else "device"):
+            fakify(module)
+        step = make_step_parts(module, objective, parts, torch.device("cpu"))
+        # No more micro-batches than are simulated.
+        distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.world}), ranks)
+        state = step.assemble()
+        states.append(state)
+        return state, objective.make_example(rows, length)
+
+    meter = CostMeter(rates)
+    timeline = simulate(prepare, meter=meter, clip=training.max_grad_norm)
+    cost = cost_optimizer(states[0], parts, meter.phases.pop(STEPPING, StepCost()), rates)
+    for phase, each in meter.phases.items():
+        cost = cost.plus(each, times if phase in ("forward", "backward") else 1.0)
+    return timeline, cost
+
+
+def cost_optimizer(state: TrainState, parts: TrainingComponents, metered: StepCost, rates: DeviceRates) -> StepCost:
+    """The cost of the optimizer's step, from its measured time per parameter on the side where it steps."""
+    count = sum(parameter.numel() for group in state.optimizer.param_groups for parameter in group["params"])
+    if metered.host > metered.device:
+        return StepCost(host=count * measure_optimizer(parts.optimizer, rates.host or rates))
+    return StepCost(device=count * measure_optimizer(parts.optimizer, rates))
+
+
+def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], depth: int, ends: int) -> MemoryPrediction:
+    """The prediction for a deep model, from the simulations of two shallow ones."""
+    (low, low_cost), (high, high_cost) = simulated
+    peaks = [timeline.find_peaks(partial(name_part, ends=ends)) for timeline in (low, high)]
+    parts: dict[str, dict[Category, int]] = {}
+    for name in sorted(peaks[0].keys() & peaks[1].keys()):
+        before, after = low.at(peaks[0][name]), high.at(peaks[1][name])
+        parts[name] = {kind: round(extrapolate((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
+    phases: dict[str, dict[Category, int]] = {}
+    for name, part in parts.items():
+        phase = name.partition(" ")[0]
+        phases[phase] = max(phases.get(phase, part), part, key=sum_categories)
+    at_peak = max(phases.values(), key=sum_categories)
+    host = extrapolate((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
+    (a, b) = simulated_depths(ends)
+    cost = replace(low_cost).plus(high_cost.plus(low_cost, -1.0), (depth - a) / (b - a))
+    return MemoryPrediction(sum_categories(at_peak), round(host), at_peak, phases, cost)
+
+
+def sum_categories(part: Mapping[Category, int]) -> int:
+    """Bytes of all categories."""
+    return sum(part.values())

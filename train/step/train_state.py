@@ -1,0 +1,143 @@
+"""The state of a model in training: the settings of its step, and what changes from step to step."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from train.offload.host_memory import HostMemory
+from train.optimizers.schedule import Scheduler
+from train.optimizers.weight_average import drop_averages, exchange_weights
+from train.step.objective import Batch, LossModule, Objective
+from train.step.parallel_strategy import ParallelStrategy
+from train.step.trained_modules import TrainedModules
+
+PhaseContext = Callable[[str], AbstractContextManager[Any]]
+"""A context for a phase of a step by its name: "forward", "backward", "optimizer"."""
+
+
+def ignore_phase(name: str) -> AbstractContextManager[None]:
+    """The context of a phase that is not observed."""
+    return nullcontext()
+
+
+@dataclass(frozen=True, eq=False)
+class StepSettings:
+    """What stays the same over all steps.
+
+    device: where the model computes. host: copies tensors between it and the host. micro_batch_rows: rows of a
+    micro-batch; None takes a batch as a whole. forward_contexts: entered, in order, before every forward pass.
+    """
+
+    objective: Objective
+    device: torch.device
+    host: HostMemory
+    micro_batch_rows: int | None
+    forward_contexts: tuple[Callable[[], AbstractContextManager[Any]], ...]
+
+
+@dataclass(eq=False)
+class TrainState:
+    """A model in training, with its optimizer.
+
+    loss_module: the model and its objective, wrapped for compilation and data parallelism. scaler: of the loss, for
+    FP16; a disabled one passes everything through. scheduler: of the learning rate; set before the first step of a
+    training loop. gradient_norm: of the last step's gradient before it was clipped; None without clipping.
+    """
+
+    settings: StepSettings
+    modules: TrainedModules
+    loss_module: nn.Module
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    strategy: ParallelStrategy
+    scheduler: Scheduler = field(init=False)
+    gradient_norm: Tensor | None = None
+    phase: PhaseContext = ignore_phase
+
+    @property
+    def module(self) -> nn.Module:
+        """The model."""
+        return self.modules.model
+
+    @property
+    def objective(self) -> Objective:
+        """What the model is trained for."""
+        return self.settings.objective
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.settings.device
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """The context of a forward pass: autocast, offloading of activations and the like."""
+        with ExitStack() as stack:
+            for context in self.settings.forward_contexts:
+                stack.enter_context(context())
+            yield
+
+    @contextmanager
+    def observe_phases(self, phase: PhaseContext) -> Iterator[None]:
+        """Enter `phase` around every phase of the steps in the body."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    @contextmanager
+    def disable_loss_scaling(self) -> Iterator[None]:
+        """Step without scaling of the loss in the body."""
+        before, self.scaler = self.scaler, torch.amp.GradScaler(enabled=False)
+        try:
+            yield
+        finally:
+            self.scaler = before
+
+    def split(self, batch: Batch) -> list[Batch]:
+        """The micro-batches of a batch; some without rows, where this rank has fewer than another."""
+        parts = self.objective.split(batch, self.settings.micro_batch_rows)
+        empty = {name: tensor[:0] if tensor.ndim else tensor for name, tensor in parts[0].items()}
+        return parts + [empty] * (self.strategy.micro_batches - len(parts))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, as snapshots keep them."""
+        return self.modules.weights()
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Have the averages of the weights in their place in the body, where there are any."""
+        self._exchange_weights()
+        try:
+            yield
+        finally:
+            self._exchange_weights()
+
+    def keep_averages(self) -> None:
+        """Put the averages of the weights in their place for good, where there are any: training is over."""
+        self._exchange_weights()
+        drop_averages(self.optimizer)
+
+    def _exchange_weights(self) -> None:
+        if exchange_weights(self.optimizer):
+            self.modules.refresh_copies()
+
+    def finish(self) -> nn.Module:
+        """Take the techniques off; gives the model with its trained weights."""
+        module = self.modules.restore()
+        self.loss_module = LossModule(module, self.objective)
+        return module
+
+
+StepCallback = Callable[[int], bool | None]
+"""Called after each step with the number of steps done: a pruning schedule, a mask of zeros, a progress bar. True ends
+the run as if it had been no longer."""
+
+StepCallbackFactory = Callable[[TrainState], StepCallback]
+"""Makes a callback before the first step."""

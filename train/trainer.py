@@ -1,0 +1,184 @@
+"""Train a checkpoint on a dataset: the step, the batches, the snapshots and the observers around the training loop."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from laconic import registry
+from laconic.cache import Cache
+from laconic.data.dataset import Dataset
+from laconic.models.adapter import Adapter
+from laconic.models.checkpoint import Checkpoint
+from laconic.tasks.task import Task
+from train.callbacks.callback import RunLog
+from train.callbacks.energy import Energy
+from train.data.batch_builder import BatchBuilder
+from train.data.batch_loader import BatchLoader
+from train.data.batch_sampler import WINDOW, BatchSampler, row_lengths
+from train.data.sample_store import decoder_key
+from train.loop import LoopSettings, run_steps
+from train.observers import ObserverSettings, observe
+from train.parallel.ranks import Ranks
+from train.run_snapshot import open_snapshots, resume, save_snapshot
+from train.settings import Training
+from train.step.objective import Batch, Objective
+from train.step.sparsity_masks import keep_zeros
+from train.step.train_state import StepCallbackFactory, TrainState
+from train.step_assembly import distribute_step, make_step_parts
+
+log = logging.getLogger("laconic.train")
+
+SNAPSHOTS = "snapshots"
+LEAST_WINDOWS = 2
+"""Rows are grouped by length where they fill so many of the sampler's windows. In a smaller set the same rows would
+meet in every epoch."""
+RANK_SEEDS = 2**20
+"""Distance between the seeds of two ranks, so that their rows have different dropout."""
+
+Evaluate = Callable[[TrainState, int], bool]
+"""Evaluates the model after a number of steps, 0 before a resumed run loads its snapshot; True ends the run. A resumed
+run evaluates once more after the step that it resumes from, so that a run which was over stays so."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """module: the trained model, on the CPU, without the techniques. losses: of each step, those before an interruption
+    included; NaN for a batch that had no loss term and was skipped. waiting: how long the device waited for data, in a
+    line. energy: what the device consumed, in a line; empty where it was not measured. adapter: what was trained, where
+    it is kept apart from the weights of its model."""
+
+    module: nn.Module
+    losses: Sequence[float]
+    waiting: str
+    energy: str
+    adapter: Adapter | None = None
+
+    @property
+    def skipped(self) -> int:
+        """The number of batches that had no loss term."""
+        return sum(map(math.isnan, self.losses))
+
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last batch that had one."""
+        return next(loss for loss in reversed(self.losses) if not math.isnan(loss))
+
+
+def train(
+    checkpoint: Checkpoint,
+    dataset: Dataset,
+    training: Training,
+    folder: Path,
+    *,
+    ranks: Ranks,
+    objective: Objective | None = None,
+    observers: ObserverSettings | None = None,
+    evaluate: Evaluate = lambda state, steps: False,
+    eval_every: int | None = None,
+    conclude: Callable[[TrainState, int], None] = lambda state, steps: None,
+    cache: Cache | None = None,
+    callbacks: Sequence[StepCallbackFactory] = (),
+    logs: Sequence[RunLog] = (),
+) -> TrainResult:
+    """Train the module of a checkpoint, which is changed in place.
+
+    folder: of this run alone; the run is resumed from the snapshots in it. objective: the task's own by default.
+    eval_every: steps between two evaluations; an epoch by default. conclude: called with the steps done at the end,
+    before the techniques are removed. logs: told of each step, beside the observers.
+    Weights that an earlier stage pruned, and no later one has changed, stay zero.
+    Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
+    """
+    cache = cache or Cache()
+    objective = objective or registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, dataset)
+    with checkpoint.task.truncated(training.max_length):
+        dataset = objective.prepare_rows(dataset)
+    rows, components = len(dataset.keys), training.components()
+    steps = training.count_steps(rows)
+    grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
+    lengths = row_lengths(dataset) if grouped else None
+    sampler = BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths=lengths)
+    factories = (*keep_zeros(checkpoint, components.techniques), *callbacks)
+    state = start_training(checkpoint.module, objective, training, ranks, steps)
+    every = eval_every or sampler.steps
+    with checkpoint.task.truncated(training.max_length), checkpoint.task.padded(components.padding_multiple):
+        evaluate(state, 0)
+        with open_snapshots(folder / SNAPSHOTS) as snapshots:
+            batch = first_batch(objective, dataset, sampler, ranks.device)
+            losses = resume(state, snapshots, batch) if snapshots.latest() is not None else []
+            del batch
+            ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
+            loader = make_loader(state, checkpoint.task, dataset, sampler, training, cache, start=len(losses))
+            settings = LoopSettings(
+                steps=steps,
+                seed=training.seed + ranks.rank * RANK_SEEDS,
+                max_grad_norm=training.max_grad_norm,
+                snapshot_every=training.snapshot_every,
+                save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
+                eval_every=every,
+                evaluate=lambda done: evaluate(state, done),
+                callbacks=[make(state) for make in factories],
+            )
+            with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
+                if not ended:
+                    run_steps(state, loader, settings, losses, [*seen, *logs])
+        state.keep_averages()
+        conclude(state, len(losses))
+    energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
+    result = TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
+    if result.skipped and ranks.is_first:
+        log.warning("%s", describe_skipped(result))
+    return result
+
+
+def describe_skipped(result: TrainResult) -> str:
+    """Describe in a sentence how many batches were skipped."""
+    return (
+        f"{result.skipped} of {len(result.losses)} batches had no loss term (all labels masked, ignored or empty), and "
+        f"were skipped"
+    )
+
+
+def start_training(module: nn.Module, objective: Objective, training: Training, ranks: Ranks, steps: int) -> TrainState:
+    """The training state before the first of `steps` steps: techniques applied, optimizer and scheduler made."""
+    components = training.components()
+    torch.manual_seed(training.seed)
+    parts = make_step_parts(module, objective, components, ranks.device, sharded=training.mesh.is_sharded)
+    distribute_step(parts, training, ranks)
+    state = parts.assemble()
+    state.scheduler = components.schedule.build(state.optimizer, steps)
+    return state
+
+
+def make_loader(
+    state: TrainState,
+    task: Task,
+    dataset: Dataset,
+    sampler: BatchSampler,
+    training: Training,
+    cache: Cache,
+    *,
+    start: int,
+) -> BatchLoader:
+    """The batches of the steps from `start` to the end of the schedule."""
+    return BatchLoader(
+        dataset,
+        state.objective.collate,
+        sampler,
+        device=state.device,
+        settings=training.loader,
+        start=start,
+        stop=state.scheduler.steps,
+        decoder=decoder_key(task),
+        cache=cache,
+    )
+
+
+def first_batch(objective: Objective, dataset: Dataset, sampler: BatchSampler, device: torch.device) -> Batch:
+    """The batch of the first step. Raises DataError for what all rows lack, which is no single row's fault."""
+    batch = BatchBuilder(dataset, dataset.samples, objective.collate).collate(sampler.batch(0))
+    return {name: tensor.to(device) for name, tensor in batch.items()}
