@@ -120,8 +120,6 @@ def measure(
     """A row for each arithmetic of an engine."""
     computes = make_runtime(engine).computes()
     for compute, precision in ((computes[-1], "float32"), ("float32", "int8")):
-        if engine == "torch" and precision == "int8":
-            continue  # its INT8 is a form of weights
         option = EngineOption(engine, compute)
         with ExitStack() as stack:
             runs, told, whole = {}, dict[str, str](), Counter[tuple[str, int]]()

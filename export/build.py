@@ -59,7 +59,7 @@ class EngineOption:
     @property
     def on_gpu(self) -> bool:
         """Whether the engine runs on a GPU."""
-        return self.runtime not in (*registry.TARGETS["cpu"], *registry.ENGINES_ON_REQUEST["cpu"])
+        return self.runtime not in registry.TARGETS["cpu"]
 
     @property
     def quantizes_attention(self) -> bool:

@@ -60,8 +60,6 @@ RUNTIMES = {
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
     "onnxruntime-cuda": "laconic.runtimes.onnxruntime_cuda:OnnxRuntimeCuda",
     "tensorrt": "laconic.runtimes.tensorrt:TensorRt",
-    "torch": "laconic.runtimes.torch_engine:Torch",
-    "torch-cuda": "laconic.runtimes.torch_cuda:TorchCuda",
     "fake": "laconic.runtimes.fake:Fake",
 }
 
@@ -124,8 +122,6 @@ PLACEMENTS = {
     "onnxruntime": "export.placements.onnxruntime_cpu:RULES",
     "onnxruntime-cuda": "export.placements.onnxruntime_gpu:RULES",
     "tensorrt": "export.placements.tensorrt_gpu:RULES",
-    "torch": "export.placements.torch_cpu:RULES",
-    "torch-cuda": "export.placements.torch_gpu:RULES",
 }
 
 FORMATS = {
@@ -198,14 +194,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "tensorrt": ("tensorrt", "onnxruntime-cuda"),
 }
 """The engines of each target, in order of preference."""
-
-ENGINES_ON_REQUEST: dict[str, tuple[str, ...]] = {
-    "cpu": ("torch",),
-    "cuda": ("torch-cuda",),
-    "tensorrt": ("torch-cuda",),
-}
-"""Further engines of a target, tried only where they are named (`runtimes`, `engine_only`): what compiles for minutes
-would be most of a run's time."""
 
 TABLES = {
     "task": TASKS,

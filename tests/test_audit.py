@@ -201,7 +201,7 @@ def test_shares_are_those_of_the_multiply_adds_and_an_addition_beside_attention_
 
 
 def test_an_engine_that_reports_nothing_has_no_shares():
-    assert share_multiply_adds(audit_products(PRODUCTS, [], "torch")) == {}
+    assert share_multiply_adds(audit_products(PRODUCTS, [], "fake")) == {}
     assert share_multiply_adds(()) == {}
 
 

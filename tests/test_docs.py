@@ -100,7 +100,7 @@ def test_every_training_setting_of_a_stage_is_explained():
 
 @pytest.mark.parametrize("kind", ["task", "runtime", "format"])
 def test_every_name_that_a_recipe_may_hold_is_on_its_page(kind):
-    names = set(registry.TABLES[kind]) - {"folder", "fake", "torch"}
+    names = set(registry.TABLES[kind]) - {"folder", "fake"}
     text = page("recipe.md") + page("tasks.md")
     assert [name for name in names if f"`{name}`" not in text] == []
 

@@ -318,7 +318,7 @@ def test_a_relu_without_a_bias_before_it_keeps_no_layer_from_int8_in_onnxruntime
     assert {found[layer.node] for layer in layers} == {"int8"}
 
 
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime-cuda"])
+@pytest.mark.parametrize("engine", ["onnxruntime-cuda", "tensorrt"])
 def test_engines_that_run_no_decoder_with_a_cache_are_refused_in_one_sentence(folder, tmp_path, engine):
     graph = capture_graph(CheckpointSource.of(load_source(folder / "t5")), Cache(folder / "cache"))
     with pytest.raises(RuntimeFailure, match=f"{engine} does not run encoder-decoders yet. Choose --target cpu, whose"):

@@ -127,7 +127,7 @@ class Recipe(Origin):
             if self.portable:
                 raise ValueError("portable places the model for several engines, engine_only for one. Leave one out")
         for key, name in named:
-            engines = (*registry.TARGETS[self.target], *registry.ENGINES_ON_REQUEST.get(self.target, ()))
+            engines = registry.TARGETS[self.target]
             if name not in engines:
                 raise ValueError(
                     f"{key}: {name!r} is not an engine of target {self.target!r}. "

@@ -89,20 +89,6 @@ FALLBACKS = (
         beside_int8=True,
     ),
     Fallback(
-        engines=frozenset({"torch"}),
-        kinds=WITH_WEIGHTS | {"attention"},
-        asked=frozenset({"int8", "int8-dynamic"}),
-        placed=False,
-        reason="the engine torch computes in FP32 or BF16; INT8 is the form in which it stores weights",
-    ),
-    Fallback(
-        engines=frozenset({"torch-cuda"}),
-        kinds=WITH_WEIGHTS | {"attention"},
-        asked=frozenset({"int8", "int8-dynamic", "float8"}),
-        placed=False,
-        reason="the engine torch-cuda computes in FP16 or BF16",
-    ),
-    Fallback(
         engines=frozenset({"openvino"}),
         kinds=WITH_WEIGHTS,
         asked=frozenset({"int8-dynamic"}),
@@ -138,7 +124,7 @@ FALLBACKS = (
         reason="ONNX Runtime's INT8 product takes unsigned activations and signed weights",
     ),
     Fallback(
-        engines=frozenset({"onnxruntime-cuda", "tensorrt", "torch-cuda"}),
+        engines=frozenset({"onnxruntime-cuda", "tensorrt"}),
         kinds=WITH_WEIGHTS | {"attention", "recurrent"},
         asked=frozenset({"float16", "bfloat16"}),
         placed=False,

@@ -10,7 +10,7 @@ import torch
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from laconic.runtimes.compiled_programs import keep_compiled_programs
+from train.memory.compiled_programs import keep_compiled_programs
 from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
