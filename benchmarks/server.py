@@ -27,8 +27,8 @@ import psutil
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
-from serve.http.kserve import DATATYPES
 from serve.model_repository.model import read_cap
+from serve.protocol.infer_request import DATATYPES
 from serve.settings.server_settings import Settings
 
 SERVE = """

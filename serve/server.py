@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
                 self.app.repository,
                 self.settings,
                 self.app.budget,
-                guard=self.app.guard,
+                access=self.app.access,
                 observer=self.app.observer,
                 folder=self.app.folder,
                 certificate=self.certificate,
@@ -217,7 +217,7 @@ def run(
             stack.callback(close_admin, admin, settings.admin)
         app = create_app(artifacts, settings)
         if settings.api_key_file is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGHUP, lambda *_: app.guard.reload())
+            signal.signal(signal.SIGHUP, lambda *_: app.access.reload())
         listen(listener, host, port)
         host, port = listener.getsockname()[:2]
 
@@ -226,7 +226,7 @@ def run(
 
         server = Server(app, settings, on_ready, certificate=certificate, admin=admin)
         if attach is not None:
-            attach(lambda sig: app.guard.reload() if sig == signal.SIGHUP else server.handle_exit(sig, None))
+            attach(lambda sig: app.access.reload() if sig == signal.SIGHUP else server.handle_exit(sig, None))
         server.run(sockets=[listener])
 
 
@@ -252,7 +252,7 @@ def format_welcome(
     if not models:
         target = f"{app.settings.models}/NAME.laconic"
         return f"Serving no model yet at {url}{also}\n{notes}  Try: laconic compress MODEL -o {target}"
-    example = format_example(models[0], url, key=app.guard.keys is not None)
+    example = format_example(models[0], url, key=app.access.keys is not None)
     return f"Serving {names} at {url}{also}\n{notes}  Try: {example}"
 
 

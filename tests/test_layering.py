@@ -262,6 +262,17 @@ def test_the_server_never_knows_torch_or_onnx(module):
     assert not {package(name) for name, _ in imports(module)} & {"torch", "transformers", "onnx"}
 
 
+APART = (("serve.http", "serve.grpc"), ("serve.grpc", "serve.http"), ("serve.grpc", "serve.asgi"))
+
+
+@pytest.mark.parametrize(("protocol", "other"), APART)
+def test_protocols_do_not_know_each_other(protocol, other):
+    """What both need stands in serve.protocol and serve.requests."""
+    modules = [name for name in MODULES if name.startswith(f"{protocol}.")]
+    assert modules
+    assert {name for module in modules for name in edges(module) if name.startswith(f"{other}.")} == set()
+
+
 def test_openvino_is_imported_where_its_telemetry_is_kept_out_and_nowhere_else():
     assert [name for name in MODULES if "openvino" in {package(each) for each, _ in imports(name)}] == [
         "laconic.runtimes.openvino"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from served import request_of, running
 
 from laconic.errors import InputError
-from serve.asgi.body import MEMBERS, UNPACKED, BodyTooLarge, unpack
+from serve.asgi.body import MEMBERS, UNPACKED, unpack
+from serve.requests.memory_budget import BodyTooLarge
 
 INFER = "/v2/models/twice/infer"
 LIMIT = 1 << 20

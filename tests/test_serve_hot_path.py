@@ -19,6 +19,7 @@ from laconic.tensor import TensorSpec
 from laconic.timing.measurements import Timing
 from serve.http import kserve
 from serve.http.request_cache import LONGEST, MOST, RequestCache
+from serve.protocol.infer_request import DTYPES, InferRequest
 from serve.settings.server_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
@@ -119,13 +120,13 @@ def test_a_known_request_of_another_size_is_refused_as_ever(server: Running) -> 
             assert http.post("/v2/models/tiny/infer", content=head + body, headers=headers).status_code == status
 
 
-def read(head: bytes, tensors: bytes) -> kserve.Request:
+def read(head: bytes, tensors: bytes) -> InferRequest:
     return kserve.read_request(head + tensors, len(head), OUTPUT, Settings())
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.sampled_from(["FP32", "FP64", "INT64", "UINT8", "FP16"]))
 def test_what_is_read_of_a_known_request_is_what_the_long_way_reads(rows: int, columns: int, datatype: str) -> None:
-    x = np.arange(rows * columns).reshape(rows, columns).astype(kserve.DTYPES[datatype])
+    x = np.arange(rows * columns).reshape(rows, columns).astype(DTYPES[datatype])
     tensors = [
         {"name": name, "datatype": datatype, "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}
         for name in ("a", "b")

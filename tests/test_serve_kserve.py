@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from laconic.errors import InputError
 from laconic.tensor import check_inputs
 from serve.http import kserve
+from serve.protocol.infer_request import DTYPES
 from serve.settings.server_settings import Settings
 
 INFER = "/v2/models/twice/infer"
@@ -290,7 +291,7 @@ TENSORS = st.fixed_dictionaries(
     {},
     optional={
         "name": st.just("x") | JSONS,
-        "datatype": st.sampled_from(sorted(kserve.DTYPES)) | JSONS,
+        "datatype": st.sampled_from(sorted(DTYPES)) | JSONS,
         "shape": st.lists(st.integers(-1, 4), max_size=3) | JSONS,
         "data": st.lists(st.integers() | st.floats(allow_nan=False), max_size=6) | JSONS,
         "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(-1, 30) | JSONS}) | JSONS,

@@ -24,8 +24,9 @@ from test_serve_http import write_image_model, write_text_model
 
 from laconic.arrays import Arrays
 from laconic.errors import InputError, Overloaded
-from serve.asgi.body import BodyTooLarge, MemoryBudget, Reservation, from_json, weigh
+from serve.asgi.body import count_elements, from_json
 from serve.http.kserve import print_numbers
+from serve.requests.memory_budget import BodyTooLarge, MemoryBudget, Reservation
 from serve.settings.server_settings import MIB, Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
@@ -61,16 +62,16 @@ JSONS = st.recursive(
 )
 
 
-def count_elements(value: object) -> int:
+def count_nested(value: object) -> int:
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
-    return 1 if inner is None else 10 + sum(map(count_elements, inner))
+    return 1 if inner is None else 10 + sum(map(count_nested, inner))
 
 
 @given(JSONS)
 def test_the_elements_that_are_counted_are_never_fewer_than_there_are(value: object) -> None:
-    weight = weigh(orjson.dumps(value).ljust(200), LIMITS)
+    weight = count_elements(orjson.dumps(value).ljust(200), LIMITS)
     # The last element of each list has no comma behind it: the ten of the list cover it.
-    assert weight >= 0.9 * count_elements(value) - 1
+    assert weight >= 0.9 * count_nested(value) - 1
 
 
 def test_json_is_bounded_by_bytes_and_by_elements() -> None:

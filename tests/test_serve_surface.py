@@ -12,7 +12,7 @@ from served import Running, running
 from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
-from serve.http.extensions import LOG_SETTINGS, TRACE_SETTINGS
+from serve.protocol.extensions import LOG_SETTINGS, TRACE_SETTINGS
 
 ROWS = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 REFUSED = "refused"

@@ -18,7 +18,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.runtime import Kernel, Session
 from serve.batching.layout import Layout
-from serve.http.kserve import DATATYPES, DTYPES
+from serve.protocol.infer_request import DATATYPES, DTYPES
 
 HOST = "127.0.0.1"
 HEADER_LENGTH = "Inference-Header-Content-Length"

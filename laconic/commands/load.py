@@ -18,7 +18,7 @@ from laconic.loadtest.http_client import ConnectionFailed, HttpClient
 from laconic.loadtest.load_point import LoadPoint
 from laconic.loadtest.traffic import Load
 from laconic.tensor import TensorSpec
-from serve.http.kserve import DTYPES
+from serve.protocol.infer_request import DTYPES
 
 DISTINCT = 32
 """Different requests that are made up and sent in turn."""

@@ -5,13 +5,12 @@ from typing import Any
 
 import orjson
 
-from laconic.errors import InputError, Overloaded
-from serve.asgi.offload import offload
+from laconic.errors import InputError
 from serve.asgi.wire import WINDOW, ClientGone, Headers, Receive
+from serve.requests.memory_budget import BodyTooLarge, Reservation
+from serve.requests.offload import OFFLOAD_FROM, offload
 from serve.settings.server_settings import Settings
 
-OFFLOAD_FROM = 1 << 16
-"""Bytes. Smaller bodies and answers are read and written on the event loop: a thread takes 0.1 ms to answer."""
 SCANNED = 1 << 18
 """Bytes of JSON that are counted in one go: 0.2 ms, and then other threads may run."""
 CONTAINER = 10
@@ -25,49 +24,10 @@ ELEMENT_BYTES = 32
 """Memory of a number in a Python list."""
 
 
-class BodyTooLarge(InputError):
-    """The body is larger than the server takes."""
-
-    status = 413
-
-
 class UnknownCoding(InputError):
     """The body is in a content coding that the server does not read."""
 
     status = 415
-
-
-class MemoryBudget:
-    """The bytes that all requests together may hold. limit: bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-
-class Reservation:
-    """What one request holds of the budget. From the event loop only."""
-
-    __slots__ = ("_budget", "_held")
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget = budget
-        self._held = 0
-
-    def add(self, size: int) -> None:
-        """Hold so many bytes more. Raises Overloaded where the budget has not as many."""
-        if self._budget.used + size > self._budget.limit:
-            raise Overloaded(
-                f"the requests under way hold all of the {self._budget.limit} bytes that this server has for them. "
-                f"Try again later"
-            )
-        self._budget.used += size
-        self._held += size
-
-    def release(self) -> None:
-        """Give everything back."""
-        self._budget.used -= self._held
-        self._held = 0
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int, reservation: Reservation) -> bytes:
@@ -136,17 +96,17 @@ async def read_json(body: bytes, settings: Settings, reservation: Reservation) -
     """What the JSON of a body holds, read off the event loop if it is long. Raises what `from_json` raises."""
     if len(body) <= OFFLOAD_FROM:
         return from_json(body, settings)
-    reservation.add(ELEMENT_BYTES * await offload(weigh, body, settings, long=True))
+    reservation.add(ELEMENT_BYTES * await offload(count_elements, body, settings, long=True))
     return await offload(parse, body, long=True)
 
 
 def from_json(body: bytes, settings: Settings) -> Any:
     """What the JSON holds. Raises BodyTooLarge, and InputError for anything else, also a bare NaN."""
-    weigh(body, settings)
+    count_elements(body, settings)
     return parse(body)
 
 
-def weigh(body: bytes, settings: Settings) -> int:
+def count_elements(body: bytes, settings: Settings) -> int:
     """The elements of the JSON at most, before anything is made of them: its commas and opening brackets are counted.
 
     Raises BodyTooLarge, and InputError for more elements than the settings allow.

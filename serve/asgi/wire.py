@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from laconic.errors import LaconicError, NotReady, Overloaded
+from serve.requests.public_errors import to_public_error
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -63,19 +64,10 @@ class Answer:
             await send({"type": "http.response.body", "body": piece, "more_body": start + WRITTEN < len(view)})
 
 
-def as_told(error: BaseException) -> LaconicError:
-    """The error as clients are told of it: one that nobody raised on purpose is logged, and its text, which may hold
-    anything, is left out."""
-    if isinstance(error, LaconicError):
-        return error
-    log.error("a request failed", exc_info=error)
-    return LaconicError("the server failed on this request; its log says why")
-
-
 def to_answer(error: BaseException) -> Answer:
-    """What a client is told about an error: `{"error": "..."}`, as every V2 client expects."""
-    told = as_told(error)
-    return Answer(to_json({"error": str(told)}), told.status, headers=retry_headers(told))
+    """Make the answer to a request that failed: `{"error": "..."}`, as every V2 client expects."""
+    public = to_public_error(error)
+    return Answer(to_json({"error": str(public)}), public.status, headers=retry_headers(public))
 
 
 def retry_headers(error: LaconicError) -> list[tuple[bytes, bytes]]:

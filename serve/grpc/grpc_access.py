@@ -8,9 +8,9 @@ import grpc
 
 from laconic.errors import LaconicError
 from serve.grpc.grpc_call import Call, Context, fail
-from serve.http.guard import Guard, WrongSide
 from serve.observation.observer import RequestObserver
 from serve.observation.tracing import end_trace
+from serve.security.access import Access, WrongSide
 
 HEALTH = (
     "/grpc.health.v1.Health/",
@@ -28,8 +28,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a known key, those of a key whose rate is used up, and those of operators where these have
     an address of their own, which speaks HTTP. Has the others followed."""
 
-    def __init__(self, guard: Guard, observer: RequestObserver) -> None:
-        self.guard = guard
+    def __init__(self, access: Access, observer: RequestObserver) -> None:
+        self.access = access
         self.observer = observer
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Call]], details: Any) -> Call:
@@ -39,11 +39,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if self.observer.active:
                 self.observer.follow_call(details.method, metadata)
             try:
-                if self.guard.settings.admin is not None and ADMIN.fullmatch(details.method):
+                if self.access.settings.admin is not None and ADMIN.fullmatch(details.method):
                     raise WrongSide("this call is for operators, who have an address of their own for HTTP")
-                self.guard.identify(metadata)
+                self.access.identify(metadata)
             except LaconicError as error:
-                self.guard.refused[error.status] += 1
+                self.access.refused[error.status] += 1
                 with end_trace():
                     return refuse(error)
         return await continuation(details)

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from laconic.errors import INTERRUPTS, InputError, LaconicError, NotReady, Overloaded
-from serve.asgi.wire import as_told
 from serve.observation.tracing import end_trace
+from serve.requests.public_errors import to_public_error
 from serve.settings.server_settings import Settings
 
 Context = Any
@@ -50,11 +50,11 @@ async def read(context: Context) -> bytes | None:
 
 async def fail(context: Context, error: BaseException) -> None:
     """End the call with the status of the error; it does not return."""
-    told = as_told(error)
+    public = to_public_error(error)
     trailing: tuple[tuple[str, str], ...] = ()
-    if isinstance(told, (Overloaded, NotReady)):
-        trailing = ((PUSHBACK, str(1000 * told.retry_after)),)
-    await context.abort(STATUS.get(told.status, grpc.StatusCode.INTERNAL), str(told)[:LONGEST_TEXT], trailing)
+    if isinstance(public, (Overloaded, NotReady)):
+        trailing = ((PUSHBACK, str(1000 * public.retry_after)),)
+    await context.abort(STATUS.get(public.status, grpc.StatusCode.INTERNAL), str(public)[:LONGEST_TEXT], trailing)
 
 
 def call(settings: Settings, respond: Respond) -> Call:

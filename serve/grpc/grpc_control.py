@@ -10,11 +10,11 @@ from laconic.errors import NotReady, UnknownModel
 from serve.grpc import inference_pb2 as pb
 from serve.grpc.grpc_call import Call, Context, call
 from serve.grpc.grpc_messages import parse_message, serialize
-from serve.http import extensions, metadata
-from serve.http.model_control import control
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.model_repository.watched_folder import WatchedFolder
+from serve.protocol import extensions, metadata
+from serve.protocol.repository_control import control_model
 from serve.settings.server_settings import Settings
 
 
@@ -86,7 +86,8 @@ class GrpcControl:
 
         async def respond(body: bytes, _: Context) -> bytes:
             asked: Any = parse_message(kind, body)
-            await control(self.folder, self.settings, act, asked.model_name, {"parameters": dict(asked.parameters)})
+            content = {"parameters": dict(asked.parameters)}
+            await control_model(self.folder, self.settings, act, asked.model_name, content)
             return serialize(response())
 
         return call(self.settings, respond)

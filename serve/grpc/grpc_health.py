@@ -8,8 +8,8 @@ from laconic.errors import INTERRUPTS, NotReady, UnknownModel
 from serve.grpc.grpc_call import Context, call, fail
 from serve.grpc.grpc_messages import parse_message, serialize
 from serve.grpc.inference_pb2 import HealthCheckRequest, HealthCheckResponse
-from serve.http.metadata import check_server
 from serve.model_repository.repository import Repository
+from serve.protocol.metadata import check_server
 from serve.settings.server_settings import Settings
 
 NAME = "grpc.health.v1.Health"

@@ -9,9 +9,20 @@ from google.protobuf.message import DecodeError, Message
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tensor import TensorSpec, read_numbers
-from serve.asgi.body import BodyTooLarge
 from serve.grpc.inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
-from serve.http import kserve
+from serve.protocol.infer_request import (
+    DATATYPES,
+    InferRequest,
+    read_bytes,
+    read_dtype,
+    read_outputs,
+    read_shape,
+    read_timeout,
+    refuse_extensions,
+    shape_numbers,
+    write_bytes,
+)
+from serve.requests.memory_budget import BodyTooLarge
 
 CONTENTS = {
     "bool": ("bool_contents", np.bool_),
@@ -108,17 +119,15 @@ def read_varint(body: bytes, position: int) -> tuple[int, int]:
     raise IndexError
 
 
-def read_request(
-    message: ModelInferRequest, raw: Sequence[memoryview], outputs: Sequence[TensorSpec]
-) -> kserve.Request:
+def read_request(message: ModelInferRequest, raw: Sequence[memoryview], outputs: Sequence[TensorSpec]) -> InferRequest:
     """The request in a message. raw: its raw tensors. Raises InputError for whatever is not a request."""
     wanted = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
     parameters = {name: read_parameter(value) for name, value in message.parameters.items()}
-    return kserve.Request(
+    return InferRequest(
         id=message.id,
         inputs=read_inputs(message, raw),
-        outputs=kserve.read_outputs(wanted, {}, outputs),
-        timeout=kserve.read_timeout(parameters),
+        outputs=read_outputs(wanted, {}, outputs),
+        timeout=read_timeout(parameters),
     )
 
 
@@ -137,15 +146,15 @@ def read_inputs(message: ModelInferRequest, raw: Sequence[memoryview]) -> Arrays
         name = tensor.name
         if name in inputs:
             raise InputError(f"input {name!r} is given twice")
-        kserve.refuse_extensions(tensor.parameters, name)
-        dtype = kserve.read_dtype(tensor.datatype, name)
-        shape = kserve.read_shape(list(tensor.shape), name)
+        refuse_extensions(tensor.parameters, name)
+        dtype = read_dtype(tensor.datatype, name)
+        shape = read_shape(list(tensor.shape), name)
         if not raw:
             inputs[name] = read_contents(tensor, dtype, shape)
         elif tensor.HasField("contents"):
             raise InputError(f"input {name!r} has both contents and raw_input_contents: give one")
         else:
-            inputs[name] = kserve.read_bytes(raw[index], dtype, shape, name)
+            inputs[name] = read_bytes(raw[index], dtype, shape, name)
     return inputs
 
 
@@ -158,10 +167,10 @@ def read_contents(tensor: ModelInferRequest.InferInputTensor, dtype: np.dtype[An
     array: Array = np.empty(len(numbers), kind)
     for start in range(0, len(numbers), CONVERTED):
         array[start : start + CONVERTED] = numbers[start : start + CONVERTED]
-    return kserve.shape_numbers(read_numbers(array, dtype, f"{field} of input {tensor.name!r}"), shape, tensor.name)
+    return shape_numbers(read_numbers(array, dtype, f"{field} of input {tensor.name!r}"), shape, tensor.name)
 
 
-def describe_response(request: kserve.Request, outputs: Arrays, *, model: str, version: str) -> ModelInferResponse:
+def describe_response(request: InferRequest, outputs: Arrays, *, model: str, version: str) -> ModelInferResponse:
     """The answer to a request, with raw tensors, as Triton gives it."""
     arrays = {name: outputs[name] for name in request.outputs}
     return ModelInferResponse(
@@ -169,10 +178,8 @@ def describe_response(request: kserve.Request, outputs: Arrays, *, model: str, v
         model_version=version,
         id=request.id or "",
         outputs=[
-            ModelInferResponse.InferOutputTensor(
-                name=name, datatype=kserve.DATATYPES[array.dtype], shape=list(array.shape)
-            )
+            ModelInferResponse.InferOutputTensor(name=name, datatype=DATATYPES[array.dtype], shape=list(array.shape))
             for name, array in arrays.items()
         ],
-        raw_output_contents=[kserve.write_bytes(array) for array in arrays.values()],
+        raw_output_contents=[write_bytes(array) for array in arrays.values()],
     )

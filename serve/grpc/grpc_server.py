@@ -5,16 +5,16 @@ from typing import Any
 import grpc
 
 from laconic.errors import UsageError
-from serve.asgi.body import MemoryBudget
 from serve.grpc import grpc_service
 from serve.grpc.grpc_access import AccessInterceptor
 from serve.grpc.grpc_control import GrpcControl
 from serve.grpc.grpc_health import Health
 from serve.grpc.grpc_service import InferenceService
-from serve.http.guard import Guard
 from serve.model_repository.repository import Repository
 from serve.model_repository.watched_folder import WatchedFolder
 from serve.observation.observer import RequestObserver
+from serve.requests.memory_budget import MemoryBudget
+from serve.security.access import Access
 from serve.security.tls import Certificate
 from serve.settings.server_settings import Settings
 
@@ -31,20 +31,20 @@ class GrpcServer:
         settings: Settings,
         budget: MemoryBudget,
         *,
-        guard: Guard,
+        access: Access,
         observer: RequestObserver,
         folder: WatchedFolder | None = None,
         certificate: Certificate | None = None,
     ) -> None:
-        """budget, guard, observer, folder: those of the HTTP server."""
+        """budget, access, observer, folder: those of the HTTP server."""
         self.port = 0
         self._certificate = certificate
         self._service = InferenceService(repository, settings, budget)
-        is_watched = guard.keys is not None or settings.admin is not None or observer.active
+        is_watched = access.keys is not None or settings.admin is not None or observer.active
         self._server = grpc.aio.server(
             options=make_options(settings),
             maximum_concurrent_rpcs=settings.max_connections,
-            interceptors=[AccessInterceptor(guard, observer)] if is_watched else None,
+            interceptors=[AccessInterceptor(access, observer)] if is_watched else None,
         )
         health = Health(repository, settings, frozenset({grpc_service.NAME}))
         control = GrpcControl(repository, settings, folder)

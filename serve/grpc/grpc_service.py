@@ -8,16 +8,16 @@ import grpc
 
 from laconic.arrays import Arrays
 from laconic.errors import INTERRUPTS
-from serve.asgi.body import OFFLOAD_FROM, MemoryBudget, Reservation
-from serve.asgi.offload import offload
-from serve.asgi.wire import as_told
 from serve.grpc import inference_pb2 as pb
 from serve.grpc.grpc_call import Call, Context, call, read
 from serve.grpc.grpc_messages import describe_response, parse_request, read_request, serialize
-from serve.http import kserve
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.observation.tracing import count_step, end_trace
+from serve.protocol.infer_request import InferRequest
+from serve.requests.memory_budget import MemoryBudget, Reservation
+from serve.requests.offload import OFFLOAD_FROM, offload
+from serve.requests.public_errors import to_public_error
 from serve.security.keys import count_request
 from serve.settings.server_settings import Settings
 
@@ -96,7 +96,7 @@ class InferenceService:
             raise
         except BaseException as error:  # noqa: BLE001 - the stream goes on
             response = pb.ModelInferResponse(id=message.id)
-            text = str(as_told(error))
+            text = str(to_public_error(error))
             return serialize(pb.ModelStreamInferResponse(error_message=text, infer_response=response))
         finally:
             reservation.release()
@@ -137,7 +137,7 @@ class InferenceService:
 
 
 def write(
-    request: kserve.Request, outputs: Arrays, model: Model, finish: Callable[[pb.ModelInferResponse], bytes]
+    request: InferRequest, outputs: Arrays, model: Model, finish: Callable[[pb.ModelInferResponse], bytes]
 ) -> bytes:
     """The response, serialized."""
     return finish(describe_response(request, outputs, model=model.name, version=model.version))

@@ -7,7 +7,6 @@ from pathlib import Path
 from laconic.artifacts.artifact import make_name
 from laconic.errors import UsageError
 from laconic.registry import did_you_mean
-from serve.asgi.body import MemoryBudget
 from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
@@ -21,6 +20,8 @@ from serve.model_repository.loader import open_models
 from serve.model_repository.repository import Repository
 from serve.model_repository.watched_folder import WatchedFolder
 from serve.observation.observer import RequestObserver
+from serve.requests.memory_budget import MemoryBudget
+from serve.security.access import Access
 from serve.settings.server_settings import Settings
 
 
@@ -34,15 +35,16 @@ class App:
         self,
         repository: Repository,
         settings: Settings,
-        guard: Guard,
+        access: Access,
         observer: RequestObserver,
         folder: WatchedFolder | None = None,
     ) -> None:
         self.repository = repository
         self.folder = folder
-        self.guard = guard
+        self.access = access
+        self.guard = Guard(access)
         self.observer = observer
-        self.metrics = Metrics(repository, guard)
+        self.metrics = Metrics(repository, access)
         self.control = create_control(repository, self.metrics, self.close)
         add_model_control(self.control, folder, settings)
         self.settings = settings
@@ -100,7 +102,7 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
         raise UsageError("no artifact and no folder of models (--models) was given: there is nothing to serve")
     # Before models are loaded: what does not fit is said at once.
     check_required(artifacts, settings)
-    guard, observer = Guard(settings), RequestObserver(settings)
+    access, observer = Access(settings), RequestObserver(settings)
     repository = Repository(open_models(artifacts, settings), settings.require)
     folder = None if settings.models is None else WatchedFolder(settings.models, repository, settings)
     try:
@@ -109,7 +111,7 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
     except BaseException:
         repository.close()
         raise
-    return App(repository, settings, guard, observer, folder)
+    return App(repository, settings, access, observer, folder)
 
 
 def check_required(artifacts: Sequence[Path], settings: Settings) -> None:

@@ -13,14 +13,15 @@ from starlette.routing import Route
 from laconic import __version__
 from laconic.errors import LaconicError, UnknownModel
 from serve.asgi.wire import Answer, to_answer, to_json
-from serve.http import metadata, openapi
+from serve.http import openapi
 from serve.http.endpoint import MethodNotAllowed
 from serve.http.extension_routes import add_extensions
-from serve.http.openai_shape import to_openai_answer
+from serve.http.openai_shape import openai_model, to_openai_answer
 from serve.http.page import add_page
 from serve.http.prometheus import CONTENT_TYPE, Metrics
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
+from serve.protocol import metadata
 
 
 def create_control(repository: Repository, metrics: Metrics, close: Callable[[], Awaitable[None]]) -> FastAPI:
@@ -132,13 +133,13 @@ def add_openai_models(app: FastAPI, repository: Repository) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def list_models() -> dict[str, Any]:
         """The models that are served, as OpenAI's clients read them."""
-        return {"object": "list", "data": [metadata.openai_model(model) for model in repository]}
+        return {"object": "list", "data": [openai_model(model) for model in repository]}
 
     @app.get("/v1/models/{name}", tags=["openai"], response_model=None)
     async def get_model(name: str) -> dict[str, Any] | Response:
         """One model, as OpenAI's clients read it."""
         try:
-            return metadata.openai_model(repository.get(name))
+            return openai_model(repository.get(name))
         except UnknownModel as error:
             return respond(to_openai_answer(error))
 

@@ -5,8 +5,9 @@ from typing import Any
 from fastapi import Request
 
 from laconic.errors import InputError
-from serve.asgi.body import MemoryBudget, Reservation, parse, read_body
+from serve.asgi.body import parse, read_body
 from serve.asgi.wire import ClientGone
+from serve.requests.memory_budget import MemoryBudget, Reservation
 
 MAX_BODY = 1 << 16
 """Bytes."""

@@ -10,13 +10,14 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import InputError
-from serve.asgi.body import OFFLOAD_FROM, Reservation, read_body, read_json
-from serve.asgi.offload import offload
+from serve.asgi.body import read_body, read_json
 from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
 from serve.http.endpoint import Endpoint, read_timeout
 from serve.http.openai_shape import InvalidParameter, to_openai_answer
 from serve.model_repository.model import Model, Prediction
 from serve.observation.tracing import count_step
+from serve.requests.memory_budget import Reservation
+from serve.requests.offload import OFFLOAD_FROM, offload
 
 PARAMETERS = ("input", "model", "encoding_format", "dimensions", "user")
 PRINTED = 64

@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from laconic.errors import INTERRUPTS, InputError, NotReady, UsageError
-from serve.asgi.body import MemoryBudget, Reservation, read_body
+from serve.asgi.body import read_body
 from serve.asgi.wire import CLOSE, Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
+from serve.requests.memory_budget import MemoryBudget, Reservation
 from serve.settings.server_settings import Settings
 
 TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,20})?")

@@ -5,9 +5,9 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from serve.http import extensions
 from serve.http.control_body import read_control_body
 from serve.model_repository.repository import Repository
+from serve.protocol import extensions
 
 SHARED_MEMORY = ("systemsharedmemory", "cudasharedmemory")
 SETTINGS_BODY = {

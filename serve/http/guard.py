@@ -1,15 +1,13 @@
 """What every request has to pass before any work is done for it: host, origin, key and rate."""
 
-import logging
 import re
-from collections import Counter
 
-from laconic.errors import LaconicError, UsageError
+from laconic.errors import LaconicError
 from serve.asgi.wire import CLOSE, CONNECTION, Answer, Headers, Message, Scope, Send, to_answer
 from serve.http.openai_shape import to_openai_answer
-from serve.security.keys import CALLER, Unauthorized, load_keys
+from serve.security.access import Access, WrongSide
+from serve.security.keys import Unauthorized
 from serve.security.origin import Hosts, Origins, answer_preflight, check_host_count, describe_access
-from serve.settings.server_settings import Settings
 
 HEALTH = re.compile(r"/v2/health/\w+|/v2/models/[^/]+(?:/versions/[^/]+)?/ready")
 """Routes that orchestrators ask by address and without a key."""
@@ -24,41 +22,15 @@ CHALLENGE = b'Bearer realm="laconic"'
 PAGE_CHALLENGE = b'Basic realm="laconic: any user name, and a key as the password", charset="UTF-8"'
 """What makes a browser ask its user for a key."""
 
-log = logging.getLogger("laconic.serve")
-
-
-class WrongSide(LaconicError):
-    """A route of operators was asked for where clients ask, or the other way round."""
-
-    status = 404
-
 
 class Guard:
-    """Admits requests or refuses them. Raises UsageError for settings that do not fit.
+    """Admits HTTP requests or refuses them. Raises UsageError for settings that do not fit."""
 
-    refused: how many, by status.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.keys = load_keys(settings)
-        self.refused: Counter[int] = Counter()
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        settings = access.settings
         self._hosts = Hosts(settings.allowed_hosts) if settings.allowed_hosts else None
         self._origins = Origins(settings.cors_origins)
-
-    def reload(self) -> None:
-        """Read the file of keys again. Keys and rates stay as they are where it does not read."""
-        try:
-            self.keys = load_keys(self.settings, self.keys)
-        except UsageError as error:
-            log.error("the keys stay as they were: %s", error)
-
-    def identify(self, headers: Headers) -> None:
-        """Remember whose key it is for what the current task does. Raises Unauthorized and RateLimited."""
-        if self.keys is not None:
-            caller = self.keys.identify(headers)
-            CALLER.set(caller)
-            caller.count_request()
 
     def _passes(self, scope: Scope, headers: Headers) -> bool:
         """Whether nothing can be wrong: no header is repeated, no key is needed, no browser sent the request, and its
@@ -66,8 +38,8 @@ class Guard:
         return (
             b"host" in headers
             and len(headers) == len(scope["headers"])
-            and self.keys is None
-            and self.settings.admin is None
+            and self.access.keys is None
+            and self.access.settings.admin is None
             and b"origin" not in headers
             and b"sec-fetch-site" not in headers
             and (self._hosts is None or self._hosts.is_last(headers[b"host"]))
@@ -88,14 +60,14 @@ class Guard:
                 return send, answer_preflight(headers)
         try:
             connection = scope.get(CONNECTION)
-            if self.settings.admin is not None:
+            if self.access.settings.admin is not None:
                 check_side(scope["path"], admin=connection is not None and connection.admin)
             if connection is not None and connection.local:
                 return send, None
             if self._hosts is not None:
                 self._hosts.check(headers.get(b"host", b""))
             self._origins.check(scope["method"], headers)
-            self.identify(headers)
+            self.access.identify(headers)
         except LaconicError as error:
             if HEALTH.fullmatch(scope["path"]):
                 return send, None
@@ -104,7 +76,7 @@ class Guard:
 
     def _refuse(self, error: LaconicError, scope: Scope, headers: Headers) -> Answer:
         """Count a refusal, and put it in the shape of the route's API."""
-        self.refused[error.status] += 1
+        self.access.refused[error.status] += 1
         refusal = to_openai_answer(error) if OPENAI.fullmatch(scope["path"]) else to_answer(error)
         if isinstance(error, Unauthorized):
             refusal.headers.append((b"www-authenticate", PAGE_CHALLENGE if scope["path"] == "/" else CHALLENGE))

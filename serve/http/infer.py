@@ -5,8 +5,6 @@ import time
 from weakref import WeakKeyDictionary
 
 from laconic.arrays import Arrays
-from serve.asgi.body import OFFLOAD_FROM, MemoryBudget, Reservation
-from serve.asgi.offload import offload
 from serve.asgi.wire import Answer, Headers, pack
 from serve.http import kserve
 from serve.http.endpoint import ModelEndpoint, read_timeout
@@ -14,6 +12,9 @@ from serve.http.request_cache import KnownRequest, RequestCache
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.observation.tracing import TRACE, count_step
+from serve.protocol.infer_request import InferRequest
+from serve.requests.memory_budget import MemoryBudget, Reservation
+from serve.requests.offload import OFFLOAD_FROM, offload
 from serve.security.keys import count_rows
 from serve.settings.server_settings import Settings
 
@@ -85,9 +86,7 @@ class Infer(ModelEndpoint):
         return known
 
 
-def write(
-    request: kserve.Request, known: KnownRequest | None, outputs: Arrays, model: Model, headers: Headers
-) -> Answer:
+def write(request: InferRequest, known: KnownRequest | None, outputs: Arrays, model: Model, headers: Headers) -> Answer:
     """The HTTP answer, compressed if the client asked for it."""
     answer = known.write(outputs) if known is not None else None
     if answer is None:

@@ -6,8 +6,8 @@ from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.units import format_bytes, format_fidelity
 from serve.asgi.wire import to_json
-from serve.http.kserve import describe_tensor
 from serve.model_repository.model import Model
+from serve.protocol.infer_request import describe_tensor
 
 LONGEST_SAMPLE = 20_000
 """Characters. A larger example, as an image in numbers, is left out of the form."""

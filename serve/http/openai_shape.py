@@ -1,7 +1,13 @@
 """Errors in the shape of OpenAI's API."""
 
+from contextlib import suppress
+from typing import Any
+
+from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import InputError
-from serve.asgi.wire import Answer, as_told, retry_headers, to_json
+from serve.asgi.wire import Answer, retry_headers, to_json
+from serve.model_repository.model import Model
+from serve.requests.public_errors import to_public_error
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """The type of an error, by its status."""
@@ -18,8 +24,16 @@ class InvalidParameter(InputError):
 
 def to_openai_answer(error: BaseException) -> Answer:
     """What a client is told about an error."""
-    told = as_told(error)
-    kind = KINDS.get(told.status, "invalid_request_error" if told.status < 500 else "server_error")
-    parameter = told.parameter if isinstance(told, InvalidParameter) else None
-    described = {"message": str(told), "type": kind, "param": parameter, "code": CODES.get(told.status)}
-    return Answer(to_json({"error": described}), told.status, headers=retry_headers(told))
+    public = to_public_error(error)
+    kind = KINDS.get(public.status, "invalid_request_error" if public.status < 500 else "server_error")
+    parameter = public.parameter if isinstance(public, InvalidParameter) else None
+    described = {"message": str(public), "type": kind, "param": parameter, "code": CODES.get(public.status)}
+    return Answer(to_json({"error": described}), public.status, headers=retry_headers(public))
+
+
+def openai_model(model: Model) -> dict[str, Any]:
+    """A model in the list of models. Its artifact's manifest says when it was created, in seconds since 1970."""
+    created = 0
+    with suppress(OSError):
+        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}

@@ -7,8 +7,8 @@ from laconic.arrays import Array
 from laconic.tensor import TensorSpec, describe_array, describe_number
 from serve.asgi.body import parse
 from serve.asgi.wire import to_json
-from serve.http.kserve import describe_tensor
 from serve.model_repository.model import Model
+from serve.protocol.infer_request import describe_tensor
 
 BINARY = {"type": "string", "format": "binary"}
 RAW = {"schema": BINARY}

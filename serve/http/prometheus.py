@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from serve.batching.buckets import Buckets
 from serve.batching.statistics import Statistics
-from serve.http.guard import Guard
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
+from serve.security.access import Access
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NANOSECOND = 1e-9
@@ -74,9 +74,9 @@ DISTRIBUTIONS = {
 class Metrics:
     """One server's metrics. connections: those over HTTP that are open."""
 
-    def __init__(self, repository: Repository, guard: Guard) -> None:
+    def __init__(self, repository: Repository, access: Access) -> None:
         self.repository = repository
-        self.guard = guard
+        self.access = access
         self.connections: Collection[object] = ()
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -94,8 +94,8 @@ class Metrics:
         yield f"laconic_connections {len(self.connections)}"
         name = "laconic_refused_requests_total"
         yield from format_head(name, "counter", "Requests refused before any work, for their key, rate, host or origin")
-        yield from (f'{name}{{status="{status}"}} {count}' for status, count in self.guard.refused.items())
-        callers = list(self.guard.keys or ())
+        yield from (f'{name}{{status="{status}"}} {count}' for status, count in self.access.refused.items())
+        callers = list(self.access.keys or ())
         yield from format_head("laconic_key_requests_total", "counter", "Requests with a key")
         yield from (f'laconic_key_requests_total{{key="{caller.name}"}} {caller.requests}' for caller in callers)
         yield from format_head("laconic_key_rows_total", "counter", "Rows of requests with a key")

@@ -10,7 +10,7 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from serve.asgi.wire import BINARY, Answer
-from serve.http.kserve import Request
+from serve.protocol.infer_request import InferRequest
 
 MOST = 256
 """Requests of a model that are remembered: all lengths of a text, for one client library."""
@@ -39,7 +39,7 @@ class KnownRequest:
 
     __slots__ = ("_answer", "_places", "id", "outputs", "rows", "size", "timeout")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: InferRequest) -> None:
         self.id = request.id
         self.outputs = request.outputs
         self.timeout = request.timeout
@@ -52,9 +52,9 @@ class KnownRequest:
             self.size += array.nbytes
         self._answer: KnownAnswer | None = None
 
-    def read(self, body: bytes, start: int) -> Request:
+    def read(self, body: bytes, start: int) -> InferRequest:
         """The request with the tensors of this body, as views of it. start: where they begin."""
-        return Request(id=self.id, inputs=self._view(body, start), outputs=self.outputs, timeout=self.timeout)
+        return InferRequest(id=self.id, inputs=self._view(body, start), outputs=self.outputs, timeout=self.timeout)
 
     def copy_tensors(self, body: bytes, start: int) -> Arrays:
         """The tensors of this body in arrays of their own. start: where they begin."""
@@ -93,7 +93,7 @@ class RequestCache:
         known = self._known.get(json)
         return known if known is not None and known.size == size else None
 
-    def add(self, json: bytes, size: int, request: Request) -> KnownRequest | None:
+    def add(self, json: bytes, size: int, request: InferRequest) -> KnownRequest | None:
         """Remember a request that was answered, if all its tensors follow its JSON. size: the bytes behind the JSON."""
         arrays = request.inputs.values()
         # The bytes of a BOOL tensor are checked whenever they are read.

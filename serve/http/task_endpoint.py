@@ -11,12 +11,13 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from laconic.errors import InputError
-from serve.asgi.body import Reservation, read_json
-from serve.asgi.offload import offload
+from serve.asgi.body import read_json
 from serve.asgi.wire import Answer, Headers, to_json
 from serve.http.endpoint import ModelEndpoint, read_timeout
 from serve.model_repository.model import Model
 from serve.observation.tracing import count_step
+from serve.requests.memory_budget import Reservation
+from serve.requests.offload import offload
 from serve.settings.server_settings import MIB
 
 MAX_FILES = 256

@@ -15,13 +15,13 @@ from laconic.artifacts.artifact import Artifact
 from laconic.errors import InputError, NotReady
 from laconic.runtimes.runtime import Session
 from laconic.tensor import check_inputs
-from serve.asgi.offload import offload
 from serve.batching.batcher import Batcher
 from serve.batching.fair_queue import Flow, Item
 from serve.batching.layout import Cap, Layout, Part
 from serve.batching.statistics import Statistics
 from serve.model_repository.backend import Backend
 from serve.observation.tracing import trace_parts, trace_step
+from serve.requests.offload import offload
 from serve.security.keys import count_rows
 from serve.settings.server_settings import Settings
 

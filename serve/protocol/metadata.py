@@ -1,14 +1,14 @@
 """What the server and its models say about themselves, over HTTP and gRPC alike: the V2 protocol and its extensions."""
 
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from laconic import __version__
-from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import NotReady
-from serve.http import kserve
+from laconic.tensor import TensorSpec
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
+from serve.protocol.infer_request import describe_tensor
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
 
@@ -72,15 +72,15 @@ def model_metadata(model: Model) -> dict[str, Any]:
         "name": model.name,
         "versions": [model.version],
         "platform": f"onnx_{model.runtime}",
-        "inputs": [kserve.describe_tensor(spec) for spec in model.inputs],
-        "outputs": [kserve.describe_tensor(spec) for spec in model.outputs],
+        "inputs": [describe_tensor(spec) for spec in model.inputs],
+        "outputs": [describe_tensor(spec) for spec in model.outputs],
     }
 
 
 def model_configuration(model: Model) -> dict[str, Any]:
     """How the model is run, as Triton's clients know it."""
     batcher = model.batcher
-    return kserve.describe_configuration(
+    return describe_configuration(
         model.name,
         model.runtime,
         model.inputs,
@@ -108,9 +108,42 @@ def all_statistics(repository: Repository) -> dict[str, Any]:
     return {"model_stats": [model.statistics.describe(model.name, model.version) for model in repository]}
 
 
-def openai_model(model: Model) -> dict[str, Any]:
-    """A model in the list of models. Its artifact's manifest says when it was created, in seconds since 1970."""
-    created = 0
-    with suppress(OSError):
-        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
-    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}
+def describe_configuration(
+    name: str,
+    runtime: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    cap: int,
+    batched: bool,
+    executors: int,
+    parameters: Mapping[str, str],
+) -> dict[str, Any]:
+    """A model's configuration in Triton's terms. Without batching every axis is in `dims`.
+
+    cap: rows of a batch. executors: batches that run at a time. parameters: what Triton has no field for.
+    """
+
+    def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        described = [describe_tensor(spec) for spec in specs]
+        return [
+            {
+                "name": tensor["name"],
+                "data_type": f"TYPE_{tensor['datatype']}",
+                "dims": tensor["shape"][1:] if batched else tensor["shape"],
+            }
+            for tensor in described
+        ]
+
+    return {
+        "name": name,
+        "platform": f"onnx_{runtime}",
+        "backend": runtime,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": cap if batched else 0,
+        "input": tensors(inputs),
+        "output": tensors(outputs),
+        "instance_group": [{"name": name, "count": executors}],
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+        **({"dynamic_batching": {"max_queue_delay_microseconds": 0}} if batched else {}),
+    }

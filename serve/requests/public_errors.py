@@ -1,0 +1,16 @@
+"""What clients learn of an error."""
+
+import logging
+
+from laconic.errors import LaconicError
+
+log = logging.getLogger("laconic.serve")
+
+
+def to_public_error(error: BaseException) -> LaconicError:
+    """Return the error that clients are shown. One that nobody raised on purpose is logged, and its text, which may
+    hold anything, is left out."""
+    if isinstance(error, LaconicError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return LaconicError("the server failed on this request; its log says why")
