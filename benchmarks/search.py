@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("--budget", default="15m")
     parser.add_argument("--drop", default="1%")
-    parser.add_argument("--engine", default="local")
+    parser.add_argument("--executor", default="local")
     parser.add_argument("--folder", type=Path, default=Path("search-benchmark"))
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def main() -> None:
         recipe,
         given.folder / f"{given.model}.laconic",
         budget=parse_budget(given.budget),
-        engine=given.engine,
+        executor=given.executor,
         cache=cache,
     )
     verdict = made.artifact.manifest.verdict

@@ -110,7 +110,7 @@ def test_without_a_verb_the_help_is_shown_and_nothing_was_done(laconic):
         (["compress", "missing", "-o", "out", "--max-latency", "3"], "a time with its unit"),
         (["compress", "missing", "-o", "out", "--max-drop", "3"], "a share as 1%"),
         (["compress", "missing", "-o", "out", "--budget", "3"], "30m"),
-        (["compress", "missing", "-o", "out", "--engine", "ray"], "Give --budget"),
+        (["compress", "missing", "-o", "out", "--executor", "ray"], "Give --budget"),
         (["compress", "missing", "-o", "out", "--recipe", "text-embeding"], "Did you mean 'text-embedding'"),
     ],
 )

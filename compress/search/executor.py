@@ -105,12 +105,12 @@ EXECUTORS = {"local": open_local, "ray": open_ray}
 
 
 @contextmanager
-def open_executor(engine: str, threads: int) -> Iterator[Executor]:
-    """The executor called `engine`, closed on exit. threads: cores that a job takes.
+def open_executor(name: str, threads: int) -> Iterator[Executor]:
+    """Open the executor of this name, closed on exit. threads: cores that a job takes.
 
     Raises UsageError for an unknown name, MissingPackage where Ray is not installed.
     """
-    if engine not in EXECUTORS:
-        raise UsageError(f"unknown engine {engine!r}. {registry.did_you_mean(engine, EXECUTORS)}")
-    with EXECUTORS[engine](threads) as made:
+    if name not in EXECUTORS:
+        raise UsageError(f"unknown executor {name!r}. {registry.did_you_mean(name, EXECUTORS)}")
+    with EXECUTORS[name](threads) as made:
         yield made

@@ -46,7 +46,7 @@ def search(
     destination: Path,
     *,
     budget: float,
-    engine: str = "local",
+    executor: str = "local",
     trials: int | None = None,
     trust: bool = False,
     steps: Steps | None = None,
@@ -61,7 +61,7 @@ def search(
     repeats nothing; the budget covers all its runs together. Where the goal is missed the best artifact is written all
     the same, and the result lists what it misses.
 
-    engine: "local", or "ray" for a cluster. trials: the most settings that are tried; with the same number the same
+    executor: "local", or "ray" for a cluster. trials: the most settings that are tried; with the same number the same
     seed gives the same artifact, except for what depends on measured times. None: as many as the budget allows.
     Raises a LaconicError for an invalid source, data or recipe.
     """
@@ -78,7 +78,7 @@ def search(
         publish(Path(best.folder), trials, destination)
 
     clock = Budget(budget, cache)
-    with open_executor(engine, cores()) as workers, trust_addresses(trust):
+    with open_executor(executor, cores()) as workers, trust_addresses(trust):
         build = partial(build_candidate, context=context, trust=trust, cache=cache)
         runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache, run_trial, build)
         state = run_search(runner, publish_best, trials)

@@ -63,7 +63,7 @@ def compress(
     budget: Annotated[
         str | None, typer.Option(help="Search settings that meet the goal for this long, as 30m.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="Where the trials of a search run: local or ray.")] = "local",
+    executor: Annotated[str, typer.Option(help="Where the trials of a search run: local or ray.")] = "local",
     trust: Trust = False,
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the complete recipe and exit.")] = False,
     as_json: Json = False,
@@ -80,34 +80,34 @@ def compress(
     samples: dict[str, Any] = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     samples |= {"columns": parse_columns(column)} if column else {}
     chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
-    seconds = parse_search(budget, engine)
+    seconds = parse_search(budget, executor)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
         raise UsageError("no output folder was given. Give --output FOLDER, as minilm.laconic")
     if seconds is not None:
-        run_search(chosen, output, seconds, engine, trust=trust, as_json=as_json)
+        run_search(chosen, output, seconds, executor, trust=trust, as_json=as_json)
     else:
         run_recipe(chosen, output, trust=trust, as_json=as_json)
 
 
-def parse_search(budget: str | None, engine: str) -> float | None:
+def parse_search(budget: str | None, executor: str) -> float | None:
     """The seconds of a search; None where none was requested. Raises UsageError."""
     from laconic.units import parse_budget
 
-    if budget is None and engine != "local":
-        raise UsageError("--engine is for a search, and none was requested. Give --budget, as 30m")
+    if budget is None and executor != "local":
+        raise UsageError("--executor is for a search, and none was requested. Give --budget, as 30m")
     return None if budget is None else parse_budget(budget)
 
 
-def run_search(recipe: "Recipe", output: Path, seconds: float, engine: str, *, trust: bool, as_json: bool) -> None:
+def run_search(recipe: "Recipe", output: Path, seconds: float, executor: str, *, trust: bool, as_json: bool) -> None:
     """Search for the best artifact within a time budget. Raises UsageError for a recipe that writes a checkpoint."""
     if recipe.to == "checkpoint":
         raise UsageError("a search writes an artifact, not a checkpoint. Leave out --budget or --to")
     from compress.search.search import search
 
-    finish(search(recipe, output, budget=seconds, engine=engine, trust=trust), as_json)
+    finish(search(recipe, output, budget=seconds, executor=executor, trust=trust), as_json)
 
 
 def run_recipe(recipe: "Recipe", output: Path, *, trust: bool, as_json: bool) -> None:
