@@ -14,8 +14,8 @@ import transformers
 from family_checkpoint import IDS, SAMPLES, TRANSLATOR, WORDS, WRITER, Family, text
 from torch import Tensor
 
+from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
-from export.split_decoder import split_decoder
 from laconic.cache import Cache
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import CheckpointSource

@@ -10,10 +10,10 @@ from gpu_rows import HostInputs, NotMeasured
 
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
+from export.candidates.magnitudes import find_overflow
+from export.candidates.reference import open_reference
 from export.capture.capture import capture
-from export.magnitudes import find_overflow
-from export.reference import open_reference
 from laconic.arrays import Arrays
 from laconic.errors import MissingPackage
 from laconic.models.checkpoint import Checkpoint

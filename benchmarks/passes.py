@@ -28,10 +28,10 @@ from run import table
 
 import export.capture.capture as capturing
 import export.passes.normalize as normalizing
-import export.place as placing
+import export.placements.place as placing
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from laconic.errors import RuntimeFailure
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.quantization.graph import Graph

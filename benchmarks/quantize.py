@@ -17,7 +17,7 @@ import numpy as np
 from inputs import model_folder, texts
 from run import table
 
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.sources import capture_graph, open_source
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset

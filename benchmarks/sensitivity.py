@@ -20,8 +20,9 @@ from run import table
 
 from compress.quantize.sensitivity import measure_sensitivity
 from compress.quantize.static import Static
-from export.build import SENSITIVITY_OPTION, PlanEvaluator
-from export.layer_trials import LayerTrials
+from export.candidates.engine_option import SENSITIVITY_OPTION
+from export.candidates.layer_trials import LayerTrials
+from export.candidates.plan_evaluator import PlanEvaluator
 from export.sources import capture_graph, open_source
 from laconic.arrays import Array
 from laconic.cache import Cache

@@ -22,7 +22,7 @@ from family_checkpoint import WORDS, save_tokenizer
 
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.sources import capture_graph
 from laconic.arrays import Arrays
 from laconic.cache import Cache

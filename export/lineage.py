@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from export.job import Job
+from export.reference_texts import write_reference_texts
 from export.sources import open_source
-from export.targets import write_targets
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.record import Record
 from laconic.cache import Cache, open_scratch_folder
@@ -17,6 +16,7 @@ from laconic.hashing import environment_digest, hash_of
 from laconic.models.footprint import measure_footprint
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
+from laconic.recipes.job import Job
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import TestPart, describe_uncertainty, split_samples
 from laconic.recipes.stage import Context, Stage, describe_stage
@@ -96,7 +96,7 @@ def open_lineage(
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
             for dataset in (samples.train, samples.calibrate, samples.choose, samples.judge):
                 source.task.check_samples(list(dataset.samples))
-        samples = write_targets(samples, source, cache, steps, recipe.seed)
+        samples = write_reference_texts(samples, source, cache, steps, recipe.seed)
         if source.task.generation and (difference := source.task.generation.describe_difference()):
             steps.warn(difference)
         if samples.copies:

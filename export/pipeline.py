@@ -9,17 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from export.alternatives import place_alternatives
-from export.audit import KernelAudit
-from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator, list_options
-from export.candidate_builder import SOUND_SAMPLES, CandidateBuilder
-from export.candidates import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
+from export.candidates.alternatives import place_alternatives
+from export.candidates.audit import KernelAudit
+from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
+from export.candidates.candidate_builder import SOUND_SAMPLES, CandidateBuilder
+from export.candidates.collect_evidence import collect_evidence
+from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_options
+from export.candidates.layer_trials import LayerTrials
+from export.candidates.magnitudes import OVERFLOW_SAMPLES, find_overflow
+from export.candidates.plan_evaluator import PlanEvaluator
+from export.candidates.race import make_race_key, time_candidates, time_chosen
 from export.capture.parity import PARITY
-from export.collect_evidence import collect_evidence
-from export.layer_trials import LayerTrials
 from export.lineage import Lineage, open_lineage, summarize_fidelity
-from export.magnitudes import OVERFLOW_SAMPLES, find_overflow
-from export.race import make_race_key, time_candidates, time_chosen
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
 from export.validation.evidence import GraphDeviation

@@ -11,8 +11,7 @@ import onnx
 from onnx import numpy_helper
 from safetensors import SafetensorError, safe_open
 
-from export.build import EngineOption
-from export.job import Job
+from export.candidates.engine_option import EngineOption
 from export.lineage import Lineage
 from export.pipeline import EngineBuild, Result
 from export.sources import ADAPTER, capture_graph, open_source
@@ -33,6 +32,7 @@ from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, QuantizedWeight
 from laconic.quantization.plan_file import unpack_attention, unpack_bias_corrections, unpack_ranges, unpack_smoothing
+from laconic.recipes.job import Job
 from laconic.recipes.recipe import Origin, Recipe
 from laconic.recipes.splits import split_samples
 from laconic.tasks.fidelity import measure_fidelity

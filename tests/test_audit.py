@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from export.audit import KernelAudit
-from export.build import EngineOption
-from export.candidates import EngineCandidate, choose_fastest, prefer_int8
-from export.multiply_adds import count_products
+from export.candidates.audit import KernelAudit
+from export.candidates.candidate import EngineCandidate, choose_fastest, prefer_int8
+from export.candidates.engine_option import EngineOption
+from export.candidates.multiply_adds import count_products
 from export.validation.missed import find_int8_missed
 from laconic import registry
 from laconic.artifacts.artifact import Artifact

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
 from compress.pipeline import compress
-from export.build import EngineOption
-from export.candidates import EngineCandidate
-from export.race import make_race_key
+from export.candidates.candidate import EngineCandidate
+from export.candidates.engine_option import EngineOption
+from export.candidates.race import make_race_key
 from export.sources import open_onnx
 from laconic import hashing
 from laconic.cache import Cache

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.build import EngineOption
-from export.candidates import EngineCandidate, choose_fastest, describe_unmet, pair_float_graph, pair_ladders
-from export.plan_search import PlanTrial, find_plan
+from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, pair_float_graph, pair_ladders
+from export.candidates.engine_option import EngineOption
+from export.candidates.plan_search import PlanTrial, find_plan
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import Goal, required_tolerance, tighten
 from laconic.tasks.task import Tolerance

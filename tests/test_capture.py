@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.pytorch_utils import Conv1D
 
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.capture import graph_file
 from export.capture.capture import capture, measure_parity
 from laconic.errors import CaptureError

@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.passes.fused_attention import fuse_attention, infer_shapes
 from export.passes.rewrite import GraphRewriter
-from export.place import place
+from export.placements.place import place
 from laconic import registry
 from laconic.errors import RuntimeFailure
 from laconic.metrics import cosine

@@ -12,11 +12,11 @@ from captured import inputs
 from test_place import plan_of
 from transformers import GPT2Config
 
-import export.build
+import export.candidates.engine_option
 from compress.pipeline import compress
-from export.audit import audit
-from export.build import EngineOption
-from export.reference import open_reference
+from export.candidates.audit import audit
+from export.candidates.engine_option import EngineOption
+from export.candidates.reference import open_reference
 from laconic.artifacts.golden_agreement import GOLDEN_FLOOR
 from laconic.artifacts.tuning import tune
 from laconic.cache import Cache
@@ -124,7 +124,7 @@ def test_tuning_completes_an_artifact_that_reference_execution_proved(target, en
         raise MissingPackage(f"{name} is left out of this test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(export.build, "make_runtime", refuse)
+        patch.setattr(export.candidates.engine_option, "make_runtime", refuse)
         cache = Cache(tmp_path / "cache")
         made = compress(Recipe.parse(given), tmp_path / "d.laconic", cache=cache, steps=Steps(quiet=True)).artifact
     assert made.measured.timings == ()

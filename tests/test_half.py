@@ -12,12 +12,12 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from test_place import MODELS, plan_of
 from torch import nn
 
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
+from export.candidates.magnitudes import find_overflow
+from export.candidates.reference import open_reference
 from export.capture.capture import capture
 from export.lint.tensorrt_lint import count_quantized, lint_tensorrt
-from export.magnitudes import find_overflow
 from export.passes.half import convert_to_half, to_half
-from export.reference import open_reference
 from laconic.errors import UnsupportedPrecision
 from laconic.metrics import cosine
 from laconic.models.checkpoint import load_source

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from export import layer_trials
-from export.build import SENSITIVITY_OPTION, EngineOption, PlanEvaluator
-from export.layer_trials import LayerTrials
+from export.candidates import layer_trials
+from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption
+from export.candidates.layer_trials import LayerTrials
+from export.candidates.plan_evaluator import PlanEvaluator
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.quantization.plan import Plan
@@ -113,7 +114,7 @@ def test_plans_of_several_layers_engines_of_a_gpu_and_encoder_decoders_run_the_w
     assert trials(plan_of(table, last)).mean() > 0.99
     absent = replace(trials, option=EngineOption("tensorrt", "float16", reference=True))
     assert absent(plan_of(last)).mean() > 0.99
-    monkeypatch.setattr("export.layer_trials.has_decoder", lambda graph: True)
+    monkeypatch.setattr("export.candidates.layer_trials.has_decoder", lambda graph: True)
     alone, plan_of = open_trials(zoo, "embedder", tmp_path, "decoder")
     assert alone(plan_of(last_of(alone))).mean() > 0.99
 

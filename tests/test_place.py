@@ -9,8 +9,8 @@ import pytest
 from captured import inputs
 from onnx import numpy_helper
 
-from export.audit import audit
-from export.place import has_attention, place
+from export.candidates.audit import audit
+from export.placements.place import has_attention, place
 from laconic import registry
 from laconic.errors import CaptureError, UnsupportedPrecision
 from laconic.metrics import cosine

@@ -16,7 +16,7 @@ from compress.quantize.graph_moments import MEMORY_LIMIT, LayerInput, collect_mo
 from compress.quantize.im2col import Im2Col
 from compress.quantize.rounding import gptq, output_errors, round_weight
 from export.capture.capture import capture
-from export.place import place
+from export.placements.place import place
 from laconic import registry
 from laconic.errors import UnsupportedPrecision
 from laconic.models.checkpoint import load_source

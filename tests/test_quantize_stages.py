@@ -18,9 +18,9 @@ from compress.quantize.plan_rounding import RoundingConfig, round_plan
 from compress.quantize.qat import find_quantizable
 from compress.quantize.sensitivity import measure_sensitivity
 from compress.quantize.static import Static
-from export.audit import audit
+from export.candidates.audit import audit
 from export.capture.capture import capture
-from export.place import place
+from export.placements.place import place
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from artifacts import PASSED, X, Y, write_artifact
 
-from export.build import EngineOption
-from export.candidates import EngineCandidate, format_candidate
+from export.candidates.candidate import EngineCandidate, format_candidate
+from export.candidates.engine_option import EngineOption
 from export.report.changes import summarize_search
 from export.report.report import MARK, add_search, render_report
 from laconic.artifacts.artifact import Artifact

@@ -24,7 +24,7 @@ from compress.search.search_state import dominates, mark_front
 from compress.search.single_layer import ATTENTION_INPUTS, write_graph
 from compress.search.spec_reader import read_layer_specs
 from compress.search.study import Study
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from laconic import registry
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset

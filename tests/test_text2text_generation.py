@@ -15,11 +15,11 @@ from served import running
 from compress.pipeline import compress
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.parity.follower import make_parity_ledger
+from export.placements.split_decoder import split_decoder
+from export.reference_texts import write_reference_texts
 from export.sources import capture_graph
-from export.split_decoder import split_decoder
-from export.targets import write_targets
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
@@ -373,7 +373,7 @@ def test_a_text_of_another_language_begins_with_the_token_that_is_forced(tmp_pat
 def test_targets_of_unlabelled_samples_are_what_the_original_writes(tmp_path):
     source = CheckpointSource.of(load_source(models.save_t5(tmp_path / "m", max_length=12)))
     splits = make_samples(source.task, 0)
-    found = write_targets(splits, source, Cache(tmp_path / "cache"), QUIET, 0)
+    found = write_reference_texts(splits, source, Cache(tmp_path / "cache"), QUIET, 0)
     (sample, *_) = found.judge.samples
     assert all(map(source.task.has_target, found.judge.samples))
     assert isinstance(sample, TargetedText)
@@ -382,7 +382,7 @@ def test_targets_of_unlabelled_samples_are_what_the_original_writes(tmp_path):
     written = write_by_transformers(source.checkpoint, inputs, source.task.generation)
     assert list(sample.target) == source.task.cut(written[0].tolist())
     assert found.judge.fingerprint != splits.judge.fingerprint
-    again = write_targets(found, source, Cache(tmp_path / "cache"), QUIET, 0)
+    again = write_reference_texts(found, source, Cache(tmp_path / "cache"), QUIET, 0)
     assert again.judge is found.judge
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
 
-from export.place import has_attention
+from export.placements.place import has_attention
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder
 from laconic.recipes.stage import PlanContext

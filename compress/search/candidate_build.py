@@ -9,8 +9,8 @@ from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.reference_timer import ReferenceTimer
 from compress.search.results import BUILT, BuiltArtifact
 from compress.search.trial_job import SearchContext
-from export.build import EngineOption
-from export.candidates import mean_speedup
+from export.candidates.candidate import mean_speedup
+from export.candidates.engine_option import EngineOption
 from export.validation.missed import find_doubts, find_failures
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from compress.search.layer_spec import LayerSpec
 from compress.search.reference_timer import ReferenceTimer
 from compress.search.single_layer import open_layer
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of

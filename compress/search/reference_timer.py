@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compress.search.layer_spec import LayerSpec
 from compress.search.single_layer import open_layer
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.hardware import this_machine

@@ -16,7 +16,7 @@ from compress.search.results import BuiltArtifact
 from compress.search.strategy import run_search
 from compress.search.trial import make_base_recipe, open_context, run_trial
 from compress.search.trial_runner import TrialRunner
-from export.build import list_options
+from export.candidates.engine_option import list_options
 from export.pipeline import Result
 from export.report.report import add_search
 from export.validation.missed import find_missed

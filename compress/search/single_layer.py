@@ -11,7 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from compress.search.layer_spec import LayerSpec
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from laconic.arrays import Arrays
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, Range

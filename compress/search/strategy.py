@@ -13,7 +13,7 @@ from compress.search.search_state import Publish, SearchState
 from compress.search.study import Study
 from compress.search.successive_halving import SuccessiveHalving
 from compress.search.trial_runner import TrialRunner
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from laconic.errors import RecipeError
 from laconic.models.source import GraphSource
 

@@ -13,7 +13,6 @@ from compress.search.results import OUTCOME, TrialOutcome
 from compress.search.spec_reader import read_layer_specs
 from compress.search.trial_job import SearchContext, TrialJob
 from compress.transform import apply_stages
-from export.job import Job
 from export.lineage import Lineage
 from export.sources import as_checkpoint_source, open_source
 from laconic.cache import Cache
@@ -23,6 +22,7 @@ from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.recipes.goal import Goal
+from laconic.recipes.job import Job
 from laconic.recipes.recipe import NamedStage, Recipe
 from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import TorchStage, describe_stage

@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
+from export.candidates.collect_evidence import PARITY_SAMPLES
 from export.capture.parity import relative_difference
-from export.collect_evidence import PARITY_SAMPLES
 from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.step_list import StepList
 from export.sources import open_original_source

@@ -3,7 +3,7 @@
 With signed activations only a third of the kernels of a ResNet were INT8, and half of MiniLM's.
 """
 
-from export.rules import PlacementRules
+from export.placements.rules import PlacementRules
 from laconic.runtimes.runtime import Compute
 
 RULES: dict[Compute, PlacementRules] = {

@@ -1,6 +1,6 @@
 """ONNX Runtime's CUDA kernels: FP16 and BF16, and weights in 4 bits; Q/DQ around an operator is not fused to INT8."""
 
-from export.rules import HALF_ERROR_PRONE, PlacementRules
+from export.placements.rules import HALF_ERROR_PRONE, PlacementRules
 from laconic.runtimes.runtime import Compute
 
 HALF = PlacementRules(

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from export.rules import PlacementRules
+from export.placements.rules import PlacementRules
 from laconic.runtimes.runtime import Compute
 
 FLOAT32 = PlacementRules(

@@ -4,7 +4,7 @@ The rules follow NVIDIA's documentation (TensorRT 11 developer guide, "Working w
 rules has been timed on a GPU yet.
 """
 
-from export.rules import HALF_ERROR_PRONE, PlacementRules
+from export.placements.rules import HALF_ERROR_PRONE, PlacementRules
 from laconic.runtimes.runtime import Compute
 
 HALF = PlacementRules(

@@ -1,36 +1,22 @@
 """Build a plan for an engine, and measure the fidelity of its outputs."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from export.place import place
-from export.plan_search import PlanTrial
-from export.reference import REFERENCE, open_reference
-from export.rules import PlacementRules, adapt_plan
-from export.split_decoder import has_decoder, split_decoder
-from export.validation.information import Chance, measure_chance, measure_information_loss
+from export.candidates.reference import REFERENCE, open_reference
+from export.placements.place import place
+from export.placements.rules import PlacementRules, adapt_plan
+from export.placements.split_decoder import has_decoder, split_decoder
 from laconic import registry
-from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import is_installed
-from laconic.cache import Cache
-from laconic.data.dataset import Dataset
 from laconic.errors import MissingPackage, RuntimeFailure, UnsupportedPrecision
-from laconic.hardware import cores, this_machine
-from laconic.hashing import digest_arrays, environment_digest, hash_of
+from laconic.hashing import hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.quantization.plan_digest import digest_plan
-from laconic.recipes.goal import MARGIN
 from laconic.runtimes.encoder_decoder_session import open_model
-from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Compute, Session, make_runtime
-from laconic.tasks.fidelity import measure_fidelity
-from laconic.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -166,71 +152,3 @@ def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -
         except UnsupportedPrecision as error:
             errors.append(error)
     raise errors[0]
-
-
-@dataclass(frozen=True)
-class PlanEvaluator:
-    """Builds plans of one graph and measures their fidelity.
-
-    folder: for the built models. reference: the source's outputs, by the fingerprint of the samples.
-    """
-
-    graph: Graph
-    task: Task
-    cache: Cache
-    folder: Path
-    reference: dict[str, Arrays]
-
-    def try_plan(
-        self, plan: Plan, option: EngineOption, dataset: Dataset, run: Callable[[], Arrays] | None = None
-    ) -> PlanTrial:
-        """Compare a plan's outputs with the reference. Results are cached.
-
-        run: computes the outputs, in place of a run of the whole graph.
-        """
-        reference = self.reference[dataset.fingerprint]
-        reference_key = hash_of(self.task.name, digest_arrays(reference), environment_digest())
-
-        def run_whole() -> Arrays:
-            path = self.folder / "trial.onnx"
-            option.build(self.graph, plan, path)
-            with option.open_for_trial(path, cores()) as session:
-                return predict(session, self.task, dataset)
-
-        def compute() -> Arrays:
-            outputs = (run or run_whole)()
-            chance = Chance(*self.cache.json(f"chance-{reference_key}", partial(measure_chance, self.task, reference)))
-            loss = measure_information_loss(self.task, reference, outputs, dataset.labels, chance, MARGIN)
-            return {"fidelity": measure_fidelity(self.task, reference, outputs), "information_loss": np.array([loss])}
-
-        key = hash_of(*self._describe(plan, option, dataset), reference_key)
-        measured = self.cache.arrays(f"trial-{key}", compute)
-        return PlanTrial(measured["fidelity"], float(measured["information_loss"][0]))
-
-    def engine_fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
-        """Measure the fidelity of an engine's outputs to those of the same graph run node by node, per sample, each run
-        alone: [samples]. Results are cached."""
-
-        def compute() -> Arrays:
-            path = self.folder / "trial.onnx"
-            option.build(self.graph, plan, path)
-            with option.open_reference(path, cores()) as session:
-                plain = predict(session, self.task, dataset, rows=1)
-            with option.open(path, 1) as session:
-                found = predict(session, self.task, dataset, rows=1)
-            return {"fidelity": measure_fidelity(self.task, plain, found)}
-
-        key = hash_of(*self._describe(plan, option, dataset))
-        return np.asarray(self.cache.arrays(f"engine-{key}", compute)["fidelity"])
-
-    def _describe(self, plan: Plan, option: EngineOption, dataset: Dataset) -> tuple[Any, ...]:
-        """All that the outputs of a plan depend on."""
-        attention = plan.attention and option.quantizes_attention
-        return (
-            self.graph.key,
-            digest_plan(replace(plan, attention=attention)),
-            option.key,
-            this_machine().features,
-            dataset.fingerprint,
-            environment_digest(),
-        )

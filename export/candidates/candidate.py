@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean
 
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
 from laconic.arrays import Array
 from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from export.candidates import EngineCandidate, mean_speedup
+from export.candidates.candidate import EngineCandidate, mean_speedup
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.source import Source

@@ -8,9 +8,10 @@ from itertools import zip_longest
 import onnx
 from onnx import NodeProto, ValueInfoProto, helper
 
-from export.build import EngineOption, PlanEvaluator
+from export.candidates.engine_option import EngineOption
+from export.candidates.plan_evaluator import PlanEvaluator
 from export.passes.subgraphs import read_tensors
-from export.split_decoder import has_decoder
+from export.placements.split_decoder import has_decoder
 from laconic.arrays import Array, Arrays
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset

@@ -12,8 +12,8 @@ from export.passes.fused_attention import find_attention, fuse_attention, infer_
 from export.passes.half import convert_to_half
 from export.passes.int4_weights import write_int4_weight
 from export.passes.rewrite import GraphRewriter
-from export.rules import PlacementRules
-from export.split_decoder import has_decoder
+from export.placements.rules import PlacementRules
+from export.placements.split_decoder import has_decoder
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing

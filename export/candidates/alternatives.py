@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from export.candidates import EngineCandidate, choose_fastest
+from export.candidates.candidate import EngineCandidate, choose_fastest
 from laconic.arrays import Arrays
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.verdict import Verdict

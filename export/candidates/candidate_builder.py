@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from export.build import EngineOption, PlanEvaluator, check_supported
-from export.candidates import EngineCandidate, pair_float_graph, pair_ladders
-from export.job import Job
-from export.plan_search import PlanTrial, find_plan
+from export.candidates.candidate import EngineCandidate, pair_float_graph, pair_ladders
+from export.candidates.engine_option import EngineOption, check_supported
+from export.candidates.plan_evaluator import PlanEvaluator
+from export.candidates.plan_search import PlanTrial, find_plan
 from laconic.artifacts.manifest import MODEL
 from laconic.data.dataset import Dataset
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
@@ -14,6 +14,7 @@ from laconic.files import folder_size
 from laconic.progress import Step
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.goal import tighten
+from laconic.recipes.job import Job
 from laconic.tasks.task import Tolerance
 
 SOUND_SAMPLES = 16

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from export.candidates import EngineCandidate
-from export.multiply_adds import count_products, plan_products
+from export.candidates.candidate import EngineCandidate
+from export.candidates.multiply_adds import count_products, plan_products
 from laconic.errors import UnsupportedPrecision
 from laconic.models.footprint import LENGTH
 from laconic.quantization.graph import Graph

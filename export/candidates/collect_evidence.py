@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from export.build import EngineOption
+from export.candidates.engine_option import EngineOption
 from export.validation.evidence import Evidence, GraphDeviation
 from laconic.arrays import Arrays
 from laconic.artifacts.golden_agreement import measure_golden_agreement

@@ -25,7 +25,7 @@ CALIBRATED = 512
 """The most calibration samples that answers are written for: calibration takes fewer."""
 
 
-def write_targets(samples: SampleSplits, source: Source, cache: Cache, steps: Steps, seed: int) -> SampleSplits:
+def write_reference_texts(samples: SampleSplits, source: Source, cache: Cache, steps: Steps, seed: int) -> SampleSplits:
     """The same samples, those that a model is to write an answer for with what the original writes, greedily. Answers
     are cached. For any other model, and for samples with targets, nothing changes."""
     module = source.checkpoint.module if isinstance(source, CheckpointSource) else None

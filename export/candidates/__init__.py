@@ -1,0 +1,1 @@
+"""Candidates: plans built for engines, tried, audited and raced."""
