@@ -24,7 +24,7 @@ from inputs import model_folder, texts
 from scipy import stats
 
 from laconic.progress import Steps
-from train import train as training
+from train import trainer
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings
 from train.settings import TrainingRecipe
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the model and the texts go")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    training.LEAST_WINDOWS = 0  # the small set is sorted, too
+    trainer.LEAST_WINDOWS = 0  # the small set is sorted, too
     arguments.cache.mkdir(parents=True, exist_ok=True)
     paths = write_rows(arguments.cache)
     found: dict[tuple[str, bool], list[dict[str, float]]] = defaultdict(list)
