@@ -16,10 +16,13 @@ COMMAND = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-def
 DOCS = Path(__file__).parents[1] / "docs" / "serve.md"
 
 
-def test_the_page_lists_every_setting_with_its_default() -> None:
+def test_the_page_lists_every_setting_with_its_default_and_meaning() -> None:
     section = DOCS.read_text(encoding="utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", section, re.MULTILINE))
     assert sorted(rows) == sorted(Settings.model_fields)
+    meanings = dict(re.findall(r"^\| `(\w+)` \|[^|]*\| (.*) \|$", section, re.MULTILINE))
+    plain = {name: re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text) for name, text in meanings.items()}
+    assert plain == {name: field.description for name, field in Settings.model_fields.items()}
     given = {name: default.strip(" `") for name, default in rows.items() if default.strip()}
     assert Settings.model_validate(given) == Settings()
     assert all(Settings.model_fields[name].default in (None, ()) for name in set(rows) - set(given))

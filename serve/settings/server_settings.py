@@ -7,16 +7,15 @@ from pydantic import BeforeValidator, Field
 
 from laconic.config import Strict
 from laconic.hardware import cores
-from laconic.units import parse_bytes
+from laconic.units import Bytes
 
 KIB = 1 << 10
 MIB = 1 << 20
 MAX_PORT = 65_535
 MAX_EXECUTORS = 8
-"""Each executor holds the model once more, so beyond this many the remaining cores go to threads within."""
+"""Each executor holds the model once more, so beyond this many the remaining cores go to threads within. Two executors
+of one thread gave 3 to 17 % more rows per CPU-second than one of two."""
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-"""A number of bytes, or a size with its unit."""
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)]
 """Several names, as a list, or with commas between them."""
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -37,89 +36,123 @@ Shares = Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(read_
 """Cores by the name of a model."""
 
 
-class Settings(Strict):
-    """How models are opened and requests are bounded.
+def setting(default: Any, panel: str, meaning: str, **constraints: Any) -> Any:
+    """Define a setting once: for the file, the environment, the command line and the documentation.
 
-    runtime: the engine; the artifact's own where None. threads: cores that each model may use, all where None.
-    executors: batches of a model that run at a time, sharing those threads; as many as threads where None, up to
-    MAX_EXECUTORS: two executors of one thread gave 3 to 17 % more rows per CPU-second than one of two. workers:
-    processes of each model in which its engine runs; 0 runs it in the server's own. unproven: serve artifacts whose
-    verdict failed or is missing.
-
-    fronts: server processes that share the port and the cores.
-
-    watchdog: seconds after which a worker is killed that gives no sign of life, or runs one batch; of a model that
-    writes, so many for every 32 tokens of the longest answer. max_crashes: of a worker in a row, after which it is not
-    started again.
-
-    models: a folder of artifacts that is watched. require: names of models without which the server is not ready.
-    keep_versions: the newest versions of each model in the folder that are served. poll: seconds between two looks at
-    the folder. shares: the cores of some models, by name, in place of `threads`.
-
-    grpc_port: where the V2 protocol is also served over gRPC; 0 takes a free port; nowhere where None.
-
-    queue_seconds: how long a request may have to wait for an executor. deadline: seconds after which a request that
-    still waits is given up, where it does not say so itself. max_rows: samples of one request. max_body: bytes of a
-    request, also unpacked. max_json: those of them that may be JSON. max_json_elements: its numbers, texts and so on;
-    lists and objects count as 10. max_in_flight: bytes of all requests under way.
-
-    max_connections: at a time. max_headers: bytes of a request's headers. header_timeout, keep_alive, write_timeout:
-    seconds for the headers, between requests, and without the client taking anything of its answer. body_timeout,
-    min_body_rate: seconds for the body, and another second for each so many bytes that have arrived. drain: seconds
-    between the signal to stop, when the server says that it is not ready, and the closing of its port. grace: seconds
-    between the signal and the end of requests that are still under way: Kubernetes kills after 30.
-
-    api_key_file, api_keys: lines `NAME=KEY`; requests have to carry one of the keys where there are any.
-    requests_per_second, rows_per_second: of one key. allowed_hosts: the names that requests may ask for, all where none
-    is given, save on a loopback address. cors_origins: whose web pages may send requests. tls_cert, tls_key: in PEM.
-    admin: where metrics, statistics and configurations are answered, and not elsewhere then.
-
-    log_format: of the log on standard error. access_log: the share of requests that get a line in it. otlp_endpoint:
-    where traces are sent.
+    panel: of the help. meaning: a phrase without a full stop; it names the default where that is None.
     """
+    return Field(default, description=meaning, json_schema_extra={"panel": panel}, **constraints)
 
-    runtime: str | None = None
-    executors: int | None = Field(default=None, ge=1)
-    threads: int | None = Field(default=None, ge=1)
-    fronts: int = Field(default=1, ge=1)
-    workers: int | None = Field(default=None, ge=0)
-    watchdog: Seconds = 8.0
-    max_crashes: int = Field(default=5, ge=1)
-    models: Path | None = None
-    require: Names = ()
-    keep_versions: int = Field(default=1, ge=1)
-    poll: Seconds = 1.0
-    shares: Shares | None = None
-    grpc_port: int | None = Field(default=None, ge=0, le=MAX_PORT)
-    queue_seconds: Seconds = 1.0
-    deadline: Seconds = 60.0
-    max_rows: int = Field(default=4096, ge=1)
-    max_body: Bytes = 64 * MIB
-    max_json: Bytes = 16 * MIB
-    max_json_elements: int = Field(default=500_000, ge=1)
-    max_in_flight: Bytes = 256 * MIB
-    max_connections: int = Field(default=1000, ge=1)
-    max_headers: Bytes = 32 * KIB
-    header_timeout: Seconds = 10.0
-    body_timeout: Seconds = 20.0
-    min_body_rate: Bytes = 16 * KIB
-    keep_alive: Seconds = 75.0
-    write_timeout: Seconds = 30.0
-    drain: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    grace: float = Field(default=25.0, ge=0, allow_inf_nan=False)
-    unproven: bool = False
-    api_key_file: Path | None = None
-    api_keys: str | None = Field(default=None, repr=False)
-    requests_per_second: Rate | None = None
-    rows_per_second: Rate | None = None
-    allowed_hosts: Names = ()
-    cors_origins: Names = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    admin: str | None = None
-    log_format: Literal["text", "json"] = "text"
-    access_log: float = Field(default=0, ge=0, le=1)
-    otlp_endpoint: str | None = None
+
+class Settings(Strict):
+    """How models are opened and requests are bounded, each with its default, its panel in the help and its meaning."""
+
+    runtime: str | None = setting(
+        None,
+        "Engines",
+        "engine; default: the one that each artifact was written for, of a portable artifact the fastest on this "
+        "machine",
+    )
+    executors: int | None = setting(
+        None, "Engines", "batches that run at a time; default: as many as threads, at most 8", ge=1
+    )
+    threads: int | None = setting(None, "Engines", "cores to use; default: all", ge=1)
+    fronts: int = setting(1, "Engines", "processes that share the port and the cores", ge=1)
+    workers: int | None = setting(
+        None,
+        "Engines",
+        "processes in which the engine of each model runs; 0: the server's own; default: 1, for a tiny model 0, "
+        "for a model on GPUs one for each",
+        ge=0,
+    )
+    watchdog: Seconds = setting(
+        8.0,
+        "Engines",
+        "seconds after which a worker is killed that gives no sign of life or runs one batch; of a model that "
+        "writes, so many for every 32 tokens of the longest answer",
+    )
+    max_crashes: int = setting(
+        5, "Engines", "crashes of a worker in a row, after the last of which it is not started again", ge=1
+    )
+    models: Path | None = setting(None, "Models", "folder of artifacts that is watched")
+    require: Names = setting(
+        (),
+        "Models",
+        "names of models without which the server is not ready; the option is `--require NAME`, and may be repeated",
+    )
+    keep_versions: int = setting(1, "Models", "newest versions of each model in that folder that are served", ge=1)
+    poll: Seconds = setting(1.0, "Models", "seconds between two looks at the folder")
+    shares: Shares | None = setting(
+        None,
+        "Models",
+        "cores of some models in place of `threads`, as `{minilm: 2, resnet: 6}`, or `minilm=2,resnet=6`; the "
+        "option is `--share minilm=2`",
+    )
+    grpc_port: int | None = setting(
+        None, "Engines", "port for gRPC, 0 for a free one; default: no gRPC", ge=0, le=MAX_PORT
+    )
+    queue_seconds: Seconds = setting(
+        1.0, "Queue", "longest expected wait in the queue, in seconds; a request that would wait longer gets 429"
+    )
+    deadline: Seconds = setting(60.0, "Queue", "seconds after which a request that is still in the queue gets 504")
+    max_rows: int = setting(4096, "Requests", "samples or rows of one request", ge=1)
+    max_body: Bytes = setting(64 * MIB, "Requests", "body of one request, both as sent and decompressed")
+    max_json: Bytes = setting(
+        16 * MIB, "Requests", "JSON of one request; tensors in binary and image files are not JSON"
+    )
+    max_json_elements: int = setting(
+        500_000, "Requests", "elements of the JSON, estimated by its commas; a list or an object counts as 10", ge=1
+    )
+    max_in_flight: Bytes = setting(256 * MIB, "Requests", "bodies and large answers of all requests together")
+    max_connections: int = setting(1000, "Connections", "connections at a time", ge=1)
+    max_headers: Bytes = setting(32 * KIB, "Connections", "headers of one request")
+    header_timeout: Seconds = setting(10.0, "Connections", "seconds for the headers to arrive")
+    body_timeout: Seconds = setting(20.0, "Connections", "seconds for the body to arrive, extended by `min_body_rate`")
+    min_body_rate: Bytes = setting(
+        16 * KIB, "Connections", "bytes of the body that extend `body_timeout` by one second"
+    )
+    keep_alive: Seconds = setting(
+        75.0, "Connections", "seconds that an idle connection stays open; set it longer than that of the load balancer"
+    )
+    write_timeout: Seconds = setting(30.0, "Connections", "seconds that a client may take nothing of its answer")
+    drain: float = setting(
+        1.0, "Stop", "seconds between SIGTERM and the closing of the port", ge=0, allow_inf_nan=False
+    )
+    grace: float = setting(
+        25.0,
+        "Stop",
+        "seconds between SIGTERM and the end of requests that are still in flight, `drain` included",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    unproven: bool = setting(False, "Engines", "serve artifacts whose verdict failed or is missing")
+    api_key_file: Path | None = setting(None, "Access", "file of keys, one of which every request needs")
+    api_keys: str | None = setting(
+        None,
+        "Access",
+        "the same keys as text; not an option, because other users of the machine can read a command line",
+        repr=False,
+    )
+    requests_per_second: Rate | None = setting(None, "Access", "rate of each key; default: any")
+    rows_per_second: Rate | None = setting(None, "Access", "rate of each key, in samples or rows; default: any")
+    allowed_hosts: Names = setting(
+        (), "Access", "names of the server that the header `Host` may have; default: any, on a loopback address its own"
+    )
+    cors_origins: Names = setting(
+        (), "Access", "origins whose web pages may send requests; default: none but the server's own"
+    )
+    tls_cert: Path | None = setting(None, "Access", "certificate chain for TLS, in PEM")
+    tls_key: Path | None = setting(None, "Access", "private key of the certificate, in PEM")
+    admin: str | None = setting(None, "Access", "address of operators: a port, `HOST:PORT` or `unix:PATH`")
+    log_format: Literal["text", "json"] = setting("text", "Observation", "format of the log: `text` or `json`")
+    access_log: float = setting(
+        0,
+        "Observation",
+        "share of requests that get a line in the log: 1 is every one, 0.01 one of a hundred",
+        ge=0,
+        le=1,
+    )
+    otlp_endpoint: str | None = setting(None, "Observation", "URL where traces are sent; default: none are made")
 
     def parallelism(self, model: str = "") -> tuple[int, int]:
         """The number of executors of a model, and the threads of each."""
