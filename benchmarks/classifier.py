@@ -42,7 +42,7 @@ def classifier(folder: Path) -> dict[str, Any]:
         folder / name for name in ("tuned", "train.jsonl", "labelled.jsonl", "unlabelled.jsonl")
     )
     if not unlabelled.exists():
-        parted(trained, labelled, unlabelled)
+        split_texts(trained, labelled, unlabelled)
     if not tuned.exists():
         recipe = folder / "finetune.yaml"
         recipe.write_text(yaml.safe_dump(TRAINING, sort_keys=False), encoding="utf-8")
@@ -57,7 +57,7 @@ def classifier(folder: Path) -> dict[str, Any]:
     }
 
 
-def parted(trained: Path, labelled: Path, unlabelled: Path) -> None:
+def split_texts(trained: Path, labelled: Path, unlabelled: Path) -> None:
     """Write the three files; the texts' digests alone say which is where."""
     found = labelled_texts()
     largest = sorted(found, key=lambda label: (-len(found[label]), label))[:LABELS]

@@ -31,7 +31,7 @@ class Finetune(Training, TorchStage):
         # What is trained is changed in place, and the original is still to be asked.
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
 
-        def tell_pace(seconds: float, left: int) -> None:
+        def report_pace(seconds: float, left: int) -> None:
             context.steps.report("estimated time", format_estimate(seconds, left))
 
         taught = train(
@@ -40,7 +40,7 @@ class Finetune(Training, TorchStage):
             self,
             context.work,
             ranks=Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-            observers=ObserverSettings(quiet=True, tell_pace=tell_pace),
+            observers=ObserverSettings(quiet=True, report_pace=report_pace),
             cache=context.cache,
         )
         config = self.model_dump(mode="json")

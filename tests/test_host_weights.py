@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from lessons import MODELS, build, gpt2, learn, llama, make_state, texts
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from trainable_models import MODELS, build, gpt2, learn, llama, make_state, texts
 
 from laconic.errors import RecipeError
 from train.memory.host_weights import HostWeights

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lessons import MODELS, SHAPE, WORDS, build, gpt2, learn, llama, make_state, texts
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from trainable_models import MODELS, SHAPE, WORDS, build, gpt2, learn, llama, make_state, texts
 
 from laconic.errors import RecipeError
 from train.layerwise.revolve import count_advances

@@ -18,7 +18,7 @@ from train.callbacks import flops as flops_module
 from train.callbacks.energy import DeviceSample, Energy, NvmlDevice, integrate, summarise
 from train.callbacks.flops import Flops, Peak, datasheet, device_peak
 from train.callbacks.journal import Journal, read_lines
-from train.callbacks.monitor import Gauge, MovingAverage, Progress, StepReport, peak_memory
+from train.callbacks.monitor import MovingAverage, Progress, StepMeter, StepReport, peak_memory
 from train.callbacks.run_estimate import RunEstimate, format_estimate
 from train.callbacks.tensorboard import TensorBoard
 
@@ -41,37 +41,37 @@ class Fixed:
 
 
 @pytest.fixture
-def gauge():
-    return Gauge(CPU)
+def meter():
+    return StepMeter(CPU)
 
 
 # What follows from a report
 
 
-def test_a_reading_is_in_tokens_where_there_are_any_else_in_rows(gauge):
-    reading = gauge.read(report(1))
+def test_a_reading_is_in_tokens_where_there_are_any_else_in_rows(meter):
+    reading = meter.read(report(1))
     assert (reading.speed, reading.unit, reading.mfu) == (2000, "tokens", None)
     assert reading.idle == pytest.approx(0.1)
     for tokens in (0, 8):
-        rows = gauge.read(report(1, tokens=tokens))
+        rows = meter.read(report(1, tokens=tokens))
         assert (rows.speed, rows.unit) == (16, "rows")
 
 
-def test_the_peak_of_a_cpu_run_is_what_the_process_holds_and_says_so(gauge):
+def test_the_peak_of_a_cpu_run_is_what_the_process_holds_and_says_so(meter):
     before = peak_memory(CPU)
     block = torch.ones(64 * 2**20 // 4)
     assert peak_memory(CPU) >= before > 2**20
     assert peak_memory(CPU) > block.nbytes
-    assert any("resident" in note for note in gauge.notes())
+    assert any("resident" in note for note in meter.notes())
 
 
 @pytest.mark.gpu
 def test_the_peak_of_a_cuda_run_is_that_of_its_tensors():
     device = torch.device("cuda")
-    gauge = Gauge(device)
-    start = gauge.read(report(1)).memory
+    meter = StepMeter(device)
+    start = meter.read(report(1)).memory
     del_me = torch.ones(2**20, device=device)
-    assert gauge.read(report(2)).memory >= start + del_me.nbytes
+    assert meter.read(report(2)).memory >= start + del_me.nbytes
 
 
 def test_the_average_forgets_slowly_and_has_no_bias_to_zero():
@@ -86,7 +86,7 @@ def test_the_average_forgets_slowly_and_has_no_bias_to_zero():
 
 
 def test_without_a_terminal_a_line_is_said_for_every_tenth_of_the_steps(capsys):
-    observer = Progress(50, Gauge(CPU, Fixed()))
+    observer = Progress(50, StepMeter(CPU, Fixed()))
     for step in range(1, 51):
         observer.step(report(step))
     observer.close()
@@ -100,14 +100,14 @@ def test_without_a_terminal_a_line_is_said_for_every_tenth_of_the_steps(capsys):
 
 
 def test_the_first_step_counts_neither_for_the_speed_nor_for_the_time_left(capsys):
-    observer = Progress(4, Gauge(CPU))
+    observer = Progress(4, StepMeter(CPU))
     observer.step(report(1, seconds=100.0))
     observer.step(report(2))
     assert "2.00k tokens/s" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_resumed_run_goes_on_from_its_step(capsys):
-    observer = Progress(100, Gauge(CPU), start=60)
+    observer = Progress(100, StepMeter(CPU), start=60)
     for step in range(61, 65):
         observer.step(report(step, seconds=9.0 if step == 61 else 0.5))
     said = capsys.readouterr().err.splitlines()
@@ -115,7 +115,7 @@ def test_a_resumed_run_goes_on_from_its_step(capsys):
 
 
 def test_a_loss_that_is_no_number_is_shown_and_spoils_no_later_one(capsys):
-    observer = Progress(3, Gauge(CPU))
+    observer = Progress(3, StepMeter(CPU))
     for step, loss in enumerate((1.0, math.nan, 1.0), 1):
         observer.step(report(step, loss=loss))
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_is_shown_and_spoils_no_later_one(capsys):
 
 
 def test_quiet_says_nothing(capsys):
-    observer = Progress(1, Gauge(CPU), quiet=True)
+    observer = Progress(1, StepMeter(CPU), quiet=True)
     observer.step(report(1))
     observer.close()
     assert capsys.readouterr().err == ""
@@ -133,7 +133,7 @@ def test_quiet_says_nothing(capsys):
 def test_on_a_terminal_one_line_lives():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160, highlight=False)
-    observer = Progress(10, Gauge(CPU, Fixed()), console=console)
+    observer = Progress(10, StepMeter(CPU, Fixed()), console=console)
     for step in range(1, 11):
         observer.step(report(step))
     observer.close()
@@ -146,8 +146,8 @@ def test_on_a_terminal_one_line_lives():
 # The journal
 
 
-def test_the_journal_has_a_line_of_json_for_each_step(tmp_path, gauge):
-    journal = Journal(tmp_path / "out" / "train.jsonl", gauge)
+def test_the_journal_has_a_line_of_json_for_each_step(tmp_path, meter):
+    journal = Journal(tmp_path / "out" / "train.jsonl", meter)
     journal.step(report(1, norm=0.5))
     journal.step(report(2, loss=math.nan))
     journal.close()
@@ -157,20 +157,20 @@ def test_the_journal_has_a_line_of_json_for_each_step(tmp_path, gauge):
     assert second["loss"] is None
 
 
-def test_a_resumed_journal_cuts_what_came_after_and_half_a_line(tmp_path, gauge):
+def test_a_resumed_journal_cuts_what_came_after_and_half_a_line(tmp_path, meter):
     path = tmp_path / "train.jsonl"
-    journal = Journal(path, gauge)
+    journal = Journal(path, meter)
     for step in (1, 2, 3, 4):
         journal.step(report(step))
     journal.close()
     with path.open("a") as file:
         file.write('{"step": 5, "lo')
-    again = Journal(path, gauge, start=2)
+    again = Journal(path, meter, start=2)
     again.step(report(3, loss=7.0))
     again.close()
     assert [(line["step"], line["loss"]) for line in read_lines(path)] == [(1, 2.0), (2, 2.0), (3, 7.0)]
     assert path.read_text().count("\n") == 3
-    Journal(path, gauge).close()
+    Journal(path, meter).close()
     assert path.read_text() == ""
 
 
@@ -442,11 +442,11 @@ def scalars(folder):
 def test_tensorboard_gets_every_figure_and_a_resumed_run_hides_what_was_lost(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it phones home"))
-    first = TensorBoard(tmp_path, Gauge(CPU, Fixed()))
+    first = TensorBoard(tmp_path, StepMeter(CPU, Fixed()))
     for step in (1, 2, 3):
         first.step(report(step, norm=1.5))
     first.close()
-    second = TensorBoard(tmp_path, Gauge(CPU, Fixed()), start=1)
+    second = TensorBoard(tmp_path, StepMeter(CPU, Fixed()), start=1)
     second.step(report(2, loss=9.0, norm=1.5))
     second.close()
     found = scalars(tmp_path)
@@ -457,16 +457,16 @@ def test_tensorboard_gets_every_figure_and_a_resumed_run_hides_what_was_lost(tmp
     }
 
 
-def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch, gauge):
+def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch, meter):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingPackage, match="tensorboard"):
-        TensorBoard(tmp_path, gauge)
+        TensorBoard(tmp_path, meter)
 
 
-def test_watching_warns_of_nothing(tmp_path, gauge):
+def test_watching_warns_of_nothing(tmp_path, meter):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        observers = [Journal(tmp_path / "t.jsonl", gauge), Progress(2, gauge), Energy.of(CPU)]
+        observers = [Journal(tmp_path / "t.jsonl", meter), Progress(2, meter), Energy.of(CPU)]
         for observer in observers:
             observer.step(report(1))
             observer.close()

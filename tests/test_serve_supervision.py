@@ -28,7 +28,7 @@ from serve.workers import child_process, worker_process
 from serve.workers.child_process import describe_exit
 from serve.workers.engine_job import EngineJob
 from serve.workers.supervisor import Report, Supervisor
-from serve.workers.worker_pool import Patience, WorkerPool
+from serve.workers.worker_pool import WatchdogLimits, WorkerPool
 from serve.workers.worker_process import WorkerLost
 
 T = TypeVar("T")
@@ -68,13 +68,13 @@ def no_more_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-PATIENCE = Patience(seconds=8, crashes=5, batch_seconds=8)
+WATCHDOG_LIMITS = WatchdogLimits(seconds=8, crashes=5, batch_seconds=8)
 
 
 def test_a_worker_for_which_no_socket_is_left_is_an_error(tmp_path: Path) -> None:
     job = make_job(write_artifact(tmp_path / "twice.laconic"))
     with pytest.raises(RuntimeFailure, match=r"the worker cannot be started: .*Too many open files"), no_more_files():
-        in_time(lambda: WorkerPool.open(job, [{}, {}], PATIENCE))
+        in_time(lambda: WorkerPool.open(job, [{}, {}], WATCHDOG_LIMITS))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a process that nobody waited for
@@ -110,8 +110,8 @@ def test_a_worker_that_cannot_be_started_again_says_why_and_comes_back(
 def test_a_pool_gives_a_reason_before_it_runs_and_after_it_is_closed(tmp_path: Path) -> None:
     job = make_job(write_artifact(tmp_path / "twice.laconic"))
     with pytest.raises(WorkerLost, match="is being started"):
-        WorkerPool(job, PATIENCE).run({})
-    pool = WorkerPool.open(job, [{}], PATIENCE)
+        WorkerPool(job, WATCHDOG_LIMITS).run({})
+    pool = WorkerPool.open(job, [{}], WATCHDOG_LIMITS)
     pool.close()
     assert pool.reason == "the model is closed"
     with pytest.raises(WorkerLost, match="the model is closed"):
@@ -121,7 +121,7 @@ def test_a_pool_gives_a_reason_before_it_runs_and_after_it_is_closed(tmp_path: P
 def test_a_batch_that_is_interrupted_leaves_nothing_for_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = WorkerPool.open(make_job(write_artifact(tmp_path / "twice.laconic")), [{}], PATIENCE)
+    pool = WorkerPool.open(make_job(write_artifact(tmp_path / "twice.laconic")), [{}], WATCHDOG_LIMITS)
     receive_frame = worker_process.receive_frame
 
     def run_out_of_memory(connection: socket.socket) -> None:
@@ -236,7 +236,7 @@ else:
         for file in Path("/proc/self/task").glob("*/children"):
             for child in file.read_text().split():
                 os.kill(int(child), signal.SIGSTOP)
-        fronts.patience = 0.2
+        fronts.limits = 0.2
         os.kill(os.getpid(), signal.SIGTERM)
 
     with bind("127.0.0.1", 0, shared=True) as reserved:

@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from lessons import build, gpt2
 from test_loop import ROWS, X, checkpoint, dataset, samples, settings
 from torch.nn.functional import cross_entropy
+from trainable_models import build, gpt2
 
 from laconic.cache import Cache
 from laconic.commands.training import summarize_tuned
@@ -20,7 +20,7 @@ from laconic.models.processors import plain_task
 from laconic.tasks.token_positions import IGNORED
 from train.callbacks.callback import step_figures
 from train.callbacks.journal import read_lines
-from train.callbacks.monitor import Gauge, StepReport
+from train.callbacks.monitor import StepMeter, StepReport
 from train.data.batch_sampler import BatchSampler
 from train.finetune.evaluate import run_dataset
 from train.finetune.finetune import FinetuneResult
@@ -159,7 +159,7 @@ def test_a_run_without_any_term_fails_and_says_where_to_look(tmp_path):
 def test_skipped_batches_have_no_loss_in_what_trackers_log():
     report = StepReport(step=1, loss=math.nan, lr=0.1, tokens=9, rows=2, seconds=0.5, waited=0.0, is_skipped=True)
     assert step_figures(report) == {"train/lr": 0.1, "train/tokens_per_second": 0}
-    assert Gauge(CPU).read(report).speed == 0
+    assert StepMeter(CPU).read(report).speed == 0
 
 
 def test_rows_to_evaluate_with_that_all_lack_labels_are_refused():

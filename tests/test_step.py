@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lessons import Classes, build, gpt2, learn, make_state, texts
 from torch import nn
+from trainable_models import Classes, build, gpt2, learn, make_state, texts
 
 from laconic.models.language_model import LanguageModel
 from laconic.tasks.token_positions import IGNORED

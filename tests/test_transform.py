@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import digits
-import nudging
+import killed_runs
 import numpy as np
 import pytest
 import torch
-from nudging import LOG
+from killed_runs import LOG
 
 import laconic
 from compress.pipeline import compress, compress_checkpoint
@@ -31,10 +31,10 @@ from laconic.recipes.stage import find_intact_records
 
 MOMENTS = (
     "load the source and the samples",
-    "nudge 0.05",
-    "after nudging:Nudge",
+    "perturb 0.05",
+    "after killed_runs:Perturb",
     "snapshot",
-    "nudge 0.02",
+    "perturb 0.02",
     "compare with the original",
 )
 
@@ -47,7 +47,7 @@ def one_thread(monkeypatch, tmp_path):
 
 @pytest.fixture
 def source(tmp_path):
-    nudging.prepare(tmp_path)
+    killed_runs.prepare(tmp_path)
     return tmp_path
 
 
@@ -62,7 +62,7 @@ def lines(folder):
 
 def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_bytes(source):
     done = subprocess.run(
-        [sys.executable, nudging.__file__, str(source), *MOMENTS],
+        [sys.executable, killed_runs.__file__, str(source), *MOMENTS],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
@@ -70,19 +70,23 @@ def test_a_run_killed_at_any_moment_goes_on_and_ends_in_the_same_bytes(source):
     assert done.stdout.splitlines() == [f"{moment} 9" for moment in MOMENTS], done.stderr
     assert not (source / "out").exists()
     snapshots = list((source / "out-cache").glob("work-*"))
-    nudging.run(source)
+    killed_runs.run(source)
     # Once for the kill within it, once to its end; after that it is only looked up.
     assert lines(source) == ["begin 0.05", "begin 0.05", "end 0.05", "begin 0.02", "begin 0.02", "end 0.02"]
     assert snapshots == [], "nothing is left of the training that was done"
-    nudging.run(source, "undisturbed")
+    killed_runs.run(source, "undisturbed")
     assert kept(source / "out") == kept(source / "undisturbed")
 
 
 def test_a_second_run_computes_nothing(source):
-    nudging.run(source)
+    killed_runs.run(source)
     before = lines(source)
     again = compress_checkpoint(
-        nudging.recipe(source), source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "out-cache")
+        killed_runs.recipe(source),
+        source / "again",
+        trust=True,
+        steps=Steps(quiet=True),
+        cache=Cache(source / "out-cache"),
     )
     assert lines(source) == before
     assert kept(again.path) == kept(source / "out")
@@ -91,33 +95,38 @@ def test_a_second_run_computes_nothing(source):
     ]
 
 
-def nudges(source, *sizes, **changes):
-    """The figures of the last stage, after nudges of these sizes, over one cache."""
-    stages = [{"nudging:Nudge": {"size": size}} for size in sizes]
-    given = nudging.recipe(source, stages=stages, **changes)
+def perturbations(source, *sizes, **changes):
+    """The figures of the last stage, after perturbations of these sizes, over one cache."""
+    stages = [{"killed_runs:Perturb": {"size": size}} for size in sizes]
+    given = killed_runs.recipe(source, stages=stages, **changes)
     return compress_checkpoint(
         given, source / "made", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache")
     )
 
 
 def test_the_same_settings_in_another_order_or_with_other_data_are_another_result(source):
-    first = nudges(source, 0.05, 0.02).checkpoint
-    assert nudges(source, 0.02, 0.05).checkpoint.key != first.key
-    assert len(lines(source)) == 8, "four nudges, none of them shared"
-    assert nudges(source, 0.05, 0.02).checkpoint.key == first.key
-    assert nudges(source, 0.05, 0.02, seed=1).checkpoint.key != first.key
+    first = perturbations(source, 0.05, 0.02).checkpoint
+    assert perturbations(source, 0.02, 0.05).checkpoint.key != first.key
+    assert len(lines(source)) == 8, "four perturbations, none of them shared"
+    assert perturbations(source, 0.05, 0.02).checkpoint.key == first.key
+    assert perturbations(source, 0.05, 0.02, seed=1).checkpoint.key != first.key
     assert len(lines(source)) == 12
     np.savez(source / "data.npz", x=np.random.default_rng(1).normal(size=(80, 6)).astype(np.float32))
-    assert nudges(source, 0.05, 0.02).checkpoint.key != first.key
+    assert perturbations(source, 0.05, 0.02).checkpoint.key != first.key
     assert len(lines(source)) == 16
 
 
 def test_stages_of_the_same_settings_never_share_a_result(source, monkeypatch):
-    monkeypatch.setattr(nudging, "Other", type("Other", (nudging.Nudge,), {"__module__": "nudging"}), raising=False)
-    names = ("nudging:Nudge", "nudging:Other")
+    monkeypatch.setattr(
+        killed_runs,
+        "Other",
+        type("Other", (killed_runs.Perturb,), {"__module__": "killed_runs"}),
+        raising=False,
+    )
+    names = ("killed_runs:Perturb", "killed_runs:Other")
     for name in names:
         compress_checkpoint(
-            nudging.recipe(source, stages=[{name: {"size": 0.05}}]),
+            killed_runs.recipe(source, stages=[{name: {"size": 0.05}}]),
             source / "made",
             trust=True,
             steps=Steps(quiet=True),
@@ -127,7 +136,7 @@ def test_stages_of_the_same_settings_never_share_a_result(source, monkeypatch):
 
 
 def test_what_each_stage_gained_and_cost_is_counted(source):
-    made = nudges(source, 0.05, 0.02)
+    made = perturbations(source, 0.05, 0.02)
     start, first, second = made.report["stages"]
     assert start["stage"] == "source"
     assert start["figures"] == {"parameters": 83, "bytes": 332, "multiply-adds": 72}
@@ -136,13 +145,13 @@ def test_what_each_stage_gained_and_cost_is_counted(source):
     assert first["seconds"] > 0
     assert made.report["drift"]["figures"]["fidelity"] < 1
     page = (made.path / REPORT).read_text()
-    assert "nudging:Nudge" in page
+    assert "killed_runs:Perturb" in page
     assert page.count("<svg") == 2
     assert str(source) not in page + (made.path / JSON).read_text()
 
 
 def test_a_footprint_counts_zeros(source):
-    checkpoint = laconic.load(nudges(source, 0.05).path, trust=True)
+    checkpoint = laconic.load(perturbations(source, 0.05).path, trust=True)
     with torch.no_grad():
         next(checkpoint.module.parameters())[:4] = 0
     found = measure_footprint(checkpoint)
@@ -152,23 +161,26 @@ def test_a_footprint_counts_zeros(source):
 
 
 def test_a_checkpoint_is_opened_and_compressed_again(source):
-    made = nudges(source, 0.05)
+    made = perturbations(source, 0.05)
     with pytest.raises(SourceError, match="--trust"):
         laconic.load(made.path)
     opened = laconic.load(made.path, trust=True)
     assert opened.key == made.checkpoint.key
-    given = nudging.recipe(
-        source, source=str(made.path), builder=None, arguments={}, stages=[{"nudging:Nudge": {"size": 0.02}}]
+    given = killed_runs.recipe(
+        source, source=str(made.path), builder=None, arguments={}, stages=[{"killed_runs:Perturb": {"size": 0.02}}]
     )
     again = compress_checkpoint(
         given, source / "again", trust=True, steps=Steps(quiet=True), cache=Cache(source / "cache")
     )
-    assert [record.stage for record in again.checkpoint.history] == ["nudging:Nudge", "nudging:Nudge"]
-    assert [stage["stage"] for stage in again.report["stages"]] == ["source", "nudging:Nudge"]
+    assert [record.stage for record in again.checkpoint.history] == [
+        "killed_runs:Perturb",
+        "killed_runs:Perturb",
+    ]
+    assert [stage["stage"] for stage in again.report["stages"]] == ["source", "killed_runs:Perturb"]
 
 
 def test_what_a_checkpoint_has_been_through_can_be_looked_at_again(source):
-    made = nudges(source, 0.05)
+    made = perturbations(source, 0.05)
     assert read_report(made.path) == made.report
     (made.path / "report.json").write_text('{"task": "tensors", "drift": 3}')
     with pytest.raises(ArtifactError, match="Compress the model again"):
@@ -178,17 +190,17 @@ def test_what_a_checkpoint_has_been_through_can_be_looked_at_again(source):
 
 
 def test_a_goal_that_a_checkpoint_misses_is_said(source):
-    made = nudges(source, 0.05, goal={"fidelity": 0.9999, "max_size": "100 B"})
+    made = perturbations(source, 0.05, goal={"fidelity": 0.9999, "max_size": "100 B"})
     assert ["fidelity is" in made.missed[0], "size is" in made.missed[1]] == [True, True]
     with pytest.raises(RecipeError, match="max_latency is for artifacts"):
-        nudging.recipe(source, goal={"max_latency": "1 ms"})
+        killed_runs.recipe(source, goal={"max_latency": "1 ms"})
 
 
 def test_what_is_in_the_way_is_left_alone(source):
     (source / "made").mkdir()
     (source / "made" / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="will not be overwritten"):
-        nudges(source, 0.05)
+        perturbations(source, 0.05)
     assert not (source / "log").exists(), "nothing ran"
 
 
@@ -227,6 +239,6 @@ def test_what_a_later_stage_has_broken_does_not_stand():
 
 def test_a_stage_that_breaks_what_the_source_came_with_is_found():
     cut = registry.resolve("stage", "factorize.low-rank")()
-    history = [record("nudging:Nudge"), record("prune.two-four")]
+    history = [record("killed_runs:Perturb"), record("prune.two-four")]
     with registry.trust_addresses(True):
         assert [(each.stage, what) for each, what in find_broken(cut, history)] == [("prune.two-four", "zeros")]

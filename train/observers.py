@@ -11,8 +11,8 @@ from laconic.cache import Cache
 from train.callbacks.energy import Energy
 from train.callbacks.flops import Flops, device_peak
 from train.callbacks.journal import Journal
-from train.callbacks.monitor import Gauge, Observer, Progress
-from train.callbacks.run_estimate import RunEstimate, TellPace
+from train.callbacks.monitor import Observer, Progress, StepMeter
+from train.callbacks.run_estimate import ReportPace, RunEstimate
 from train.callbacks.tensorboard import TensorBoard
 from train.callbacks.trace import MemorySnapshot, Profile, chain_phases, nvtx_phase
 from train.parallel.ranks import Ranks
@@ -25,15 +25,15 @@ LOG, BOARD, TRACE = "train.jsonl", "tensorboard", "trace"
 @dataclass(frozen=True)
 class ObserverSettings:
     """Which observers a run has. trace: torch's profiler over a few steps. nvtx: phases of a step as NVTX ranges.
-    memory: every allocation on a CUDA device. tensorboard: event files. quiet: no progress display. tell_pace: told the
-    time of a step when the first steps have been taken."""
+    memory: every allocation on a CUDA device. tensorboard: event files. quiet: no progress display. report_pace: called
+    with the time of a step once the first ones have been timed."""
 
     trace: bool = False
     nvtx: bool = False
     memory: bool = False
     tensorboard: bool = False
     quiet: bool = False
-    tell_pace: TellPace | None = None
+    report_pace: ReportPace | None = None
 
 
 @contextmanager
@@ -57,18 +57,18 @@ def observe(
         return
     settings = settings or ObserverSettings()
     flops = make_flops(state, components, cache)
-    gauge = Gauge(state.device, flops)
+    meter = StepMeter(state.device, flops)
     profile = Profile(folder / TRACE, state.device) if settings.trace else None
     makers: list[Callable[[], Observer]] = [lambda: profile] if profile else []
     makers += [
-        lambda: Progress(state.scheduler.steps, gauge, start=start, quiet=settings.quiet),
-        lambda: Journal(folder / LOG, gauge, start=start),
+        lambda: Progress(state.scheduler.steps, meter, start=start, quiet=settings.quiet),
+        lambda: Journal(folder / LOG, meter, start=start),
         lambda: Energy.of(state.device),
     ]
-    if tell := settings.tell_pace:
+    if tell := settings.report_pace:
         makers.append(lambda: RunEstimate(state.scheduler.steps, tell, start=start))
     if settings.tensorboard:
-        makers.append(lambda: TensorBoard(folder / BOARD, gauge, start=start))
+        makers.append(lambda: TensorBoard(folder / BOARD, meter, start=start))
     if settings.memory:
         makers.append(lambda: MemorySnapshot(folder, state.device))
     phases = [

@@ -73,7 +73,7 @@ class DistillStage(Training, TorchStage):
         objective = self.objective(own, context, device)
         count = self.count_steps(len(context.train.keys))
 
-        def tell_pace(seconds: float, left: int) -> None:
+        def report_pace(seconds: float, left: int) -> None:
             context.steps.report("estimated time", format_estimate(seconds, left, estimate_callbacks(left)))
 
         with context.steps.step(self.name, count) as step:
@@ -84,7 +84,7 @@ class DistillStage(Training, TorchStage):
                 context.work,
                 ranks=Ranks(device=device),
                 objective=objective,
-                observers=ObserverSettings(quiet=True, tell_pace=tell_pace),
+                observers=ObserverSettings(quiet=True, report_pace=report_pace),
                 cache=context.cache,
                 callbacks=(*callbacks, make_progress_callback(step)),
             )

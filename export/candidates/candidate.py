@@ -15,13 +15,14 @@ from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
 
 ADVANTAGE = 1.05
-"""How much faster a less preferred engine must be to be chosen: smaller differences vary from run to run, and the
-artifact should not. At 1.1, MiniLM with a third of its feed-forward units got 5.94 x, where 6.33 x was available at the
-same fidelity."""
+"""How much faster a less preferred engine must be to be chosen. Smaller differences vary from run to run, so the same
+input would not give the same artifact. At 1.1, MiniLM with a third of its feed-forward units got 5.94 x, where 6.33 x
+was available at the same fidelity."""
 
 FAITHFUL_ADVANTAGE = 1.02
-"""The same for an engine that is also more faithful. INT8 with BF16 beside it was 3.4 and 5.4 % faster than with FP32
-in two races of MiniLM on a Xeon with AMX, at 0.9983 against 0.9979: with one margin for all, chance chose."""
+"""How much faster a less preferred engine with a higher mean fidelity must be to be chosen. INT8 with BF16 beside it
+was 3.4 and 5.4 % faster than with FP32 in two races of MiniLM on a Xeon with AMX, at 0.9983 against 0.9979: with one
+margin for all, chance chose."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ OPERATOR, DOMAIN = "MultiHeadAttention", "com.microsoft"
 SPLIT, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 """Permutations of [batch, seq, heads, width]: to a matrix for each head, and that transposed."""
 LEAST = -1e30
-"""What a lower number of a mask becomes: its exponential is 0 as well, and no product or sum with it is infinite, of
-which a block of scores would be no numbers."""
+"""The lowest value that a mask may have: its exponential is 0, as that of minus infinity is, but no product or sum with
+it overflows, which would turn a block of scores into NaN."""
 SMALL = 1024
 """Most numbers of a constant that a shape may be computed from."""
 

@@ -256,9 +256,9 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
 
 
 def make_checkpoint(found: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
-    """The checkpoint of a loaded folder. head: what a head was made from that is not in the folder, JSON-ready.
+    """Make the checkpoint of a loaded folder. head: what a new head was made from beside the folder, JSON-ready.
 
-    Raises SourceError for weights that are no numbers, and for a model that does not run.
+    Raises SourceError for weights that are NaN or infinite, and for a model that does not run.
     """
     scan = scan_weights(found.files) if all(path.suffix == ".safetensors" for path in found.files) else None
     if scan is None or not scan.finite:

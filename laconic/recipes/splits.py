@@ -24,11 +24,11 @@ MOST = {"choose": 256, "judge": 400}
 """The most samples used to choose by, and to validate the result."""
 
 LABELLED = {"choose": 256, "judge": 2000}
-"""As many, where there are labels: where one answer in thirty turns from right to wrong or back, the drop of a metric
-is known to 0.8 points either way with 2,000 samples, to 1.7 with 400."""
+"""The most samples where there are labels. If one answer in thirty changes between right and wrong, 2,000 samples show
+the drop of a metric to 0.8 points either way, 400 to 1.7."""
 
 WHERE_ASKED = {"choose": 1024, "judge": 4000}
-"""As many, where the goal limits the drop: it is known to 0.6 points then."""
+"""The most samples where the goal limits the drop of a metric, which 4,000 show to 0.6 points."""
 
 MADE_UP = 100
 """Synthetic samples where none are given."""

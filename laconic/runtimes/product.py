@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 NOT_TOLD = "not told"
-"""Stands for the arithmetic of a product whose kernel the engine does not report."""
+"""The arithmetic of a product whose kernel the engine does not report."""
 NOT_AUDITED = "planned, not audited: the engine was not on the machine"
 NOT_REPORTED = "not audited: the engine does not report its kernels"
 NOT_COUNTED = "not counted: a shape in the graph depends on the values of the inputs"

@@ -17,7 +17,7 @@ OUT_OF_MEMORY = re.compile("out of memory|bad_alloc|failed to allocate|allocatio
 log = logging.getLogger("laconic.serve")
 
 
-class Run(NamedTuple):
+class EngineRun(NamedTuple):
     """A run of the engine: its rows, when it began and the nanoseconds that it took."""
 
     rows: int
@@ -25,16 +25,18 @@ class Run(NamedTuple):
     ns: int
 
 
-class Ran(NamedTuple):
+class BatchTiming(NamedTuple):
     """A batch that has run: from when to when, how many parts of requests it had, and the engine's runs for it."""
 
     started_ns: int
     ended_ns: int
     parts: int
-    runs: Sequence[Run]
+    runs: Sequence[EngineRun]
 
 
-def run_batch(session: Session, layout: Layout, parts: Sequence[Part], runs: list[Run]) -> list[Arrays | Exception]:
+def run_batch(
+    session: Session, layout: Layout, parts: Sequence[Part], runs: list[EngineRun]
+) -> list[Arrays | Exception]:
     """The outputs of each part, or why it has none. runs: where each run of the engine is noted.
 
     A batch that fails is halved again and again, so that only the part that made it fail fails: of 64, it is found in
@@ -58,7 +60,7 @@ def run_batch(session: Session, layout: Layout, parts: Sequence[Part], runs: lis
                 return [layout.join_outputs(outputs)]
             return [next(half for half in halves if isinstance(half, Exception))]
         return [explain(error)]
-    runs.append(Run(sum(part.rows for part in parts), started, time.monotonic_ns() - started))
+    runs.append(EngineRun(sum(part.rows for part in parts), started, time.monotonic_ns() - started))
     return list(answers)
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from laconic.arrays import Arrays
 from laconic.errors import INTERRUPTS, DeadlineExceeded, NotReady, Overloaded
 from laconic.runtimes.runtime import Session
-from serve.batching.batch_run import Ran, Run, explain, run_batch
+from serve.batching.batch_run import BatchTiming, EngineRun, explain, run_batch
 from serve.batching.fair_queue import FairQueue, Flow, Item
 from serve.batching.layout import Cap, Layout, Part
 from serve.batching.statistics import Statistics
@@ -229,9 +229,9 @@ class Batcher:
     def _answer(self, session: Session, batch: list[Item]) -> list[Arrays | Exception]:
         """Run a batch and count it."""
         started = time.monotonic_ns()
-        runs: list[Run] = []
+        runs: list[EngineRun] = []
         answers = run_batch(session, self.layout, [item.part for item in batch], runs)
-        ran = Ran(started, time.monotonic_ns(), len(batch), runs)
+        ran = BatchTiming(started, time.monotonic_ns(), len(batch), runs)
         for item in batch:
             item.batch = ran
         with self._counting:

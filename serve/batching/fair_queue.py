@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from laconic.arrays import Arrays
-from serve.batching.batch_run import Ran
+from serve.batching.batch_run import BatchTiming
 from serve.batching.layout import Batch, Cap, Layout, Part
 
 
@@ -23,7 +23,7 @@ class Item:
     part: Part
     future: asyncio.Future[Arrays]
     queued_ns: int = field(default_factory=time.monotonic_ns)
-    batch: Ran | None = None
+    batch: BatchTiming | None = None
 
 
 @dataclass(slots=True, eq=False)

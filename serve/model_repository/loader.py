@@ -14,7 +14,7 @@ from serve.settings.server_settings import Settings
 from serve.workers.devices import assign_gpus, list_gpus
 from serve.workers.engine_job import EngineJob
 from serve.workers.engine_sessions import EngineSessions
-from serve.workers.worker_pool import Patience, WorkerPool
+from serve.workers.worker_pool import WatchdogLimits, WorkerPool
 
 TINY = 1e-3
 """Seconds for one sample, below which a model runs in the server's own process: a worker takes 0.1 to 0.3 ms of
@@ -88,7 +88,7 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
         unproven=settings.unproven,
     )
     batch_seconds = settings.watchdog * count_runs(artifact)
-    return WorkerPool.open(job, environments, Patience(settings.watchdog, settings.max_crashes, batch_seconds))
+    return WorkerPool.open(job, environments, WatchdogLimits(settings.watchdog, settings.max_crashes, batch_seconds))
 
 
 def count_runs(artifact: Artifact) -> int:

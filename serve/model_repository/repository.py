@@ -9,7 +9,7 @@ from serve.model_repository.model import Model
 
 
 @dataclass(frozen=True)
-class Absence:
+class UnavailableVersion:
     """Why a version of a model is not served, or not as it is on disk: it is being loaded, or was refused."""
 
     state: str
@@ -27,7 +27,7 @@ class Repository:
         self.required = required
         self._models: dict[str, dict[str, Model]] = {}
         self._latest: dict[str, Model] = {}
-        self.absent: dict[tuple[str, str], Absence] = {}
+        self.absent: dict[tuple[str, str], UnavailableVersion] = {}
         self.ready = True
         for model in models:
             self.publish(model)

@@ -13,7 +13,7 @@ from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, 
 from laconic.registry import did_you_mean
 from serve.model_repository.loader import open_version
 from serve.model_repository.model import Model
-from serve.model_repository.repository import Absence, Repository
+from serve.model_repository.repository import Repository, UnavailableVersion
 from serve.model_repository.versions import VERSION, FolderListing, Stamp, explain_ambiguity, list_models, stamp
 from serve.settings.server_settings import Settings
 
@@ -58,7 +58,7 @@ class WatchedFolder:
             listing = list_models(self.path)
             self._synchronize(listing, settled=set(listing.versions))
         absent = self.repository.absent.items()
-        reasons = [absence.reason for (name, _), absence in absent if name not in listing.unreadable]
+        reasons = [unavailable.reason for (name, _), unavailable in absent if name not in listing.unreadable]
         if reasons and not list(self.repository):
             raise ArtifactError(f"nothing in {self.path} can be served: {'; '.join(reasons)}")
         self._watcher.start()
@@ -84,8 +84,10 @@ class WatchedFolder:
                 self._served[newest] = ()  # whatever keeps its engine from running: open it anew
             self._synchronize(listing, settled={name})
             if newest in self._refused or newest not in self._served:
-                absence = self.repository.absent.get(newest)
-                raise ArtifactError(f"model {name!r} is not loaded: {absence.reason if absence else 'it has gone'}")
+                unavailable = self.repository.absent.get(newest)
+                raise ArtifactError(
+                    f"model {name!r} is not loaded: {unavailable.reason if unavailable else 'it has gone'}"
+                )
 
     def unload(self, name: str) -> None:
         """Serve a model no longer, until it is loaded again. Raises UnknownModel."""
@@ -95,7 +97,7 @@ class WatchedFolder:
             for key in [each for each in self._served if each[0] == name]:
                 self._withdraw(key)
             for version in versions[: self.settings.keep_versions]:
-                self.repository.absent[name, version] = Absence("UNAVAILABLE", "unloaded")
+                self.repository.absent[name, version] = UnavailableVersion("UNAVAILABLE", "unloaded")
 
     def _find(self, name: str, listing: FolderListing) -> list[str]:
         """The versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where the
@@ -160,7 +162,7 @@ class WatchedFolder:
             if self._blocked.get(name) != reason:
                 log.error("model %s is not loaded: %s", name, reason)
             for key in [key for key in self._served if key[0] == name] or [(name, VERSION)]:
-                self.repository.absent[key] = Absence("UNAVAILABLE", reason)
+                self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
         self._blocked = blocked
 
     def _provide(self, key: Key, path: Path, found: Stamp) -> bool:
@@ -168,7 +170,7 @@ class WatchedFolder:
         if found in (self._served.get(key), self._refused.get(key)):
             return key in self._served
         name, version = key
-        self.repository.absent[key] = Absence("LOADING", "")
+        self.repository.absent[key] = UnavailableVersion("LOADING", "")
         try:
             if name in self._reserved:
                 raise UsageError(explain_ambiguity(name, (self._reserved[name], path)))
@@ -179,7 +181,7 @@ class WatchedFolder:
             reason = describe_error(error)
             log.error("model %s, version %s, is not loaded: %s", name, version, reason)
             self._refused[key] = found
-            self.repository.absent[key] = Absence("UNAVAILABLE", reason)
+            self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
             return key in self._served
         self._refused.pop(key, None)
         self._served[key] = found

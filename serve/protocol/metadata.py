@@ -33,7 +33,7 @@ def check_server(repository: Repository) -> None:
 def explain_missing(repository: Repository, name: str) -> str:
     """Say why no version of a model is served."""
     absent = repository.absent.copy().items()
-    reasons = [absence.reason or "it is being loaded" for (model, _), absence in absent if model == name]
+    reasons = [unavailable.reason or "it is being loaded" for (model, _), unavailable in absent if model == name]
     return f"model {name!r} is not ready: {'; '.join(reasons) or 'the folder of models does not hold it'}"
 
 
@@ -55,11 +55,11 @@ def repository_index(repository: Repository) -> list[dict[str, str]]:
     for model in repository:
         reason = model.backend.reason
         states[model.name, model.version] = ("UNAVAILABLE" if reason else "READY", reason)
-    for key, absence in repository.absent.copy().items():
+    for key, unavailable in repository.absent.copy().items():
         if key not in states:
-            states[key] = (absence.state, absence.reason)
-        elif absence.reason:  # the artifact was replaced by one that cannot be served
-            states[key] = ("READY", f"served as before the last change: {absence.reason}")
+            states[key] = (unavailable.state, unavailable.reason)
+        elif unavailable.reason:  # the artifact was replaced by one that cannot be served
+            states[key] = ("READY", f"served as before the last change: {unavailable.reason}")
     return [
         {"name": name, "version": version, "state": state, "reason": reason}
         for (name, version), (state, reason) in sorted(states.items())

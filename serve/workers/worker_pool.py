@@ -17,7 +17,7 @@ log = logging.getLogger("laconic.serve")
 
 
 @dataclass(frozen=True)
-class Patience:
+class WatchdogLimits:
     """How long a worker may be silent. seconds: without a heartbeat, after which it is killed. crashes: in a row after
     which it is not started again. batch_seconds: in one batch, after which it is killed."""
 
@@ -31,9 +31,9 @@ class WorkerPool:
 
     local = False
 
-    def __init__(self, job: EngineJob, patience: Patience) -> None:
+    def __init__(self, job: EngineJob, limits: WatchdogLimits) -> None:
         self.job = job
-        self.patience = patience
+        self.limits = limits
         self.sessions: Sequence[Session] = ()
         self.runtime = ""
         self.note = ""
@@ -48,9 +48,9 @@ class WorkerPool:
         self._supervisors: list[Supervisor] = []
 
     @classmethod
-    def open(cls, job: EngineJob, environments: Sequence[Mapping[str, str]], patience: Patience) -> "WorkerPool":
+    def open(cls, job: EngineJob, environments: Sequence[Mapping[str, str]], limits: WatchdogLimits) -> "WorkerPool":
         """Start a worker for each environment. Raises the error of one that does not open its sessions."""
-        pool = cls(job, patience)
+        pool = cls(job, limits)
         try:
             for environment in environments:
                 pool._start(environment)
@@ -70,7 +70,7 @@ class WorkerPool:
             partial(self._run_worker, environment),
             self._closed,
             on_crash=self._note_crash,
-            max_crashes=self.patience.crashes,
+            max_crashes=self.limits.crashes,
         )
         supervisor.start()
         self._supervisors.append(supervisor)
@@ -126,7 +126,7 @@ class WorkerPool:
     def _note_crash(self, reason: str, delay: float | None) -> None:
         """Note why a worker crashed, for requests and the log. delay: seconds until it is started again."""
         if delay is None:
-            times = self.patience.crashes
+            times = self.limits.crashes
             self._reason = f"the engine stopped {times} times in a row, and is not started again: {reason}"
         else:
             self._restart_at = time.monotonic() + delay
@@ -150,7 +150,7 @@ class WorkerPool:
                 self._changed.notify_all()
             set_ready(report)
             try:
-                return process.watch(self.patience.seconds, self.patience.batch_seconds)
+                return process.watch(self.limits.seconds, self.limits.batch_seconds)
             finally:
                 self._drop(process)
         finally:

@@ -106,10 +106,10 @@ class WorkerProcess:
             raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
         return report
 
-    def watch(self, patience: float, batch_patience: float) -> str:
+    def watch(self, limits: float, batch_patience: float) -> str:
         """Wait until the process has died. Returns how it ended.
 
-        It is killed where it gives no heartbeat for longer than `patience` seconds, runs one batch for longer than
+        It is killed where it gives no heartbeat for longer than `limits` seconds, runs one batch for longer than
         `batch_patience`, or stays although a connection was lost. Time in which this process was stopped too, as a
         paused container is, does not count.
         """
@@ -128,9 +128,9 @@ class WorkerProcess:
             stopped, looked = now - looked - 4 * TICK, now
             if alive or stopped > 0:
                 beat = now
-            if now - beat > patience:
+            if now - beat > limits:
                 kill(self.process)
-                return f"gave no sign of life for {patience:g} s and was killed"
+                return f"gave no sign of life for {limits:g} s and was killed"
             if stopped <= 0 and any(now - each.started > batch_patience for each in self.connections):
                 kill(self.process)
                 return f"ran a batch for more than {batch_patience:g} s and was killed"

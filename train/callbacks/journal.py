@@ -8,20 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from train.callbacks.monitor import Gauge, StepReport
+from train.callbacks.monitor import StepMeter, StepReport
 
 log = logging.getLogger("laconic.train")
 
 
 class Journal:
-    """Writes `train.jsonl`: the report and the reading of each step.
+    """Writes `train.jsonl`: the report and the figures of each step.
 
     When a run is resumed, lines of steps after `start` are removed, and so is an incomplete last line.
     """
 
-    def __init__(self, path: Path, gauge: Gauge, *, start: int = 0) -> None:
+    def __init__(self, path: Path, meter: StepMeter, *, start: int = 0) -> None:
         """start: steps done before the run was resumed; 0 starts an empty log."""
-        self._gauge, self._failed = gauge, False
+        self._meter, self._failed = meter, False
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = [line for line in read_lines(path) if line["step"] <= start]
         partial = path.with_name(f".{path.name}.new")
@@ -31,7 +31,7 @@ class Journal:
 
     def step(self, report: StepReport) -> None:
         try:
-            self._file.write(format_line({**asdict(report), **asdict(self._gauge.read(report))}))
+            self._file.write(format_line({**asdict(report), **asdict(self._meter.read(report))}))
         except OSError as error:  # a full disk; the training goes on without the line
             if not self._failed:
                 log.warning("step %d is not in the log %s: %s", report.step, self._file.name, error)

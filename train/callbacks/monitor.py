@@ -64,7 +64,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepFigures:
     """Figures derived from the report of a step.
 
     speed: throughput per second, in `unit`. idle: share of the time, 0 to 1, that the device waited for data. mfu:
@@ -78,7 +78,7 @@ class Reading:
     memory: int
 
 
-class Gauge:
+class StepMeter:
     """Derives the figures that all observers show. Resets the peak memory of a CUDA device."""
 
     def __init__(self, device: torch.device, flops: Flops | None = None) -> None:
@@ -87,10 +87,10 @@ class Gauge:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    def read(self, report: StepReport) -> Reading:
+    def read(self, report: StepReport) -> StepFigures:
         """The figures of a step."""
         seconds = max(report.seconds, 1e-9)
-        return Reading(
+        return StepFigures(
             speed=report.count / seconds,
             unit=report.unit,
             idle=min(report.waited / seconds, 1.0),
@@ -144,14 +144,14 @@ class Progress:
     """Shows progress on standard error: a live line on a terminal, else a line for every tenth of the steps."""
 
     def __init__(
-        self, total: int, gauge: Gauge, *, start: int = 0, quiet: bool = False, console: Console | None = None
+        self, total: int, meter: StepMeter, *, start: int = 0, quiet: bool = False, console: Console | None = None
     ) -> None:
         """total: steps of the whole run. start: steps done before it was resumed."""
-        self._total, self._gauge, self._start = total, gauge, start
+        self._total, self._meter, self._start = total, meter, start
         self._console = console or Console(stderr=True, quiet=quiet, highlight=False)
         self._loss = MovingAverage()
         self._restart()
-        for note in gauge.notes():
+        for note in meter.notes():
             self._console.print(Text(note, "dim"), soft_wrap=True)
         self._bar: progress.Progress | None = None
         if self._console.is_terminal and not self._console.quiet:
@@ -172,13 +172,13 @@ class Progress:
     def step(self, report: StepReport) -> None:
         if report.step == self._start + 2:  # the first step warms up: it compiles, counts and allocates
             self._restart()
-        reading = self._gauge.read(report)
+        measured = self._meter.read(report)
         self._loss.add(report.loss)
         self._seconds.add(report.seconds)
         self._count.add(report.count)
         self._waited.add(report.waited)
-        self._used.add(math.nan if reading.mfu is None else reading.mfu * report.seconds)
-        line = self._line(report, reading)
+        self._used.add(math.nan if measured.mfu is None else measured.mfu * report.seconds)
+        line = self._line(report, measured)
         if self._bar:
             self._bar.update(self._task, completed=report.step, description=line)
         elif self._is_due(report.step):
@@ -189,14 +189,14 @@ class Progress:
         tenth = 10 * step // self._total > 10 * (step - 1) // self._total
         return tenth or step == self._start + 1
 
-    def _line(self, report: StepReport, reading: Reading) -> str:
+    def _line(self, report: StepReport, measured: StepFigures) -> str:
         seconds = max(self._seconds.value, 1e-9)
         loss = self._loss.value if report.is_skipped or math.isfinite(report.loss) else report.loss
-        figures = [f"loss {loss:.4f}", f"{format_rate(self._count.value / seconds)} {reading.unit}/s"]
+        figures = [f"loss {loss:.4f}", f"{format_rate(self._count.value / seconds)} {measured.unit}/s"]
         if not math.isnan(self._used.value):
             figures.append(f"MFU {format_percent(self._used.value / seconds)}")
         figures += [
-            f"peak {format_binary_bytes(reading.memory)}",
+            f"peak {format_binary_bytes(measured.memory)}",
             f"waited {format_percent(self._waited.value / seconds)}",
         ]
         left = self._total - report.step

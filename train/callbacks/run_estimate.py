@@ -1,35 +1,35 @@
-"""How long a training run will take, told once when its first steps have been timed."""
+"""The estimated duration of a training run, reported once, after its first steps."""
 
 from collections.abc import Callable
 
 from train.callbacks.monitor import StepReport
 
 TIMED, ENOUGH, LIMIT = 3, 1.0, 5.0
-"""Steps that are timed at least, and the seconds that they must take together; after LIMIT seconds, fewer steps do."""
+"""The fewest steps to time, and the fewest seconds that they must take; after LIMIT seconds, fewer steps are enough."""
 
-TellPace = Callable[[float, int], None]
-"""Told the seconds of a step, and how many steps are left."""
+ReportPace = Callable[[float, int], None]
+"""A function that takes the seconds of a step and the number of steps left."""
 
 
 class RunEstimate:
-    """Times the first steps of a run, the very first excepted, which warms up, and tells their mean."""
+    """Times the first steps of a run, except for the very first, which warms up, and reports their mean."""
 
-    def __init__(self, total: int, tell: TellPace, *, start: int = 0) -> None:
+    def __init__(self, total: int, report: ReportPace, *, start: int = 0) -> None:
         """total: steps of the whole run. start: steps done before it was resumed."""
-        self._total, self._tell, self._start = total, tell, start
+        self._total, self._report, self._start = total, report, start
         self._seconds: list[float] = []
-        self._is_told = False
+        self._is_reported = False
 
     def step(self, report: StepReport) -> None:
-        """Count a step, and tell the pace when enough were timed and some are left."""
-        if self._is_told or report.step <= self._start + 1:
+        """Count a step, and report the pace when enough were timed and some are left."""
+        if self._is_reported or report.step <= self._start + 1:
             return
         self._seconds.append(report.seconds)
         spent, count = sum(self._seconds), len(self._seconds)
         if (count >= TIMED and spent >= ENOUGH) or spent >= LIMIT:
-            self._is_told = True
+            self._is_reported = True
             if report.step < self._total:
-                self._tell(spent / count, self._total - report.step)
+                self._report(spent / count, self._total - report.step)
 
     def close(self) -> None:
         """Nothing is open."""

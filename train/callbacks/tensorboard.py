@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from laconic.registry import missing_package
-from train.callbacks.monitor import Gauge, StepReport
+from train.callbacks.monitor import StepMeter, StepReport
 
 
 class TensorBoard:
@@ -12,25 +12,25 @@ class TensorBoard:
     Raises MissingPackage where tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, gauge: Gauge, *, start: int = 0) -> None:
+    def __init__(self, folder: Path, meter: StepMeter, *, start: int = 0) -> None:
         """start: steps done before the run was resumed; TensorBoard hides what the folder holds of later steps."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise missing_package("tensorboard") from error
-        self._gauge = gauge
+        self._meter = meter
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=start + 1)
 
     def step(self, report: StepReport) -> None:
-        reading = self._gauge.read(report)
+        measured = self._meter.read(report)
         figures = {
             "loss": None if report.is_skipped else report.loss,
             "lr": report.lr,
             "gradient_norm": report.norm,
-            f"{reading.unit}_per_second": reading.speed,
-            "mfu": reading.mfu,
-            "peak_memory_gib": reading.memory / 2**30,
-            "waited": reading.idle,
+            f"{measured.unit}_per_second": measured.speed,
+            "mfu": measured.mfu,
+            "peak_memory_gib": measured.memory / 2**30,
+            "waited": measured.idle,
         }
         for name, value in figures.items():
             if value is not None:

@@ -186,7 +186,7 @@ def run_training(
             evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first, logs=logs)
             every = recipe.eval_every or ceil(len(inputs.train.keys) / recipe.batch_size)
 
-            def tell_pace(seconds: float, left: int) -> None:
+            def report_pace(seconds: float, left: int) -> None:
                 evaluating = evaluator.count_rows_to_come(left, every) * FORWARD_SHARE * seconds / recipe.batch_size
                 steps.report("estimated time", format_estimate(seconds, left, evaluating))
 
@@ -197,7 +197,7 @@ def run_training(
                 folder,
                 ranks=ranks,
                 objective=inputs.objective,
-                observers=replace(observers or ObserverSettings(), tell_pace=tell_pace),
+                observers=replace(observers or ObserverSettings(), report_pace=report_pace),
                 evaluate=evaluator,
                 eval_every=recipe.eval_every,
                 conclude=evaluator.conclude,

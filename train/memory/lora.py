@@ -210,7 +210,7 @@ def find_head_layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]
 
 
 def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
-    """Move the module to the kit's device, frozen parameters in `frozen_dtype`."""
+    """Move the module of a training step to its device, in place. Frozen parameters of floats get `frozen_dtype`."""
     for tensor in chain(parts.module.parameters(), parts.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
         dtype = frozen_dtype if frozen else tensor.dtype

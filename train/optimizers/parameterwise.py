@@ -19,12 +19,12 @@ State = dict[str, Any]
 class ParameterWise(Optimizer):
     """Adds to a method its loop over parameters, its precision and its randomness.
 
-    A parameter's state is plain tensors and its number of steps, an int: no other parameter counts, nothing is read
-    back from the device, and fake tensors can be stepped. Random numbers come from the seed of the run, the number of
-    the parameter, the shard and the step alone: so the order in which parameters are stepped does not matter, a resumed
-    run draws the same, and so do all replicas of a weight, which would drift apart otherwise.
+    The state of a parameter is plain tensors and its number of steps, an int. It does not depend on other parameters,
+    nothing is copied back from the device, and fake tensors can be stepped. Random numbers depend on the seed of the
+    run, the number of the parameter, the shard and the step alone. So parameters may be stepped in any order, a resumed
+    run draws the same numbers, and replicas of a weight stay equal.
 
-    sharded: every element, or every row, is stepped by itself, so that each rank can step its shard.
+    sharded: whether each rank can step its shard, since the update of an element, or of a row, uses no other.
     """
 
     sharded: ClassVar[bool] = False

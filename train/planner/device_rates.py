@@ -164,15 +164,15 @@ def list_kernels(device: torch.device) -> dict[str, TimedKernel]:
 
 
 def make_square(dtype: torch.dtype, device: torch.device, side: int) -> tuple[Tensor, ...]:
-    """Two square matrices."""
+    """Make two square matrices of ones."""
     return (torch.ones(side, side, dtype=dtype, device=device),) * 2
 
 
 def measure_curve(device: torch.device, kernel: TimedKernel) -> RateCurve:
     """Time a kernel at its sizes, in turns with a product that is always the same, the yardstick.
 
-    A moment that slows both is thereby told from a slow kernel. On a CPU the processor time of this thread counts,
-    which does not contain the time of other processes. Sizes that do not fit into memory, or take too long, are left
+    This distinguishes a busy machine, which slows both, from a slow kernel. On a CPU the processor time of this thread
+    is measured, which other processes do not add to. Sizes that do not fit into memory, or take too long, are left
     out.
     """
     clock = make_clock(device)

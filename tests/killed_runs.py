@@ -28,14 +28,14 @@ LOG = "NUDGES"
 """The variable that names the file where each run of a stage leaves a line."""
 
 
-class Nudge(TorchStage):
+class Perturb(TorchStage):
     """Add noise to all weights."""
 
     size: float = 0.01
 
     def apply(self, checkpoint, context):
         note(f"begin {self.size}")
-        die_at(f"nudge {self.size}")
+        die_at(f"perturb {self.size}")
         state = {
             name: value + self.size * torch.randn_like(value) for name, value in checkpoint.module.state_dict().items()
         }
@@ -43,7 +43,7 @@ class Nudge(TorchStage):
         module.load_state_dict(state)
         note(f"end {self.size}")
         key = hash_of(context.key, checkpoint.key)
-        return checkpoint.after(Record(stage="nudging:Nudge", config=self.model_dump(), key=key), module)
+        return checkpoint.after(Record(stage="killed_runs:Perturb", config=self.model_dump(), key=key), module)
 
     @staticmethod
     def rebuild(module, record):
@@ -86,7 +86,7 @@ def prepare(folder):
 
 def recipe(folder, **changes):
     heal = {"distill.heal": {"steps": 12, "batch_size": 8, "snapshot_every": 2, "eval_every": 4, "patience": 9}}
-    stages = [{"nudging:Nudge": {"size": 0.05}}, heal, {"nudging:Nudge": {"size": 0.02}}]
+    stages = [{"killed_runs:Perturb": {"size": 0.05}}, heal, {"killed_runs:Perturb": {"size": 0.02}}]
     return Recipe.parse(
         {
             "source": str(folder / "net.safetensors"),
@@ -130,5 +130,5 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.modules["nudging"] = sys.modules["__main__"]  # the recipe names it so
+    sys.modules["killed_runs"] = sys.modules["__main__"]  # the recipe names it so
     main()
