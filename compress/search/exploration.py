@@ -11,7 +11,7 @@ from compress.search.study import Study
 GENERATION_SIZE = 4
 """Settings that are proposed at once, whatever the number of workers, so that any number finds the same."""
 
-WATCHDOG_LIMITS = 12
+PATIENCE = 12
 """Trials in a row without a new point on the front, after which exploration stops."""
 
 EXPLORATION_SHARE = 0.25
@@ -38,7 +38,7 @@ class Exploration:
         stale, count, budget = 0, 0, self.runner.budget
         until = budget.spent + EXPLORATION_SHARE * budget.remaining
         with self.runner.steps.step("try cuts") as step:
-            while stale < WATCHDOG_LIMITS and self.trials > 0 and budget.spent < until:
+            while stale < PATIENCE and self.trials > 0 and budget.spent < until:
                 proposed = self.propose(until)
                 if not proposed:
                     break

@@ -22,7 +22,7 @@ from serve.protocol.infer_request import DATATYPES, DTYPES
 
 HOST = "127.0.0.1"
 HEADER_LENGTH = "Inference-Header-Content-Length"
-WATCHDOG_LIMITS = 60
+PATIENCE = 60
 """Seconds that a response may take."""
 
 
@@ -143,4 +143,4 @@ def connect(server: "subprocess.Popen[str]", log: TextIO) -> http.client.HTTPCon
         reason = log.read().strip().rpartition("laconic: ")[2]
         raise RuntimeFailure(reason or "the server ended before it was ready, without a reason")
     host, _, port = address.strip().partition(":")
-    return http.client.HTTPConnection(host, int(port), timeout=WATCHDOG_LIMITS)
+    return http.client.HTTPConnection(host, int(port), timeout=PATIENCE)

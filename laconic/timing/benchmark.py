@@ -28,7 +28,7 @@ SETTLED = 0.02
 """A ratio is known when its quartiles are this close, relative to it: an engine must be faster by 5 % to be chosen
 before a preferred one."""
 
-WATCHDOG_LIMITS = 20.0
+PATIENCE = 20.0
 """Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer.
 Without a limit, seven rounds of ResNet-50's shape at six batch sizes took 154 of its 365 seconds."""
 
@@ -43,7 +43,7 @@ def benchmark_sessions(
     step: Step,
     length: int = LENGTH,
     rounds: int = ROUNDS,
-    patience: float = WATCHDOG_LIMITS,
+    patience: float = PATIENCE,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timing]:
     """Time each session at each batch size, interleaved.

@@ -21,7 +21,7 @@ from serve.settings.server_settings import Settings
 WAITING = 10_000
 """Lines that wait to be written. The next are dropped: nobody may be reading, and requests do not wait for that."""
 STANDARD_ERROR = 2
-WATCHDOG_LIMITS = 2.0
+PATIENCE = 2.0
 """Seconds for the lines that wait when the server stops."""
 REQUEST_ID = b"x-request-id"
 SANE = re.compile(rb"[\w.:+/=@-]{1,128}", re.ASCII)
@@ -116,7 +116,7 @@ def open_log(settings: Settings) -> Iterator[None]:
         own.setLevel(level)
         with suppress(Full):
             lines.put_nowait(None)
-        writer.join(WATCHDOG_LIMITS)
+        writer.join(PATIENCE)
 
 
 def write_lines(lines: "Queue[logging.LogRecord | None]") -> None:

@@ -81,7 +81,7 @@ def datasheet(name: str, precision: str) -> float | None:
     return None
 
 
-WATCHDOG_LIMITS = 2.0
+PATIENCE = 2.0
 """Seconds after which no further product is timed. In BF16 on a core with AVX2 alone one takes 0.2 s."""
 
 
@@ -93,7 +93,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) 
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
     times: list[float] = []
-    while len(times) <= rounds and sum(times) < WATCHDOG_LIMITS:
+    while len(times) <= rounds and sum(times) < PATIENCE:
         synchronize(device)
         start = clock()
         for _ in range(repeat):
