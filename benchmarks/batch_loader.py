@@ -32,8 +32,9 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.task import Task
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
-from train.data.batch_loader import BatchLoader, LoaderSettings
+from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import BatchSampler, row_lengths
+from train.data.loader_settings import LoaderSettings
 from train.data.sample_store import decoder_key
 
 SIDE = 224

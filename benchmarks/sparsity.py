@@ -38,7 +38,7 @@ from laconic.recipes.recipe import NamedStage
 from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tensor import TensorSpec
-from train.data.batch_loader import LoaderSettings
+from train.data.loader_settings import LoaderSettings
 from train.finetune.evaluate import evaluate
 from train.objectives.next_token import NextToken
 from train.observers import ObserverSettings

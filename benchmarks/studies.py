@@ -27,7 +27,7 @@ from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
-from train.data.batch_loader import LoaderSettings
+from train.data.loader_settings import LoaderSettings
 from train.finetune.head import with_labels
 from train.settings import Training
 

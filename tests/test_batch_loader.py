@@ -22,8 +22,9 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tensor import TensorSpec
 from train.data import sample_store as store
 from train.data.batch_builder import START, check_main, init_worker
-from train.data.batch_loader import BatchLoader, LoaderSettings
+from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import BatchSampler, row_lengths
+from train.data.loader_settings import LoaderSettings
 from train.data.prefetch import PrefetchThread
 from train.data.worker_count_search import WARM_UP, WorkerCountSearch
 

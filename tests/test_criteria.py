@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
 from compress.statistics.gradients import collect_gradients
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments
 from laconic import registry
 from laconic.data.reader import make_dataset

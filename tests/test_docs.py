@@ -17,7 +17,7 @@ from laconic.config import NamedSettings
 from laconic.errors import MissingPackage
 from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import Data, Recipe
-from train.data.batch_loader import LoaderSettings
+from train.data.loader_settings import LoaderSettings
 from train.parallel.mesh import Mesh
 from train.planner.memory_plan import HEADROOM
 from train.settings import Training, TrainingData, TrainingRecipe

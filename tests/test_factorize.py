@@ -23,7 +23,8 @@ from compress.factorize.fit_factors import fit_factors, input_metric
 from compress.factorize.low_rank import LowRank
 from compress.factorize.rank_selection import RankTradeoff, energy_losses, select_by_budget, select_by_energy
 from compress.prune.channels import Channels
-from compress.statistics.layer_inputs import flatten_inputs, weight_matrix
+from compress.statistics.layer_inputs import flatten_inputs
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments, add_inputs
 from export.capture.capture import capture
 from laconic.errors import RecipeError, UsageError

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from compress.statistics.layer_inputs import iterate_inputs, write_weight
+from compress.statistics.layer_inputs import iterate_inputs
+from compress.statistics.layer_weights import write_weight
 from compress.statistics.least_squares import RIDGE, refit_layers
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import Checkpoint

@@ -27,8 +27,9 @@ from laconic.models.signature import probe_module
 from laconic.tensor import TensorSpec
 from train.callbacks.journal import read_lines
 from train.callbacks.monitor import Observer, StepReport
-from train.data.batch_loader import BatchLoader, LoaderSettings
+from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import BatchSampler
+from train.data.loader_settings import LoaderSettings
 from train.loop import LoopSettings, catch_signals, run_steps, step_seed, translate_memory_errors
 from train.objectives.array_targets import Targets
 from train.observers import LOG, ObserverSettings

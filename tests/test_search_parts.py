@@ -17,13 +17,13 @@ from compress.search.budget import Budget
 from compress.search.candidate_build import make_build_key
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.executor import open_executor
-from compress.search.latency_table import LatencyTable
+from compress.search.exploration import Study
+from compress.search.latency import LatencyTable
 from compress.search.layer_spec import LayerSpec
 from compress.search.search_space import AXES, apply_settings, can_heal, find_axes, predict_specs
 from compress.search.search_state import dominates, mark_front
 from compress.search.single_layer import ATTENTION_INPUTS, write_graph
 from compress.search.spec_reader import read_layer_specs
-from compress.search.study import Study
 from export.candidates.engine_option import EngineOption
 from laconic import registry
 from laconic.cache import Cache

@@ -6,14 +6,13 @@ import pytest
 
 from compress.search.budget import Budget
 from compress.search.constraints import Constraints, Quality
-from compress.search.latency_table import LatencyTable
+from compress.search.latency import LatencyTable
 from compress.search.layer_spec import LayerSpec
 from compress.search.results import BuiltArtifact, TrialOutcome
 from compress.search.search_candidate import describe_misses
 from compress.search.search_space import predict_specs
 from compress.search.search_state import dominates
-from compress.search.strategy import run_search
-from compress.search.successive_halving import HEALING_STEPS
+from compress.search.strategy import HEALING_STEPS, run_search
 from laconic import registry
 from laconic.cache import Cache
 from laconic.hashing import hash_of

@@ -20,7 +20,7 @@ from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, TwoOfFour, 
 from compress.prune.two_four import TwoFour
 from compress.prune.unstructured import Unstructured
 from compress.quantize.rounding import round_weight
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments
 from laconic import registry
 from laconic.cache import Cache

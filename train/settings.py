@@ -15,7 +15,7 @@ from laconic.recipes.recipe import Origin, check_builder
 from laconic.registry import trust_addresses
 from laconic.units import Bytes
 from train.assignments import assign_all, set_learning_rate
-from train.data.batch_loader import LoaderSettings
+from train.data.loader_settings import LoaderSettings
 from train.optimizers.optimizer import Optimizer
 from train.optimizers.schedule import Schedule
 from train.parallel.mesh import Mesh

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor, nn
 
 from compress.statistics.gradients import collect_gradients
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments, collect_moments
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset

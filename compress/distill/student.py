@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
 from laconic import registry

@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 from compress.factorize.factors import Factorization, make_factors, replace_layer
 from compress.factorize.fit_factors import fit_factors
-from compress.statistics.layer_inputs import count_uses
+from compress.statistics.layer_weights import count_uses
 from compress.statistics.least_squares import refit_layers
 from compress.statistics.moments import Moments
 from laconic.artifacts.record import Record

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, einsum, nn
 from torch.nn.utils import skip_init
 
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 
 FactorizationKind = Literal["low-rank", "spatial", "separable", "grouped", "bottleneck"]
 

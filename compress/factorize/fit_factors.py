@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.factorize.factors import Factorization, compose_weight, make_factors
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments
 
 block_diagonal: Callable[..., Tensor] = torch.block_diag

@@ -16,7 +16,7 @@ from compress.factorize.factorize_layers import (
 from compress.factorize.factors import Factorization, count_multiplications, make_factors
 from compress.factorize.fit_factors import input_metric, output_spectrum, spatial_matrix
 from compress.factorize.rank_selection import RankTradeoff, energy_losses, select_by_budget, select_by_energy
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments, collect_moments
 from laconic.artifacts.record import Record
 from laconic.errors import UsageError

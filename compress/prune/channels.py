@@ -21,7 +21,8 @@ from compress.prune.channel_surgery import (
     remaining_indices,
     remove_channels,
 )
-from compress.statistics.layer_inputs import forward_batches, weight_matrix
+from compress.statistics.layer_inputs import forward_batches
+from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.least_squares import is_refittable, refit_layers
 from compress.transformer.proof import TOLERANCE, relative_difference
 from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.layer_inputs import count_uses
+from compress.statistics.layer_weights import count_uses
 from laconic.errors import RecipeError
 from laconic.models.layer_patterns import match_patterns
 

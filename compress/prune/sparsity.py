@@ -12,7 +12,8 @@ from compress.criteria.sparsegpt import SparseGpt
 from compress.prune.execution_order import group_by_input, iterate_moments
 from compress.prune.layer_selection import LayerSelection
 from compress.prune.sparsity_pattern import FixedMask, SparsityPattern
-from compress.statistics.layer_inputs import forward_batches, weight_matrix, write_weight
+from compress.statistics.layer_inputs import forward_batches
+from compress.statistics.layer_weights import weight_matrix, write_weight
 from compress.statistics.moments import Moments
 from compress.statistics.optimal_brain_compression import compress_columns
 from laconic.data.dataset import Dataset

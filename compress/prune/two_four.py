@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from compress.prune.sparsity import sparsify
 from compress.prune.sparsity_pattern import TwoOfFour
 from compress.prune.sparsity_stage import SparsityStage
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from export.lint.sparsity_rules import LEAST_CHANNELS
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext

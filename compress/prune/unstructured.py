@@ -13,7 +13,7 @@ from compress.prune.layer_selection import LayerSelection
 from compress.prune.sparsity import score_nonzero, sparsify
 from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, SparsityPattern, select_lowest, split_count
 from compress.prune.sparsity_stage import SparsityStage
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from laconic import units
 from laconic.data.dataset import Dataset
 from laconic.models.checkpoint import Checkpoint

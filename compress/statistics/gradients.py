@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from compress.statistics.layer_inputs import as_matrix, forward_batches
+from compress.statistics.layer_inputs import forward_batches
+from compress.statistics.layer_weights import as_matrix
 from laconic import registry
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError

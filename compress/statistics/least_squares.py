@@ -8,14 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.layer_inputs import (
-    ROWS,
-    forward_batches,
-    get_bias,
-    iterate_inputs,
-    weight_matrix,
-    write_weight,
-)
+from compress.statistics.layer_inputs import ROWS, forward_batches, iterate_inputs
+from compress.statistics.layer_weights import get_bias, weight_matrix, write_weight
 from compress.statistics.moments import Moments
 from laconic.data.dataset import Dataset
 from laconic.tasks.task import Task

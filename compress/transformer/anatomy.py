@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.transformer.block_shape import BlockShape, find_shape, find_tables, read_head_width
 from laconic.errors import SourceError
 

@@ -7,7 +7,7 @@ from typing import TypeGuard
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 
 HEAD_WIDTHS = ("attention_head_size", "head_dim", "head_size", "key_value_proj_dim")
 """Attributes of an attention module that hold the width of one head."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from compress.statistics.layer_inputs import get_bias, weight_matrix, write_weight
+from compress.statistics.layer_weights import get_bias, weight_matrix, write_weight
 from compress.statistics.least_squares import RegressionSums, refit_cross_validated
 from compress.transformer.anatomy import Anatomy, Site, UnitKind, anatomy
 from compress.transformer.blockwise import BlockwisePass

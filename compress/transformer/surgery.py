@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.layer_inputs import weight_matrix
+from compress.statistics.layer_weights import weight_matrix
 from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
 from laconic.errors import SourceError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.statistics.layer_inputs import get_bias, weight_matrix, write_weight
+from compress.statistics.layer_weights import get_bias, weight_matrix, write_weight
 from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.statistics.moments import Moments, collect_moments
 from compress.transformer.anatomy import Site

@@ -35,6 +35,7 @@ from laconic.artifacts.manifest import (
     REPORT,
     Manifest,
     check_manifest_exists,
+    make_name,
     read_manifest,
     read_measurements,
 )
@@ -67,18 +68,6 @@ class Choice:
     engine: Runtime
     placement: Placement
     speeds: dict[str, float]
-
-
-SUFFIX = ".laconic"
-"""What the name of an artifact's folder may end with, and the name of the model leaves out."""
-
-
-def make_name(path: Path) -> str:
-    """Make the name of the model in a folder: the folder's own without `.laconic`.
-
-    No other suffix is left out: `bge-v1.0` and `bge-v1.5` are two models.
-    """
-    return path.name.removesuffix(SUFFIX) or path.name
 
 
 class Artifact:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from laconic.artifacts.artifact import make_name
+from laconic.artifacts.manifest import make_name
 from laconic.errors import UsageError
 from laconic.registry import did_you_mean
 from serve.asgi.error_boundary import ErrorBoundary

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from laconic.artifacts.artifact import Artifact, make_name
-from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import MANIFEST, make_name
 from laconic.errors import UsageError
 from laconic.hashing import digest_file
 from serve.model_repository.backend import Backend

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from laconic.artifacts.artifact import make_name
-from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.manifest import MANIFEST, make_name
 
 VERSION = "1"
 """The version of an artifact that lies by itself."""

@@ -3,39 +3,22 @@
 import os
 import time
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, Self
 
 import torch
-from pydantic import Field
 
 from laconic.cache import Cache
-from laconic.config import Strict
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError, UsageError
 from laconic.hardware import cores
 from train.data.batch_builder import Batch, BatchBuilder, Collate, check_main, is_sendable, iterate_batches
 from train.data.batch_sampler import BatchSampler
+from train.data.loader_settings import LoaderSettings
 from train.data.prefetch import move_to_device
 from train.data.sample_store import SampleStore, is_decoded_on_access, store_samples
 from train.data.worker_count_search import WorkerCountSearch
-
-
-class LoaderSettings(Strict):
-    """How batches are loaded. No setting changes a batch, or the random numbers of training.
-
-    workers: processes that build batches; their number is found by measuring by default. pin_memory: page-locked memory
-    for the batches, from which a GPU copies while it computes; by default where there is a GPU. prefetch: batches that
-    each worker has ready. cache: where decoded images are kept, so that each is decoded once.
-    """
-
-    renamed: ClassVar[Mapping[str, str]] = {"pin": "pin_memory"}
-
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    pin_memory: bool | None = None
-    prefetch: int = Field(default=2, ge=1)
-    cache: Literal["none", "memory", "disk"] = "none"
 
 
 class BatchLoader:
