@@ -18,7 +18,7 @@ from compress.search.candidate_build import make_build_key
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.executor import open_executor
 from compress.search.exploration import Study
-from compress.search.latency import LatencyTable
+from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
 from compress.search.search_space import AXES, apply_settings, can_heal, find_axes, predict_specs
 from compress.search.search_state import dominates, mark_front

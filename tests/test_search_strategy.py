@@ -6,7 +6,7 @@ import pytest
 
 from compress.search.budget import Budget
 from compress.search.constraints import Constraints, Quality
-from compress.search.latency import LatencyTable
+from compress.search.latency_table import LatencyTable
 from compress.search.layer_spec import LayerSpec
 from compress.search.results import BuiltArtifact, TrialOutcome
 from compress.search.search_candidate import describe_misses

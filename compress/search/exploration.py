@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import optuna
 
-from compress.search.latency import LatencyModel, saved_bytes
+from compress.search.latency_model import LatencyModel, saved_bytes
 from compress.search.search_candidate import SearchCandidate, unhealed_front
 from compress.search.search_space import WHOLE, Axis, Settings, describe_settings, predict_specs
 from compress.search.search_state import SearchState

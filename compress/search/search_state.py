@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from compress.search.constraints import Constraints
-from compress.search.latency import LatencyModel
+from compress.search.latency_model import LatencyModel
 from compress.search.results import BuiltArtifact
 from compress.search.search_candidate import (
     SearchCandidate,

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from compress.search.constraints import Quality
 from compress.search.exploration import Exploration, Study
-from compress.search.latency import LatencyModel, LatencyTable
+from compress.search.latency_model import LatencyModel
+from compress.search.latency_table import LatencyTable
 from compress.search.results import BuiltArtifact, CostPrediction, TrialOutcome
 from compress.search.search_candidate import (
     SearchCandidate,
