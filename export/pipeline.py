@@ -95,7 +95,7 @@ class EngineBuild:
         the artifact is compared with, where it is not the original."""
         job = lineage.job
         self.ladder = ladder
-        self.against = against or (f"model after {lineage.teacher}" if lineage.teacher else "")
+        self.against = against or (f"model after {lineage.teacher}" if lineage.teacher else "original")
         self.lineage = lineage
         self.recipe = job.recipe
         self.samples = job.samples
@@ -110,66 +110,87 @@ class EngineBuild:
 
     def make_parts(self) -> ArtifactParts:
         """Run all steps, and return the parts of the artifact."""
+        graph, deviation = self.capture()
+        evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
+        options = self.list_options(graph)
+        start = time.perf_counter()
+        stages = self.list_plan_stages()
+        ladder = self.ladder or self.plan(stages, graph, evaluator, options[0])
+        candidates, seconds = self.build_candidates(graph, evaluator, ladder, options, start)
+        chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
+        for name, stage in stages:
+            if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
+                self.steps.warn(f"{name}: {unmet}")
+            self.record_stage(name, stage, chosen, seconds)
+        judge = partial(self.validate, evaluator=evaluator, deviation=deviation)
+        with self.steps.step("validate") as step:
+            verdict, golden = judge(chosen)
+            step.note = verdict.describe()
+        folder = self.folder / "alternatives"
+        portable = self.recipe.portable
+        placed = place_alternatives(candidates, chosen, graph, judge, folder, self.steps) if portable else ()
+        alternatives = tuple(placed)
+        measured = self.measure(chosen)
+        lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
+        return ArtifactParts(
+            manifest=self.make_manifest(chosen, graph, verdict, alternatives),
+            model=chosen.model,
+            task=self.task,
+            golden=golden,
+            measured=measured,
+            report=partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines),
+            calibration=pack_plan(chosen.plan),
+            graph_key=graph.key,
+            extras=copy_graph(graph, self.folder / "graph") if self.recipe.keep_graph else (),
+            alternatives=alternatives,
+        )
+
+    def capture(self) -> tuple[Graph, GraphDeviation | None]:
+        """Capture the float graph, and measure how far it is from its source; None where it is the source."""
         model, few = self.lineage.model, self.samples.choose.take(EXACT_SAMPLES, self.recipe.seed)
         with self.steps.step("capture the graph") as step:
             graph = capture_graph(model, self.cache)
             error = measure_capture_error(model, graph, few, self.cache)
             node = "" if error is None or error <= PARITY else find_divergence(model, graph, few)
             step.note = f"{len(graph.layers)} layers, error {error or 0:.1g}" + (f" from {node} on" if node else "")
-        evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
-        options = self.list_options(graph)
-        start = time.perf_counter()
+        return graph, None if error is None else GraphDeviation(error, node)
+
+    def list_plan_stages(self) -> list[tuple[str, PlanStage]]:
+        """List the quantization stages of the recipe with their names."""
         stages = zip((step.name for step in self.recipe.stages), self.recipe.make_stages(), strict=True)
-        plan_stages = [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
-        ladder = self.ladder or self.plan(plan_stages, graph, evaluator, options[0])
+        return [(name, stage) for name, stage in stages if isinstance(stage, PlanStage)]
+
+    def build_candidates(
+        self,
+        graph: Graph,
+        evaluator: PlanEvaluator,
+        ladder: PrecisionLadder,
+        options: Sequence[EngineOption],
+        start: float,
+    ) -> tuple[list[EngineCandidate], float]:
+        """Build the candidates and race them, the float graph too where everything smaller is slower than the original.
+
+        start: when planning began, by `time.perf_counter`. Returns the candidates, and the seconds from then until they
+        were built.
+        """
+        audit = KernelAudit.of(graph, self.task, ladder)
         builder = CandidateBuilder(
             self.lineage.job,
             evaluator,
-            partial(KernelAudit.of(graph, self.task, ladder).check, samples=self.samples.choose.samples[:1]),
+            partial(audit.check, samples=self.samples.choose.samples[:1]),
             self.tolerance,
             engine_tolerance(self.tolerance),
             self.samples.choose.take(SOUND_SAMPLES, self.recipe.seed),
         )
         built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start
-        candidates = built
-        if len(built) > 1 or builder.list_float_pairs(ladder, options):
-            candidates = self.race(built, graph)
-        if not any(each.is_quick for each in candidates) and not all(each.is_plain for each in candidates):
-            named = {each.name for each in built}
-            plain = [each for each in builder.build_float_graph(ladder, options) if each.name not in named]
-            candidates = self.race([*built, *plain], graph) if plain else candidates
-        chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
-        for name, stage in plan_stages:
-            if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
-                self.steps.warn(f"{name}: {unmet}")
-            self.record_stage(name, stage, chosen, seconds)
-        judge = partial(
-            self.validate, evaluator=evaluator, deviation=None if error is None else GraphDeviation(error, node)
-        )
-        with self.steps.step("validate") as step:
-            verdict, golden = judge(chosen)
-            step.note = verdict.describe()
-        alternatives: list[PlacedModel] = []
-        if self.recipe.portable:
-            folder = self.folder / "alternatives"
-            alternatives += place_alternatives(candidates, chosen, graph, judge, folder, self.steps)
-        measured = self.measure(chosen)
-        manifest = self.make_manifest(chosen, graph, verdict, alternatives)
-        lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
-        report = partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines)
-        return ArtifactParts(
-            manifest=manifest,
-            model=chosen.model,
-            task=self.task,
-            golden=golden,
-            measured=measured,
-            report=report,
-            calibration=pack_plan(chosen.plan),
-            graph_key=graph.key,
-            extras=copy_graph(graph, self.folder / "graph") if self.recipe.keep_graph else (),
-            alternatives=alternatives,
-        )
+        raced = len(built) > 1 or builder.list_float_pairs(ladder, options)
+        candidates = self.race(built, graph) if raced else built
+        if any(each.is_quick for each in candidates) or all(each.is_plain for each in candidates):
+            return candidates, seconds
+        names = {each.name for each in built}
+        plain = [each for each in builder.build_float_graph(ladder, options) if each.name not in names]
+        return (self.race([*built, *plain], graph) if plain else candidates), seconds
 
     def compute_references(self) -> dict[str, Arrays]:
         """Compute the original's outputs for the validation and test samples, by the samples' fingerprint."""
@@ -258,15 +279,9 @@ class EngineBuild:
             deviation=deviation,
             basis=PARTS[self.samples.part] if self.samples.fingerprints else "made-up samples",
             seed=self.recipe.seed,
+            original_name=self.against,
         )
-        verdict = validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed)
-        if self.against:
-            drift = tuple(
-                each.model_copy(update={"against": each.against.replace("original", self.against, 1)})
-                for each in verdict.drift
-            )
-            verdict = verdict.model_copy(update={"drift": drift})
-        return verdict, golden
+        return validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed), golden
 
     def measure(self, chosen: EngineCandidate) -> Measurements:
         """Time the chosen candidate and the original, and make the content of measured.json; without timings where the

@@ -22,7 +22,7 @@ from laconic.artifacts.artifact import Artifact, check_destination, publish_arti
 from laconic.artifacts.golden_agreement import GOLDEN_FLOOR
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON
 from laconic.artifacts.placement import Placement
-from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.artifacts.writer import GRAPH_KEY, ArtifactParts, write_artifact_folder
 from laconic.cache import Cache, open_scratch_folder
 from laconic.errors import CorruptArtifact, SourceError
@@ -219,8 +219,8 @@ def compare_with_golden(option: EngineOption, model: Path, artifact: Artifact) -
 def allow_twice(placement: Placement) -> float:
     """The fidelity that is required of the outputs of another engine to golden outputs: both may be as far from the
     graph run node by node as the engine that gave them was."""
-    parity = placement.verdict.parity if placement.verdict else ()
-    worst = min((each.figures.get("fidelity_worst", 1.0) for each in parity if each.subject == ENGINE), default=1.0)
+    engine = placement.verdict.find_check("engine") if placement.verdict else None
+    worst = engine.figures.get("fidelity_worst", 1.0) if engine else 1.0
     return max(min(REBUILT_FIDELITY, 1 - 2 * (1 - worst)), GOLDEN_FLOOR)
 
 

@@ -158,7 +158,7 @@ def move_weights(path, location):
 def drop_figure(path):
     """Have the verdict's comparison with the engine lack the figure that the floor of golden outputs is made from."""
     verdict = unseal(path / MANIFEST)["verdict"]
-    verdict["parity"] = [verdict["parity"][0] | {"subject": "engine"}]
+    verdict["parity"] = [verdict["parity"][0] | {"check": "engine"}]
     edit(path, MANIFEST, verdict=verdict)
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.hardware import cores, this_machine
 from laconic.hashing import hash_of
 
@@ -45,7 +45,7 @@ def test_a_verdict_that_compared_nothing_does_not_pass():
 
 def test_a_verdict_without_a_check_of_the_engine_is_by_reference_execution():
     drift = (compare(1, 0.9),)
-    checked = drift[0].model_copy(update={"subject": ENGINE})
+    checked = drift[0].model_copy(update={"check": "engine", "subject": "engine"})
     assert Verdict(parity=(), drift=drift).by_reference
     assert not Verdict(parity=(checked,), drift=drift).by_reference
     assert not Verdict(parity=(), drift=()).by_reference

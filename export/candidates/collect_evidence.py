@@ -28,6 +28,7 @@ def collect_evidence(
     deviation: GraphDeviation | None,
     basis: str,
     seed: int,
+    original_name: str = "original",
 ) -> tuple[Evidence, list[tuple[Arrays, Arrays]]]:
     """Run an engine on the inputs of all parity and drift checks, and on the golden batches.
 
@@ -58,5 +59,6 @@ def collect_evidence(
         per_row=judge.per_row,
         describe=judge.describe_sample,
         reference=option.reference,
+        original_name=original_name,
     )
     return evidence, golden

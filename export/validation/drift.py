@@ -75,10 +75,10 @@ def list_needed(comparison: Comparison) -> Iterator[tuple[str, int]]:
                 yield name, max(needed, FEW)
 
 
-def compare_by_kind(fidelity: Array, kinds: Sequence[str]) -> Iterator[Comparison]:
+def compare_by_kind(fidelity: Array, kinds: Sequence[str], against: str = "original") -> Iterator[Comparison]:
     """Compare the artifact with the original on each kind of test sample that has at least KIND_SAMPLES.
 
-    fidelity: [samples]. kinds: of each sample; empty where none has one.
+    fidelity: [samples]. kinds: of each sample; empty where none has one. against: the name of the original.
     """
     names = np.array(kinds)
     for kind in sorted(set(kinds)):
@@ -86,7 +86,7 @@ def compare_by_kind(fidelity: Array, kinds: Sequence[str]) -> Iterator[Compariso
         if len(own) >= KIND_SAMPLES:
             yield Comparison(
                 subject=f"artifact on {kind!r}" if kind else "artifact on the other samples",
-                against="original",
+                against=against,
                 samples=len(own),
                 figures={name: round_figure(value) for name, value in summarize_fidelity(own).items()},
             )

@@ -37,7 +37,8 @@ class Evidence:
     output of the graph run node by node with the engine's golden one. basis: what the test samples are, where they are
     no unseen ones. kinds: of the test samples, by the rows that name one; empty where none does. per_row: adjacent test
     samples that are one row of a file. reference: whether the engine is not on this machine, so that all of the
-    artifact's outputs are those of its graph run node by node. describe: says where a test sample comes from.
+    artifact's outputs are those of its graph run node by node. original_name: what the artifact is compared with, for
+    readers. describe: says where a test sample comes from.
     """
 
     deviation: GraphDeviation | None
@@ -52,4 +53,5 @@ class Evidence:
     kinds: tuple[str, ...] = ()
     per_row: int = 1
     reference: bool = False
+    original_name: str = "original"
     describe: Describe = describe_test_sample

@@ -6,7 +6,7 @@ from export.validation.figures import describe_tolerance, round_figure
 from export.validation.information import compare_information
 from laconic.arrays import Arrays
 from laconic.artifacts.golden_agreement import GOLDEN_AGREEMENT
-from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.recipes.goal import Goal, find_max_drop
 from laconic.tasks.fidelity import measure_fidelity
 from laconic.tasks.task import Task, Tolerance
@@ -34,6 +34,7 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
     """
     parity = [
         Comparison(
+            check="batch",
             subject="answer in a batch",
             against="answer alone",
             samples=count_samples(evidence.alone),
@@ -42,7 +43,8 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
     ]
     if not evidence.reference:
         engine = Comparison(
-            subject=ENGINE,
+            check="engine",
+            subject="engine",
             against="graph run node by node",
             samples=count_samples(evidence.plain),
             figures=fidelity_of(task, evidence.plain, evidence.alone)
@@ -53,6 +55,7 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
     if evidence.deviation is not None:
         error, node = evidence.deviation
         captured = Comparison(
+            check="capture",
             subject=f"float graph, from node {node!r} on," if node else "float graph",
             against="source",
             samples=0,
@@ -61,7 +64,8 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
         )
         parity.insert(0, captured)
     whole, *information = compare_with_original(evidence, task, tolerance, goal, seed)
-    kinds = compare_by_kind(measure_fidelity(task, evidence.original, evidence.artifact), evidence.kinds)
+    fidelity = measure_fidelity(task, evidence.original, evidence.artifact)
+    kinds = compare_by_kind(fidelity, evidence.kinds, evidence.original_name)
     return Verdict(parity=tuple(parity), drift=(whole, *kinds), information=tuple(information))
 
 
@@ -82,7 +86,7 @@ def compare_with_original(
     )
     names = {
         "subject": "artifact, by reference execution" if evidence.reference else "artifact",
-        "against": f"original, on {evidence.basis}" if evidence.basis else "original",
+        "against": f"{evidence.original_name}, on {evidence.basis}" if evidence.basis else evidence.original_name,
     }
     information = compare_information(
         task, evidence.original, evidence.artifact, evidence.labels, tolerance, describe=evidence.describe
@@ -99,8 +103,9 @@ def engine_tolerance(tolerance: Tolerance) -> Tolerance:
 
 def is_batch_independent(verdict: Verdict) -> bool:
     """Whether a sample's output does not depend on the other samples of its batch."""
-    comparison = next(each for each in verdict.parity if each.subject == "answer in a batch")
-    figures = comparison.figures
+    check = verdict.find_check("batch")
+    assert check is not None
+    figures = check.figures
     return figures["fidelity"] >= BATCH_FIDELITY and figures["fidelity_worst"] >= BATCH_WORST
 
 

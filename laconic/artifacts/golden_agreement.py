@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from laconic.arrays import Array, Arrays
-from laconic.artifacts.verdict import ENGINE, Verdict
+from laconic.artifacts.verdict import Verdict
 from laconic.tasks.fidelity import make_finite
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ GOLDEN_AGREEMENT = "golden_agreement"
 def find_golden_floor(verdict: Verdict | None) -> float:
     """The least agreement of each golden output of a placement: two engines may differ from each other by twice as much
     as the one that made them differed from the graph run node by node."""
-    parity = (each for each in verdict.parity if each.subject == ENGINE) if verdict else ()
-    agreement = min((each.figures.get(GOLDEN_AGREEMENT, 0.0) for each in parity), default=0.0)
+    engine = verdict.find_check("engine") if verdict else None
+    agreement = engine.figures.get(GOLDEN_AGREEMENT, 0.0) if engine else 0.0
     return min(max(1 - 2 * (1 - agreement), GOLDEN_FLOOR), GOLDEN_CEILING)
 
 

@@ -19,7 +19,7 @@ from laconic import registry
 from laconic.artifacts.artifact_files import read_sealed
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.record import Record
-from laconic.artifacts.verdict import ENGINE, Comparison, Verdict
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.config import explain
 from laconic.errors import ArtifactError, CorruptArtifact, UnknownFormat
 from laconic.files import find_replaced
@@ -114,8 +114,8 @@ class Manifest(BaseModel):
     def _complete(self) -> "Manifest":
         for placement in self.placements:
             for comparison in placement.verdict.parity if placement.verdict else ():
-                if comparison.subject == ENGINE and WORST not in comparison.figures:
-                    raise ValueError(f"the comparison of {ENGINE} and {comparison.against} has no figure {WORST!r}")
+                if comparison.check == "engine" and WORST not in comparison.figures:
+                    raise ValueError(f"the comparison of engine and {comparison.against} has no figure {WORST!r}")
         return self
 
     @property

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-ENGINE = "engine"
-"""The subject of the parity check of the engine against the graph run node by node."""
+Check = Literal["", "capture", "engine", "batch"]
+"""A check of a step that must not change outputs: the captured graph against the source, the engine against the graph
+run node by node, answers in a batch against answers alone. Other comparisons have no name."""
 
 State = Literal["passed", "inconclusive", "failed"]
 STATES: tuple[State, ...] = ("passed", "inconclusive", "failed")
@@ -20,6 +21,7 @@ FEW = 30
 class Comparison(BaseModel):
     """One comparison of two models' outputs on the same samples.
 
+    check: which check of a step it is. subject, against: what was compared with what, in words for readers.
     figures: each figure by name; a fidelity of 1 means identical outputs. intervals: 95 % confidence interval of a
     figure. required: the lowest value allowed for a figure. in_doubt: the state where an interval holds the value
     required. needed: about how many samples would end the doubt about a figure.
@@ -27,6 +29,7 @@ class Comparison(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    check: Check = ""
     subject: str
     against: str
     samples: int
@@ -35,6 +38,14 @@ class Comparison(BaseModel):
     required: dict[str, float] = {}
     in_doubt: Literal["passed", "inconclusive"] = "inconclusive"
     needed: dict[str, int] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_subject(cls, data: Any) -> Any:
+        """Artifacts of formats 1 and 2 tell the check of the engine by its subject."""
+        if isinstance(data, dict) and "check" not in data and data.get("subject") == "engine":
+            return data | {"check": "engine"}
+        return data
 
     @model_validator(mode="after")
     def _measured(self) -> Self:
@@ -117,7 +128,11 @@ class Verdict(BaseModel):
     @property
     def by_reference(self) -> bool:
         """Whether the outputs are those of reference execution, since the engine was not on the machine."""
-        return bool(self.drift) and all(each.subject != ENGINE for each in self.parity)
+        return bool(self.drift) and self.find_check("engine") is None
+
+    def find_check(self, check: Check) -> Comparison | None:
+        """Return the check of that name; None where it was not made."""
+        return next((each for each in self.parity if each.check == check), None)
 
     @property
     def out_of_domain(self) -> list[str]:
