@@ -1,7 +1,7 @@
 """The weights of a folder of transformers, in the model that its config describes."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,25 @@ def from_pretrained(
                 weights_only=not trust,
                 dtype=torch.float32,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below
+                ignore_mismatched_sizes=True,  # `check_weights` reports them
                 **model_options(config, auto_class, pooler=pooler),
             )
             if labels:
                 reset_head(model, len(labels))
     except Exception as error:
         raise SourceError(describe_failure(folder, auto_class, error)) from error
+    check_weights(folder, model, found, has_new_head=bool(labels))
+    return model, files
+
+
+def check_weights(folder: Path, model: Any, found: Mapping[str, Any], *, has_new_head: bool) -> None:
+    """Raise SourceError for weights that the folder lacks or that have another shape, save those of a new head.
+
+    found: what transformers says of loading, `missing_keys` and `mismatched_keys`.
+    """
     missing = sorted(found["missing_keys"])
     mismatched = sorted(found["mismatched_keys"])
-    if labels:
+    if has_new_head:
         missing = [name for name in missing if not is_head_weight(model, name)]
         mismatched = [each for each in mismatched if not is_head_weight(model, each[0])]
     if mismatched:
@@ -74,7 +83,6 @@ def from_pretrained(
             f"{folder} has no weights for {len(missing)} tensors of {type(model).__name__} ({', '.join(missing[:3])}): "
             f"they would be random. Name the --task that the model was trained for"
         )
-    return model, files
 
 
 def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:

@@ -1,5 +1,6 @@
 """The memory plan of a source, from the options of the command line and a recipe."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,8 @@ def plan_source(
         raise UsageError(f"memory: {error}") from None
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
-    given: dict[str, Any] = {
-        "source": str(source),
-        "data": {"train": "."},
-        "batch_size": batch,
-        "task": task,
-        "builder": builder,
-    }
-    given = {key: value for key, value in given.items() if value is not None}
-    training = TrainingRecipe.load(recipe, trust=trust, **given)
-    if devices > 1 and training.mesh == Mesh():
-        training = training.model_copy(update={"mesh": Mesh(shard=None)})
+    overrides = {"batch_size": batch, "task": task, "builder": builder}
+    training = load_training(source, recipe, overrides, devices, trust=trust)
     model = open_meta_model(
         source,
         task=training.task,
@@ -80,3 +72,14 @@ def plan_source(
             devices=devices,
             workers=cores(),
         )
+
+
+def load_training(
+    source: Path, recipe: Path | None, overrides: Mapping[str, Any], devices: int, *, trust: bool
+) -> TrainingRecipe:
+    """Load the settings of training that are planned for. overrides: of the recipe; None leaves it as it is."""
+    given = {key: value for key, value in overrides.items() if value is not None}
+    training = TrainingRecipe.load(recipe, trust=trust, source=str(source), data={"train": "."}, **given)
+    if devices > 1 and training.mesh == Mesh():
+        return training.model_copy(update={"mesh": Mesh(shard=None)})
+    return training
