@@ -23,7 +23,7 @@ class GainRow:
 def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[GainRow]:
     """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
     before, after = measured.original_size, manifest.served_size
-    yield GainRow("size", format_bytes(before), format_bytes(after), f"{before / after:.1f} x smaller")
+    yield GainRow("size", format_bytes(before), format_bytes(after), compare_sizes(before, after))
     for batch in dict.fromkeys((1, measured.knee)):
         pair = find_timings(measured.timings, batch)
         if pair:
@@ -88,3 +88,8 @@ def format_speedup(time: Timing) -> str:
     if low == high == 1:
         return "1"
     return f"{time.speedup:.2f} x ({low:.2f} to {high:.2f})"
+
+
+def compare_sizes(before: float, after: float) -> str:
+    """Say how many times smaller or larger a size in bytes became."""
+    return f"{before / after:.1f} x smaller" if after <= before else f"{after / before:.1f} x larger"
