@@ -1,8 +1,8 @@
-"""The console script `laconic`: its commands, exit codes, and expected errors printed as one sentence.
+"""The console script `laconic`: exit codes, and expected errors printed as one sentence.
 
 The names of the top-level packages `train`, `compress`, `export` and `serve` are generic: a file `export.py` in the
 working folder would silently take a package's place. So `main` compares the origin of each package with the folder that
-holds `laconic` itself.
+holds `laconic` itself, before it imports a command.
 """
 
 import errno
@@ -11,16 +11,10 @@ import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
-from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, lint, tune, verify
-from laconic.commands.compression import build, compress, export
-from laconic.commands.installation import doctor, recipes, schema
-from laconic.commands.serving import serve
-from laconic.commands.training import finetune, merge, plan
 from laconic.errors import LaconicError, UsageError
 from laconic.registry import PACKAGES, missing_package
 
@@ -29,53 +23,6 @@ INTERRUPTED = 130
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DISK_FULL_HINT = ". No partial output was left. Free some disk space and run the same command again: it resumes"
-
-COMMANDS = (
-    (compress, "laconic compress all-MiniLM-L6-v2 --data texts.jsonl -o minilm.laconic"),
-    (export, "laconic export all-MiniLM-L6-v2 -o minilm.laconic"),
-    (build, "laconic build minilm.laconic --target tensorrt --original all-MiniLM-L6-v2 -o minilm-gpu.laconic"),
-    (inspect, "laconic inspect minilm.laconic"),
-    (verify, "laconic verify minilm.laconic"),
-    (bench, "laconic bench minilm.laconic --original all-MiniLM-L6-v2"),
-    (tune, "laconic tune minilm.laconic --original all-MiniLM-L6-v2"),
-    (serve, "laconic serve minilm.laconic --port 8000"),
-    (finetune, "laconic finetune all-MiniLM-L6-v2 --task text-classification --data d.jsonl -o tuned"),
-    (merge, "laconic merge adapter -o merged"),
-    (plan, "laconic plan all-MiniLM-L6-v2 --batch 32 --seq 256 --memory 2GiB"),
-    (doctor, "laconic doctor"),
-    (recipes, "laconic compress all-MiniLM-L6-v2 --recipe text-embedding --data texts.jsonl -o slim"),
-    (compare, "laconic compare one.laconic two.laconic --data texts.jsonl"),
-    (lint, "laconic lint minilm.laconic"),
-    (schema, "laconic schema > recipe.schema.json"),
-)
-"""The commands in the order of the help, each with an example."""
-
-app = typer.Typer(
-    name="laconic",
-    help="The same answers, with fewer bits: compress a trained checkpoint, validate the result, serve it.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """The same answers, with fewer bits: compress a trained checkpoint, validate the result, serve it."""
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(2)
-
-
-for command, example in COMMANDS:
-    app.command(epilog=f"Example: `{example}`")(command)
 
 
 def raise_interrupt(number: int, frame: object) -> NoReturn:
@@ -88,6 +35,8 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, raise_interrupt)
     try:
         check_packages()
+        from laconic.commands.command_line import app
+
         code = app(standalone_mode=False) or 0
     except LaconicError as error:
         fail(str(error), error.exit_code)

@@ -19,7 +19,7 @@ from artifacts import FAILED, write_artifact
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL
 from laconic.cache import VARIABLE
-from laconic.cli import app
+from laconic.commands.command_line import app
 from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 

@@ -24,8 +24,9 @@ MAY_IMPORT = {
 """The layers: compress -> train -> laconic <- serve, compress -> export -> laconic."""
 COMPOSITION_ROOT = ("laconic.commands", "laconic.cli", "laconic.__main__")
 """The one place of the core that knows the other packages."""
-LAZY = ("laconic.commands", "laconic")
-"""Where a package of ours may be imported inside a function, for start-up time: the commands, and `laconic.load`."""
+LAZY = ("laconic.commands", "laconic", "laconic.cli")
+"""Where a package of ours may be imported inside a function, for start-up time: the commands, `laconic.load`, and the
+console script, which looks for files that shadow a package first."""
 FILES = sorted(path for package in OWN for path in (HOME / package).rglob("*.py"))
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors.torch", "matplotlib", "pyarrow"}
 """What neither the command line's help nor the server may load."""
@@ -298,7 +299,12 @@ def test_every_package_that_is_imported_is_declared(module):
 
 
 def test_the_base_install_is_enough_for_the_command_line():
-    third = {package(name) for module in reached("laconic.cli") for name, inside in imports(module) if not inside}
+    third = {
+        package(name)
+        for module in reached("laconic.commands.command_line") | reached("laconic.cli")
+        for name, inside in imports(module)
+        if not inside
+    }
     third -= set(OWN) | set(sys.stdlib_module_names)
     assert {DISTRIBUTIONS.get(name, name).lower() for name in third} <= declared()
 

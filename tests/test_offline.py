@@ -35,7 +35,9 @@ RUN = {
     "openvino": "ENGINE = 'openvino'" + OPEN_OPENVINO,
     "onnxruntime": "ENGINE = 'onnxruntime'" + OPEN_OPENVINO,
     "server": "import serve.server",
-    "help": "from typer.testing import CliRunner; from laconic.cli import app; CliRunner().invoke(app, ['--help'])",
+    "help": (
+        "from typer.testing import CliRunner; from laconic.commands.command_line import app; CliRunner().invoke(app, ['--help'])"
+    ),
 }
 
 

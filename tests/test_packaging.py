@@ -14,7 +14,7 @@ import pytest
 from artifacts import write_artifact
 
 from laconic import __version__
-from laconic.registry import EXTRAS
+from laconic.registry import EXTRAS, PACKAGES
 
 HOME = Path(__file__).parents[1]
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def run(*command, cwd, **environment):
 def wheel(tmp_path_factory):
     """Built from a copy, so that nothing is left in the checkout."""
     source = tmp_path_factory.mktemp("source")
-    for package in ("laconic", "compress", "export", "serve"):
+    for package in PACKAGES:
         shutil.copytree(HOME / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(HOME / "tests", source / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_declared_packages_and_nothing_else(wheel):
 def test_every_file_of_the_packages_is_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    tracked = run("git", "ls-files", "laconic", "compress", "export", "serve", cwd=HOME)
+    tracked = run("git", "ls-files", *PACKAGES, cwd=HOME)
     if tracked.returncode:
         pytest.skip("not a git checkout")
     assert {name for name in tracked.stdout.split() if (HOME / name).exists()} <= held
@@ -94,7 +94,7 @@ def test_run_as_a_module_the_guard_speaks_in_a_sentence(python, tmp_path):
 
 
 def test_the_rooms_are_those_of_the_wheel(python, tmp_path):
-    code = "import laconic, compress, export, serve; print(laconic.__file__, compress.__file__, serve.__file__)"
+    code = "import laconic, train, compress, export, serve; print(laconic.__file__, compress.__file__, serve.__file__)"
     done = run(python, "-P", "-c", code, cwd=tmp_path)
     assert str(HOME) not in done.stdout, "the checkout is not on the path of this environment"
     assert "tests" not in done.stdout

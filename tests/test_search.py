@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compress.search import strategy, successive_halving
+from compress.search import strategy
 from compress.search.executor import open_executor
 from compress.search.search import search
 from compress.search.search_space import apply_settings
@@ -38,7 +38,7 @@ MOST = 36_000
 def small(monkeypatch):
     """Little healing, on one thread."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(successive_halving, "HEALING_STEPS", (5,))
+    monkeypatch.setattr(strategy, "HEALING_STEPS", (5,))
     monkeypatch.setattr(strategy, "ROUNDS", 1)
 
 

@@ -1,6 +1,7 @@
 """The page at `/`: what it asks the server for, and how it looks and works in a browser."""
 
 import io
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
+        assert "CI" not in os.environ, "there is no Chromium on this machine"
         pytest.skip("there is no Chromium on this machine")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

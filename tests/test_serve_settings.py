@@ -7,7 +7,7 @@ import pytest
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from laconic.cli import app
+from laconic.commands.command_line import app
 from laconic.errors import UsageError
 from serve.settings.server_settings import MIB, Settings
 from serve.settings.settings_file import load_settings

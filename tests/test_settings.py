@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from laconic import registry
-from laconic.cli import app
+from laconic.commands.command_line import app
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from train.settings import Training, TrainingRecipe
