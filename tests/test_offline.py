@@ -36,7 +36,8 @@ RUN = {
     "onnxruntime": "ENGINE = 'onnxruntime'" + OPEN_OPENVINO,
     "server": "import serve.server",
     "help": (
-        "from typer.testing import CliRunner; from laconic.commands.command_line import app; CliRunner().invoke(app, ['--help'])"
+        "from typer.testing import CliRunner; from laconic.commands.command_line import app; "
+        "CliRunner().invoke(app, ['--help'])"
     ),
 }
 
