@@ -236,7 +236,7 @@ else:
         for file in Path("/proc/self/task").glob("*/children"):
             for child in file.read_text().split():
                 os.kill(int(child), signal.SIGSTOP)
-        fronts.limits = 0.2
+        fronts.patience = 0.2
         os.kill(os.getpid(), signal.SIGTERM)
 
     with bind("127.0.0.1", 0, shared=True) as reserved:
