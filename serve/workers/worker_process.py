@@ -106,11 +106,11 @@ class WorkerProcess:
             raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
         return report
 
-    def watch(self, limits: float, batch_patience: float) -> str:
+    def watch(self, silence: float, batch_seconds: float) -> str:
         """Wait until the process has died. Returns how it ended.
 
-        It is killed where it gives no heartbeat for longer than `limits` seconds, runs one batch for longer than
-        `batch_patience`, or stays although a connection was lost. Time in which this process was stopped too, as a
+        It is killed where it gives no heartbeat for longer than `silence` seconds, runs one batch for longer than
+        `batch_seconds`, or stays although a connection was lost. Time in which this process was stopped too, as a
         paused container is, does not count.
         """
         self._control.settimeout(TICK)
@@ -128,12 +128,12 @@ class WorkerProcess:
             stopped, looked = now - looked - 4 * TICK, now
             if alive or stopped > 0:
                 beat = now
-            if now - beat > limits:
+            if now - beat > silence:
                 kill(self.process)
-                return f"gave no sign of life for {limits:g} s and was killed"
-            if stopped <= 0 and any(now - each.started > batch_patience for each in self.connections):
+                return f"gave no sign of life for {silence:g} s and was killed"
+            if stopped <= 0 and any(now - each.started > batch_seconds for each in self.connections):
                 kill(self.process)
-                return f"ran a batch for more than {batch_patience:g} s and was killed"
+                return f"ran a batch for more than {batch_seconds:g} s and was killed"
 
     def close(self) -> None:
         """End the process."""
