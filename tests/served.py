@@ -13,7 +13,7 @@ import numpy as np
 from artifacts import embedding_task, write_artifact
 from safetensors.numpy import save_file
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED
 from laconic.hashing import digest_file, seal, unseal
 from laconic.metrics import cosine
@@ -23,7 +23,6 @@ from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.semantic_segmentation import SemanticSegmentation
-from laconic.tasks.task import first
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec
 from serve.asgi.listener import bind, listen

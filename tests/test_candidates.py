@@ -12,9 +12,9 @@ from export.candidates.engine_option import EngineOption
 from export.candidates.plan_search import PlanTrial, find_plan
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
 from laconic.recipes.goal import Goal, required_tolerance, tighten
-from laconic.tasks.task import Tolerance
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
+from laconic.tasks.tolerance import Tolerance
 
 
 def ladder_of(*rungs):

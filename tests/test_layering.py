@@ -263,6 +263,44 @@ def test_the_server_never_knows_torch_or_onnx(module):
     assert not {package(name) for name, _ in imports(module)} & {"torch", "transformers", "onnx"}
 
 
+PARTS = (
+    "processing.Processing",
+    "token_limits.TokenLimits",
+    "processing.ServedTask",
+    "row_parsing.RowParsing",
+    "answer_comparison.AnswerComparison",
+    "checkpoint_loading.CheckpointLoading",
+    "training_needs.TrainingNeeds",
+)
+"""The parts of the interface of a task."""
+MEMBERS = 16
+"""The most members of one part: as many as can be read at one go."""
+
+
+def list_members(module, name):
+    """The public attributes and methods that a class itself declares."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    (node,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
+    attributes = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
+    return [*attributes, *(each.name for each in node.body if isinstance(each, ast.FunctionDef))]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_of_a_task_has_more_members_than_can_be_read_at_one_go(part):
+    module, _, name = part.partition(".")
+    assert 0 < len(list_members(f"laconic.tasks.{module}", name)) <= MEMBERS
+
+
+def test_a_task_is_its_parts_and_nothing_more():
+    assert list_members("laconic.tasks.task", "Task") == []
+
+
+def test_a_server_knows_no_part_of_a_task_but_what_it_asks():
+    allowed = {"laconic.tasks.processing"}
+    named = {name for module in MODULES if package(module) == "serve" for name in edges(module)}
+    assert {name for name in named if name.startswith("laconic.tasks.")} <= allowed
+
+
 APART = (("serve.http", "serve.grpc"), ("serve.grpc", "serve.http"), ("serve.grpc", "serve.asgi"))
 
 

@@ -13,7 +13,7 @@ from served import running
 
 from compress.pipeline import compress
 from laconic import registry
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, UsageError
@@ -21,8 +21,9 @@ from laconic.metrics import Scorer, make_r2_scorer, measure_closeness
 from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import WORDS, TextTask
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings
 from train.planner.meta_model import open_meta_model

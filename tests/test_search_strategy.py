@@ -18,7 +18,7 @@ from laconic.cache import Cache
 from laconic.hashing import hash_of
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.tasks.task import Tolerance
+from laconic.tasks.tolerance import Tolerance
 from laconic.timing.benchmark import TRIAL_BATCHES
 
 COSTS = {"cut": 2.0, "heal": 0.1, "build": 20.0, "foresee": 0.0, "load": 1.0}

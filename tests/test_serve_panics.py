@@ -18,7 +18,8 @@ from laconic.errors import CorruptArtifact
 from laconic.files import replace_folder
 from laconic.hashing import digest_file, unseal
 from laconic.runtimes.runtime import Session
-from laconic.tasks.task import TOKENIZER, open_task
+from laconic.tasks.assets import TOKENIZER
+from laconic.tasks.task import open_task
 from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Message, Receive, Scope, Send
 from serve.batching.batch_run import run_batch

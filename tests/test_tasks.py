@@ -18,13 +18,14 @@ from laconic.tasks.image_embedding import ImageEmbedding
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.multi_label_classification import MultiLabelClassification
 from laconic.tasks.question_answering import QuestionAnswering
-from laconic.tasks.task import Tolerance, open_task
+from laconic.tasks.task import open_task
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
 from laconic.tasks.token_classification import TokenClassification
+from laconic.tasks.tolerance import Tolerance
 from laconic.tensor import TensorSpec, check_inputs
 
 PIXELS = TensorSpec(

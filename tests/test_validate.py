@@ -8,7 +8,7 @@ from export.validation.evidence import Evidence
 from export.validation.validate import engine_tolerance, is_batch_independent, validate
 from laconic.models.processors import plain_task
 from laconic.recipes.goal import Goal
-from laconic.tasks.task import Tolerance
+from laconic.tasks.tolerance import Tolerance
 
 
 def shares(*rows):

@@ -17,7 +17,8 @@ from compress.distill.vector_loss import CosineLoss, SimilarityLoss
 from laconic.config import NamedSettings
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
-from laconic.tasks.task import HealingLoss, Task
+from laconic.tasks.task import Task
+from laconic.tasks.training_needs import HealingLoss
 
 EVALUATIONS = 20
 """Evaluations of a run, evenly spaced, if `eval_every` is not given."""

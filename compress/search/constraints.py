@@ -11,7 +11,8 @@ from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.recipes.goal import Goal, find_max_drop, required_tolerance, tighten
 from laconic.tasks.fidelity import make_finite, measure_fidelity
-from laconic.tasks.task import Task, Tolerance
+from laconic.tasks.task import Task
+from laconic.tasks.tolerance import Tolerance
 
 DOUBT_SHARE = 0.3
 """The share of the way from a measured drop to the upper end of its 95 % interval that is added to the drop: about one

@@ -1,10 +1,13 @@
 """What a trial is run with: its job, and the source and the samples that all trials share."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from laconic.hashing import hash_of
-from laconic.models.source import Source
 from laconic.recipes.splits import SampleSplits
+
+if TYPE_CHECKING:
+    from laconic.models.source import Source
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class TrialJob:
 class SearchContext:
     """The source and the samples, which all candidates of a search share."""
 
-    source: Source
+    source: "Source"
     samples: SampleSplits
 
     @property

@@ -15,7 +15,7 @@ from laconic.progress import Step
 from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.recipes.goal import tighten
 from laconic.recipes.job import Job
-from laconic.tasks.task import Tolerance
+from laconic.tasks.tolerance import Tolerance
 
 SOUND_SAMPLES = 16
 """Samples on which each candidate's engine is compared with the graph run node by node, which is slow. The verdict

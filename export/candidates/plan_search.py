@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from laconic.arrays import Array
 from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
-from laconic.tasks.task import Tolerance
+from laconic.tasks.tolerance import Tolerance
 
 
 @dataclass(frozen=True)

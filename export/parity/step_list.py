@@ -24,7 +24,8 @@ from laconic.models.source import CheckpointSource, Source
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime, OrtSession
 from laconic.runtimes.runtime import Session
-from laconic.tasks.task import Task, Tolerance
+from laconic.tasks.task import Task
+from laconic.tasks.tolerance import Tolerance
 
 ORIGINAL, COMPRESSED, CAPTURED, PLACED, ENGINE, HTTP = "original", "compressed", "captured", "placed", "engine", "HTTP"
 NODE_BY_NODE = "onnxruntime, node by node"

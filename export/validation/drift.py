@@ -14,15 +14,16 @@ from export.validation.intervals import (
 )
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.verdict import FEW, Comparison
+from laconic.tasks.answer_comparison import AnswerComparison
 from laconic.tasks.fidelity import make_finite, measure_fidelity
-from laconic.tasks.task import Task, Tolerance
+from laconic.tasks.tolerance import Tolerance
 
 KIND_SAMPLES = 10
 """The fewest samples of a kind that are compared on their own."""
 
 
 def compare_outputs(
-    task: Task,
+    task: AnswerComparison,
     reference: Arrays,
     candidate: Arrays,
     labels: Sequence[Any] | None,

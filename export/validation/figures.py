@@ -1,6 +1,6 @@
 """The figures of comparisons, rounded: later decimals are noise, and differ between processors."""
 
-from laconic.tasks.task import Tolerance
+from laconic.tasks.tolerance import Tolerance
 
 DECIMALS = 6
 

@@ -14,8 +14,9 @@ from export.validation.intervals import CONFIDENCE, find_share_interval
 from laconic.arrays import Arrays
 from laconic.artifacts.verdict import Comparison
 from laconic.tasks.agreement import ALL, Agreement
+from laconic.tasks.answer_comparison import AnswerComparison
 from laconic.tasks.fidelity import FiniteOutputs, make_finite
-from laconic.tasks.task import LOWEST_AGREEMENT, Task, Tolerance
+from laconic.tasks.tolerance import LOWEST_AGREEMENT, Tolerance
 
 SKILL_LEAST = 0.8
 """The least share that an artifact makes good of what the best answer without information lacks."""
@@ -32,7 +33,7 @@ class Chance(NamedTuple):
     fidelity: float
 
 
-def measure_chance(task: Task, reference: Arrays) -> Chance:
+def measure_chance(task: AnswerComparison, reference: Arrays) -> Chance:
     """Measure the fidelity of the best null answer to these outputs of the original, [samples, ...] by name."""
     reference = make_finite(reference, reference).reference
     nulls = task.null_answers(reference).items()
@@ -41,7 +42,7 @@ def measure_chance(task: Task, reference: Arrays) -> Chance:
 
 
 def compare_information(
-    task: Task,
+    task: AnswerComparison,
     reference: Arrays,
     candidate: Arrays,
     labels: Sequence[Any] | None,
@@ -63,7 +64,12 @@ def compare_information(
 
 
 def measure_information_loss(
-    task: Task, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None, chance: Chance, margin: float
+    task: AnswerComparison,
+    reference: Arrays,
+    candidate: Arrays,
+    labels: Sequence[Any] | None,
+    chance: Chance,
+    margin: float,
 ) -> float:
     """How many times as much information is lost as the default tolerance allows: the slack that a tolerance must have
     for these answers to pass; infinite where none would do. Arguments as of `compare_information`.
@@ -94,7 +100,7 @@ def compare_finite(outputs: FiniteOutputs, describe: Describe) -> Iterator[Compa
             )
 
 
-def compare_skill(task: Task, outputs: FiniteOutputs, tolerance: Tolerance, chance: Chance) -> Comparison:
+def compare_skill(task: AnswerComparison, outputs: FiniteOutputs, tolerance: Tolerance, chance: Chance) -> Comparison:
     """Compare the artifact's fidelity with that of the best null answer (a skill score; Murphy, Monthly Weather Review
     116, 1988): 1 for the original's answers, 0 for answers without information, as explained variance and Cohen's kappa
     are."""

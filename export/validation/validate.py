@@ -8,8 +8,9 @@ from laconic.arrays import Arrays
 from laconic.artifacts.golden_agreement import GOLDEN_AGREEMENT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.recipes.goal import Goal, find_max_drop
+from laconic.tasks.answer_comparison import AnswerComparison
 from laconic.tasks.fidelity import measure_fidelity
-from laconic.tasks.task import Task, Tolerance
+from laconic.tasks.tolerance import Tolerance
 
 CAPTURE_EXACTNESS = 1 - 1e-4
 """1 minus the largest allowed error of the captured graph, relative to the largest output. FP32 sums in another order
@@ -27,7 +28,7 @@ attention, where sums differ in the last bit and a value may round to the other 
 0.99 and 0.945: such an artifact is served one sample at a time."""
 
 
-def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
+def validate(evidence: Evidence, task: AnswerComparison, tolerance: Tolerance, goal: Goal, seed: int) -> Verdict:
     """Compare the collected outputs and return the verdict. tolerance: the required fidelity.
 
     By reference execution there is no engine to compare with the graph.
@@ -70,7 +71,7 @@ def validate(evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, s
 
 
 def compare_with_original(
-    evidence: Evidence, task: Task, tolerance: Tolerance, goal: Goal, seed: int
+    evidence: Evidence, task: AnswerComparison, tolerance: Tolerance, goal: Goal, seed: int
 ) -> tuple[Comparison, ...]:
     """Compare the artifact's answers to the test samples with the original's, and with labels where there are any: as a
     whole first, and then by what they say."""
@@ -109,7 +110,7 @@ def is_batch_independent(verdict: Verdict) -> bool:
     return figures["fidelity"] >= BATCH_FIDELITY and figures["fidelity_worst"] >= BATCH_WORST
 
 
-def fidelity_of(task: Task, reference: Arrays, found: Arrays) -> dict[str, float]:
+def fidelity_of(task: AnswerComparison, reference: Arrays, found: Arrays) -> dict[str, float]:
     """Mean and worst fidelity."""
     fidelity = measure_fidelity(task, reference, found)
     return {"fidelity": round_figure(fidelity.mean()), "fidelity_worst": round_figure(fidelity.min())}

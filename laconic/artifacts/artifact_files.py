@@ -16,7 +16,7 @@ from laconic.errors import CorruptArtifact
 from laconic.files import MAX_BYTES
 from laconic.hashing import FileDigest, parse_sealed
 from laconic.runtimes.external_data import find_external_files
-from laconic.tasks.task import TOKENIZER
+from laconic.tasks.assets import TOKENIZER
 from laconic.units import format_bytes
 
 FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

@@ -10,7 +10,7 @@ from laconic.artifacts.verdict import Verdict
 from laconic.tasks.fidelity import make_finite
 
 if TYPE_CHECKING:
-    from laconic.tasks.task import Task
+    from laconic.tasks.answer_comparison import AnswerComparison
 
 GOLDEN_FLOOR, GOLDEN_CEILING = 0.9, 0.98
 """The least agreement of each golden output, whatever the engine's arithmetic, and the most that is required. The same
@@ -30,7 +30,7 @@ def find_golden_floor(verdict: Verdict | None) -> float:
 
 
 def measure_golden_agreement(
-    task: "Task", pairs: Sequence[tuple[Arrays, Arrays]], run: Callable[[Arrays], Arrays]
+    task: "AnswerComparison", pairs: Sequence[tuple[Arrays, Arrays]], run: Callable[[Arrays], Arrays]
 ) -> dict[str, float]:
     """Measure for each output by name how closely an engine gives the golden outputs again: 1 minus the root mean
     square of the differences, relative to the spread of the numbers; of whole numbers the share that is the same.

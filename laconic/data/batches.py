@@ -6,10 +6,10 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
-from laconic.tasks.task import Task
+from laconic.tasks.processing import Processing
 
 
-def batches(dataset: Dataset, task: Task, rows: int) -> Iterator[tuple[Array, Arrays]]:
+def batches(dataset: Dataset, task: Processing, rows: int) -> Iterator[tuple[Array, Arrays]]:
     """Encode a dataset in batches of at most `rows` samples; yields the indices [samples] and the tensors of each.
 
     Samples are sorted by length, to pad little. Samples of different shapes share a batch only where the task pads.

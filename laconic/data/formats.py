@@ -17,7 +17,8 @@ from laconic.arrays import Array
 from laconic.data.rows import Row
 from laconic.errors import DataError, InputError
 from laconic.registry import did_you_mean
-from laconic.tasks.task import LABEL, SampleKind, Task
+from laconic.tasks.row_parsing import LABEL, SampleKind
+from laconic.tasks.task import Task
 from laconic.tensor import TensorSpec
 from laconic.units import format_bytes
 

@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 from laconic.data.formats import check_expansion
 from laconic.data.rows import KIND, Row
 from laconic.errors import DataError
-from laconic.tasks.task import Task
+from laconic.tasks.row_parsing import RowParsing
 
 ROWS = 1024
 """Rows in memory at a time."""
 
 
-def rows(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
+def rows(path: Path, task: RowParsing, also: Collection[str] = ()) -> Iterator[Row]:
     """Read the rows of a Parquet file; columns that the task does not use stay on disk, but for `also`.
 
     Raises DataError for a file that does not read, or that expands to many times its size.

@@ -14,7 +14,8 @@ from laconic.data.rows import ParsedRow, Row, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
-from laconic.tasks.task import LABEL, Task
+from laconic.tasks.row_parsing import LABEL
+from laconic.tasks.task import Task
 
 SHARDS = (".jsonl", ".csv", ".parquet")
 """The formats in which a dataset may lie in several files of one folder."""
@@ -87,7 +88,7 @@ def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) 
 
 
 def make_dataset(samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | None = None, name: str = "") -> Dataset:
-    """Make a dataset of samples in memory, in any form that `Task.parse` takes. Raises DataError as `read` does."""
+    """Make a dataset of samples in memory, in any form that `task.parse` takes. Raises DataError as `read` does."""
     values = list(samples)
     if labels is not None and len(labels) != len(values):
         raise DataError(f"{len(labels)} labels for {len(values)} samples")

@@ -8,8 +8,8 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.data.dataset import RowSketch
 from laconic.hashing import digest_arrays, hash_of
+from laconic.tasks.processing import Processing
 from laconic.tasks.targeted import strip_target
-from laconic.tasks.task import Task
 
 CELLS = 8
 """The most cells along each of the last two axes of an array, whose means stand for it."""
@@ -17,7 +17,7 @@ BLOCKS = 64
 """The most blocks of an array of one axis, whose means and magnitudes stand for it."""
 
 
-def sketch_row(task: Task, samples: Sequence[Any]) -> RowSketch:
+def sketch_row(task: Processing, samples: Sequence[Any]) -> RowSketch:
     """Sketch a row of one sample or of two that are compared with each other. samples: parsed."""
     tensors = [task.encode_request(strip_target(sample)) for sample in samples]
     parts = [part for sample in samples for part in list_parts(strip_target(sample))]

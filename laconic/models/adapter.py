@@ -17,7 +17,7 @@ from laconic.files import replace_folder
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import TEMPLATE
 from laconic.models.weights import read_safetensors
-from laconic.tasks.task import to_json
+from laconic.tasks.assets import to_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"

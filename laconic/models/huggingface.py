@@ -49,10 +49,11 @@ from laconic.models.speech import SpeechModel
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
 from laconic.models.whisper_prompt import read_prompt
+from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
-from laconic.tasks.task import Task, count_outputs
+from laconic.tasks.task import Task
 
 ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """By the name of torch's class, what turns the output of a cross-encoder into a score."""

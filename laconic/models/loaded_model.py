@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from laconic.tasks.task import Task
+if TYPE_CHECKING:
+    from laconic.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Loaded:
     of the weights in files. files: those that the weights came from."""
 
     module: nn.Module
-    task: Task
+    task: "Task"
     output: str
     source: dict[str, Any]
     size: int

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from tokenizers import Tokenizer, normalizers
@@ -11,8 +11,11 @@ from tokenizers import Tokenizer, normalizers
 from laconic import registry
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
-from laconic.tasks.task import DEFAULT_TASK, Task
+from laconic.tasks.checkpoint_loading import DEFAULT_TASK
 from laconic.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from laconic.tasks.task import Task
 
 ENDLESS = 1_000_000
 """A model_max_length above this means that the tokenizer states no limit."""
@@ -135,13 +138,13 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_str(made.backend_tokenizer.to_str())
 
 
-def resolve_task(name: str) -> type[Task]:
+def resolve_task(name: str) -> "type[Task]":
     """The class of a task. Raises UsageError for a name that is not registered."""
     found: type[Task] = registry.resolve("task", name)
     return found
 
 
-def plain_task(name: str | None, inputs: tuple[TensorSpec, ...], origin: Path) -> Task:
+def plain_task(name: str | None, inputs: tuple[TensorSpec, ...], origin: Path) -> "Task":
     """The task of a model that comes without a tokenizer and without settings for images. name: by default the one for
     plain arrays.
 

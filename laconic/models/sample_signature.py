@@ -12,7 +12,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import SourceError
 from laconic.models.signature import call
 from laconic.registry import did_you_mean
-from laconic.tasks.task import LABEL
+from laconic.tasks.row_parsing import LABEL
 from laconic.tensor import BATCH, TensorSpec
 
 ROWS = (2, 5)

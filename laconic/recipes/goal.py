@@ -1,7 +1,8 @@
 """The goal of a recipe, and the tolerance that it requires."""
 
 from laconic.config import Strict
-from laconic.tasks.task import Task, Tolerance
+from laconic.tasks.task import Task
+from laconic.tasks.tolerance import Tolerance
 from laconic.units import Bytes, Seconds, Share
 
 MARGIN = 0.6

@@ -17,12 +17,12 @@ from laconic.hashing import digest_own_code
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
-from laconic.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import nn
 
     from laconic.models.checkpoint import Checkpoint
+    from laconic.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Context:
     test samples are not available to stages.
     """
 
-    task: Task
+    task: "Task"
     key: str
     seed: int
     folder: Path

@@ -9,13 +9,15 @@ from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
 from laconic.progress import Step
 from laconic.runtimes.runtime import Session
-from laconic.tasks.task import Task
+from laconic.tasks.processing import Processing
 
 ROWS = 16
 """Samples per run. With texts sorted by length, larger batches gained nothing on two cores."""
 
 
-def predict(session: Session, task: Task, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS) -> Arrays:
+def predict(
+    session: Session, task: Processing, dataset: Dataset, step: Step | None = None, *, rows: int = ROWS
+) -> Arrays:
     """Compute the outputs for every sample, in the dataset's order: [samples, ...] by name.
 
     rows: samples per batch. Where samples have outputs of different sizes, smaller ones are padded with zeros.

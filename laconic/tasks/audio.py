@@ -8,6 +8,7 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError, SourceError
+from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.audio_preprocess import (
     MAX_SECONDS,
     MINIMUM_FRAMES,
@@ -16,9 +17,10 @@ from laconic.tasks.audio_preprocess import (
     check_rate,
     read_audio,
 )
+from laconic.tasks.checkpoint_loading import DEFAULT_TASK
 from laconic.tasks.file_task import FileTask
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Upload, read_asset, to_json
+from laconic.tasks.processing import Upload
 from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
 
 FRAMES = 50

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 from laconic.tasks.audio import AudioTask
 from laconic.tasks.audio_preprocess import AudioPreprocess
+from laconic.tasks.checkpoint_loading import reads_waveforms
 from laconic.tasks.classes import label_assets, read_labels
 from laconic.tasks.classification import Classification
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import reads_waveforms
 from laconic.tensor import TensorSpec
 
 

@@ -11,11 +11,13 @@ from tokenizers import Encoding, Tokenizer
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
+from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, PREPROCESS, HealingLoss, read_asset, to_json
+from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.token_prediction import TokenPrediction
+from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 CHAT = "chat_template.json"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from laconic.errors import DataError
-from laconic.tasks.task import LABELS, read_asset, to_json
+from laconic.tasks.assets import LABELS, read_asset, to_json
 
 SPARSE = 10
 """Numeric labels whose highest is at least so many times their count are names, not indices of classes."""

@@ -5,12 +5,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays, softmax
+from laconic.arrays import Array, Arrays, first, softmax
 from laconic.metrics import Scorer, make_mean_scorer, overlap
 from laconic.tasks.agreement import Agreement, compare_classes
+from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
-from laconic.tasks.task import HealingLoss, Tolerance, count_outputs, first
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 
 SHOWN = 5
 """How many classes an answer lists, the most probable first."""

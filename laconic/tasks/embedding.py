@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
 from laconic.tasks.agreement import Agreement, share_of
-from laconic.tasks.task import HealingLoss, Tolerance, first
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 
 IMAGE_KEYS = ("num_channels", "image_size", "patch_size")
 """Keys of the config.json of models that read images."""

@@ -7,7 +7,7 @@ import numpy as np
 from laconic.arrays import Array, Arrays
 
 if TYPE_CHECKING:
-    from laconic.tasks.task import Task
+    from laconic.tasks.answer_comparison import AnswerComparison
 
 
 class FiniteOutputs(NamedTuple):
@@ -68,7 +68,7 @@ def find_broken_answer(outputs: Arrays) -> tuple[str, int] | None:
     return None
 
 
-def measure_fidelity(task: "Task", reference: Arrays, candidate: Arrays) -> Array:
+def measure_fidelity(task: "AnswerComparison", reference: Arrays, candidate: Arrays) -> Array:
     """The fidelity of each answer to its reference, [samples] float64; 0 for one that is not finite."""
     outputs = make_finite(reference, candidate)
     fidelity = task.fidelity(outputs.reference, outputs.candidate)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from laconic.arrays import Arrays
+from laconic.arrays import Arrays, first
 from laconic.errors import InputError
-from laconic.tasks.task import Task, first
+from laconic.tasks.task import Task
 
 
 class FileTask(Task):

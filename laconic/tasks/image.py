@@ -8,10 +8,12 @@ import numpy as np
 
 from laconic.arrays import Arrays
 from laconic.errors import InputError, SourceError
+from laconic.tasks.assets import PREPROCESS, read_asset, to_json
+from laconic.tasks.checkpoint_loading import DEFAULT_TASK
 from laconic.tasks.file_task import FileTask
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import DEFAULT_TASK, PREPROCESS, Upload, read_asset, to_json
+from laconic.tasks.processing import Upload
 from laconic.tensor import BATCH, TensorSpec, describe_array, read_numbers
 
 

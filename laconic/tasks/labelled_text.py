@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
+from laconic.tasks.checkpoint_loading import reads_waveforms
 from laconic.tasks.classes import label_assets, read_labels
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import reads_waveforms
 from laconic.tasks.text import TextTask
 from laconic.tensor import TensorSpec
 

@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays, sigmoid
+from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.null_answers import SURE, shuffle_rows
-from laconic.tasks.task import HealingLoss, Tolerance, first
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 
 THRESHOLD = 0.5
 """The least probability of a class that a text is said to be of."""

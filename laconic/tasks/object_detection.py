@@ -10,6 +10,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.metrics import Scorer
 from laconic.tasks.agreement import FEWEST_ANSWERS, Agreement, share_of
+from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.average_precision import make_precision_scorer
 from laconic.tasks.detections import (
     Detections,
@@ -24,7 +25,9 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.null_answers import SURE, repeat_mean, shuffle_rows
 from laconic.tasks.object_labels import OBJECTS, check_list, read_columns, read_object
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, HealingLoss, Tolerance, read_asset, to_json
+from laconic.tasks.row_parsing import LABEL
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 THRESHOLD = 0.5

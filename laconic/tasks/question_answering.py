@@ -8,16 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 from tokenizers import Encoding
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.registry import did_you_mean
 from laconic.tasks.agreement import Agreement, compare_class
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.passage import Passage, find_context, make_passages
-from laconic.tasks.task import HealingLoss, Tolerance, first
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.token_positions import find_filled, fit_positions, softmax_positions
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """The keys of a sample, and the column of its answers."""

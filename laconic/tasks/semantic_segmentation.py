@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer
 from laconic.tasks.agreement import Agreement
 from laconic.tasks.image_localization import PIXELS, SIZE, ImageLocalization
 from laconic.tasks.image_preprocess import open_image
 from laconic.tasks.null_answers import SURE, shuffle_rows
-from laconic.tasks.task import HealingLoss, Tolerance, first
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 
 IGNORED = 255
 """The number of pixels that are of no class in a map of classes, as PASCAL VOC, ADE20K and Cityscapes have it."""

@@ -6,17 +6,20 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.agreement import Agreement, compare_words, share_of
+from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.audio import AudioTask
 from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from laconic.tasks.null_answers import SURE, make_null_logits, shuffle_rows
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, HealingLoss, Tolerance, first, read_asset, to_json
+from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.token_positions import find_filled, overlap_positions
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 CHARACTERS = "characters.json"

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_mean_scorer, make_r2_scorer, measure_closeness
 from laconic.tasks.agreement import MOST_NUMBERS, Agreement, compare_classes, compare_numbers, compare_scores
-from laconic.tasks.task import Task, Tolerance, first
+from laconic.tasks.task import Task
+from laconic.tasks.tolerance import Tolerance
 from laconic.tensor import TensorSpec, check_inputs, describe_array, read_numbers
 
 

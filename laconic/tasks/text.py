@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array, Arrays, first
 from laconic.errors import CorruptArtifact, InputError, UsageError
+from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, PAIR, PREPROCESS, TOKENIZER, VOCABULARY, Task, first, read_asset, to_json
+from laconic.tasks.row_parsing import LABEL, PAIR
+from laconic.tasks.task import Task
 from laconic.tensor import BATCH, TensorSpec
 
 WORDS = (

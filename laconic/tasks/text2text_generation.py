@@ -8,10 +8,11 @@ from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError
+from laconic.tasks.assets import PREPROCESS, read_asset
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import LABEL, PREPROCESS, read_asset
+from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
 from laconic.tasks.written_text import WrittenText
 from laconic.tensor import BATCH, TensorSpec

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from laconic.arrays import Arrays
+from laconic.arrays import Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_scorer, spearman
 from laconic.tasks.embedding import Embedding, has_image_config, has_two_towers
-from laconic.tasks.task import SCORE, first
+from laconic.tasks.row_parsing import SCORE
 from laconic.tasks.text import TextTask, is_pair, read_pair
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from laconic.arrays import Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_scorer, spearman
-from laconic.tasks.task import count_outputs
+from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.text import PAIR_SCHEMA
 from laconic.tasks.text_regression import TextRegression
 

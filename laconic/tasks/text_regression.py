@@ -7,13 +7,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import Tokenizer
 
-from laconic.arrays import Array, Arrays, sigmoid
+from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_r2_scorer, measure_closeness
 from laconic.tasks.agreement import Agreement, compare_scores
+from laconic.tasks.assets import PREPROCESS, read_asset, to_json
+from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.preprocessing import Activation, Preprocessing
-from laconic.tasks.task import PREPROCESS, HealingLoss, Tolerance, count_outputs, first, read_asset, to_json
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 SCORE_NAME = "score"

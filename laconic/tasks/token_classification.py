@@ -7,15 +7,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays, softmax
+from laconic.arrays import Array, Arrays, first, softmax
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
-from laconic.tasks.task import LABEL, HealingLoss, Tolerance, first
+from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import TEXT_SCHEMA
 from laconic.tasks.token_positions import IGNORED, find_filled, fit_positions, overlap_positions
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 
 OUTSIDE = "O"
 """The class of tokens that belong to no entity."""

@@ -12,6 +12,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.tasks.agreement import Agreement, share_of
+from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.decoder_tensors import (
     DECODER_ATTENTION_MASK,
     DECODER_INPUT_IDS,
@@ -25,8 +26,10 @@ from laconic.tasks.decoder_tensors import (
 )
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.null_answers import find_centre, shuffle_rows
-from laconic.tasks.task import HealingLoss, Task, Tolerance, read_asset, to_json
+from laconic.tasks.task import Task
 from laconic.tasks.token_positions import find_filled, fit_positions
+from laconic.tasks.tolerance import Tolerance
+from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import BATCH, TensorSpec
 
 GENERATION = "generation.json"

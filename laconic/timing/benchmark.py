@@ -11,7 +11,7 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.progress import Step, Steps
 from laconic.runtimes.runtime import Session
-from laconic.tasks.task import Task
+from laconic.tasks.processing import Processing
 from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
@@ -35,7 +35,7 @@ Without a limit, seven rounds of ResNet-50's shape at six batch sizes took 154 o
 
 def benchmark_sessions(
     sessions: Mapping[str, Session],
-    task: Task,
+    task: Processing,
     *,
     baseline: str,
     batches: tuple[int, ...],
@@ -81,7 +81,7 @@ def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: 
     return all(high - low <= SETTLED * middle for low, middle, high in quartiles)
 
 
-def measure_speeds(sessions: Mapping[str, Session], task: Task, threads: int) -> dict[str, float]:
+def measure_speeds(sessions: Mapping[str, Session], task: Processing, threads: int) -> dict[str, float]:
     """The speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
 
     By processor time, so that other programs on the machine do not influence a choice by it.
@@ -99,7 +99,7 @@ def measure_speeds(sessions: Mapping[str, Session], task: Task, threads: int) ->
     return {name: geometric_mean(each.speedup for each in timings if each.engine == name) for name in sessions}
 
 
-def find_free_length(inputs: Mapping[str, Array], task: Task) -> int:
+def find_free_length(inputs: Mapping[str, Array], task: Processing) -> int:
     """Find the size of the longest dynamic axis other than the batch; 0 if there is none."""
     return max(
         (

@@ -14,6 +14,7 @@ from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.errors import InputError, NotReady
 from laconic.runtimes.runtime import Session
+from laconic.tasks.processing import ServedTask
 from laconic.tensor import check_inputs
 from serve.batching.batcher import Batcher
 from serve.batching.fair_queue import Flow, Item
@@ -65,7 +66,7 @@ class Model:
         # Of the placement that was opened: an engine without one of its own runs the preferred graph.
         own = {each.runtime: each.verdict for each in reversed(manifest.placements)}
         self.verdict = own.get(backend.runtime, manifest.verdict)
-        self.task = artifact.task()
+        self.task: ServedTask = artifact.task()
         self.inputs = self.task.served_inputs()
         self.outputs = self.task.served_outputs(manifest.outputs)
         self.statistics = Statistics()

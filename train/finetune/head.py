@@ -18,8 +18,8 @@ from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_template
+from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.task import count_outputs
 from train.settings import TrainingRecipe
 
 CONFIG = "config.json"

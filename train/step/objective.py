@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.models.signature import call
-from laconic.tasks.task import Task
 from train.step.trained_modules import TrainedModules
+
+if TYPE_CHECKING:
+    from laconic.tasks.task import Task
 
 Batch = dict[str, Tensor]
 """Tensors by name; the first axis of each is the rows of the batch."""
@@ -27,11 +29,11 @@ class Objective(ABC):
     splittable: bool = True
     """Whether a batch may be split into micro-batches: false where the loss compares rows with one another."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: "Task") -> None:
         self.task = task
 
     @classmethod
-    def of(cls, task: Task, dataset: Dataset | None = None) -> "Objective":
+    def of(cls, task: "Task", dataset: Dataset | None = None) -> "Objective":
         """The objective for a dataset, since a task may take several kinds. Raises DataError where none fits."""
         return cls(task)
 

@@ -1,0 +1,52 @@
+"""The comparison of a model's answers with the original's, and with labels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import InputError
+from laconic.metrics import Scorer
+from laconic.tasks.named_task import NamedTask
+from laconic.tasks.null_answers import repeat_mean, shuffle_rows
+from laconic.tasks.tolerance import Tolerance
+
+if TYPE_CHECKING:
+    from laconic.tasks.agreement import Agreement
+
+
+class AnswerComparison(NamedTask, ABC):
+    """How outputs are compared with the original's, and with labels."""
+
+    tolerance: ClassVar[Tolerance]
+    """How faithful an artifact must be where a goal says nothing."""
+
+    @abstractmethod
+    def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
+        """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
+
+    def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
+        """The candidate's outputs in the order of the reference's, where the order within a sample says nothing."""
+        return candidate
+
+    def agreements(
+        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
+    ) -> Iterable["Agreement"]:
+        """What the candidate's answers keep of the information in the reference's, over all samples, by the task's own
+        matching; nothing more than their fidelity by default. labels: of the samples, where there are any.
+        """
+        return ()
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        """Answers that say nothing about their samples, by name: no verdict may pass them. reference: the original's.
+
+        The fidelity of the best of them is what chance gives; the verdict asks how much better an artifact is.
+        """
+        return {"constant": repeat_mean(reference), "shuffled": shuffle_rows(reference)}
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        """The metric of these outputs against labels, as a function of sample indices; higher is better.
+
+        Raises InputError where the task has none.
+        """
+        raise InputError(f"task {self.name!r} has no metric against labels")

@@ -1,0 +1,77 @@
+"""Rows of files to samples and labels."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import InputError
+from laconic.tasks.named_task import NamedTask
+
+LABEL = "label"
+"""The column of a sample's label."""
+PAIR = ("text1", "text2")
+"""The columns of the two texts of a pair."""
+SCORE = "score"
+"""The column that says how alike the texts of a pair are."""
+SampleKind = Literal["texts", "images", "audio", "arrays"]
+"""What a file of samples can hold."""
+
+
+class RowParsing(NamedTask):
+    """How the rows of files become samples and labels."""
+
+    columns: ClassVar[tuple[str, ...]] = (LABEL,)
+    """The further columns that a row of a file may have, beside `field`."""
+
+    accepts: ClassVar[frozenset[SampleKind]] = frozenset()
+    """The kinds of sample that the task reads from files which hold one kind only: .txt, .npz, folders of images."""
+
+    decodes_files: ClassVar[bool] = False
+    """Whether `parse` decodes files outside the interpreter lock, so that threads help."""
+
+    labels_alike: ClassVar[bool] = True
+    """Whether the labels of all samples must be of one shape."""
+
+    labels: tuple[str, ...] = ()
+    """The names of the classes; empty where they have none."""
+
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        """The same task for a model with other classes."""
+        task = copy.copy(self)
+        task.labels = tuple(labels)
+        return task
+
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """The samples of a row of a file in `folder`, as `parse` takes them, and its label or None.
+
+        One sample; two where the row is a pair of samples that are compared with each other. Raises InputError.
+        """
+        if self.field not in values:
+            raise InputError(
+                f"there is no {self.field!r} among the columns {', '.join(map(repr, values))}. Name the one that holds "
+                f"it: --column {self.field}=NAME"
+            )
+        return (self.read_field(values[self.field], folder),), values.get(LABEL)
+
+    def read_field(self, value: Any, folder: Path) -> Any:
+        """What `parse` takes, from the field of a row of a file in `folder`. Raises InputError."""
+        return value
+
+    def from_arrays(self, arrays: Arrays) -> Any:
+        """What `parse` takes, from the arrays of one sample by input."""
+        return arrays
+
+    def parse_label(self, value: Any, sample: Any) -> Any:
+        """The label of a parsed sample from a row's value. Raises InputError or DataError for one that `scorer` cannot
+        use."""
+        return value
+
+    def has_target(self, sample: Any) -> bool:
+        """Whether a sample says what a model is to write for it, where the model reads that too."""
+        return True
+
+    def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
+        """The samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""
+        return list(samples)

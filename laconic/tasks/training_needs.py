@@ -1,0 +1,39 @@
+"""What training needs to know of a task."""
+
+from typing import ClassVar, Literal
+
+from laconic.tasks.named_task import NamedTask
+
+HealingLoss = Literal["hidden-states", "last-hidden-state", "outputs", "probabilities", "similarities", "vectors"]
+"""The distillation losses that healing knows."""
+
+
+class TrainingNeeds(NamedTask):
+    """What training, healing and pruning need to know of a task."""
+
+    objective: ClassVar[str]
+    """The training objective, by its name in the registry."""
+
+    self_supervised: ClassVar[bool] = False
+    """Whether the objective learns from samples without labels."""
+
+    unlabelled_gradient: ClassVar[Literal["likelihood", "answer"]] = "answer"
+    """Without labels, importance criteria take the gradient of the likelihood of a class drawn from the model's own
+    answer, or of the answer itself."""
+
+    has_logits: ClassVar[bool] = True
+    """Whether the last axis of the first output can hold the logits of classes."""
+
+    planning_length: ClassVar[int] = 512
+    """The length of a row for which memory is planned, at most, where the request names none."""
+
+    def figures_from_loss(self, loss: float) -> dict[str, float]:
+        """Figures that take the place of the metric, from the objective's mean loss; empty where there are none."""
+        return {}
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        """The distillation losses that heal a compressed model, with their weights.
+
+        layers: whether student and teacher share layers, whose hidden states can be compared.
+        """
+        return {"outputs": 1.0}
