@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib import pyplot
 from numpy.random import Generator
 
-from export.validation.intervals import find_change_interval, measure_change
+from export.validation.intervals import find_change_interval, find_mean_interval, measure_change
 from laconic.arrays import Array
 from laconic.metrics import Scorer, make_f1_scorer, make_mean_scorer, make_r2_scorer
 from laconic.recipes.goal import MAX_DROP
@@ -96,6 +96,23 @@ COUNTED = ("accuracy, balanced classes", "accuracy, a rare class")
 """Metrics whose interval takes no bootstrap, so that ten times as many simulations take less time."""
 
 
+def draw_skewed_fidelity(rng: Generator, samples: int) -> Array:
+    """Fidelities near 1 with a tail to lower ones, as quantization leaves."""
+    return np.asarray(np.clip(1 - 0.005 * rng.lognormal(0, 1, samples), 0, 1))
+
+
+def draw_broken_fidelity(rng: Generator, samples: int) -> Array:
+    """Fidelities near 1, save those of one sample in two hundred, which is broken."""
+    values = np.clip(1 - 0.005 * rng.lognormal(0, 0.5, samples), 0, 1)
+    return np.where(rng.random(samples) < 0.005, 0.2, values)
+
+
+FIDELITIES: dict[str, Callable[[Generator, int], Array]] = {
+    "fidelity, skewed": draw_skewed_fidelity,
+    "fidelity, one sample in 200 broken": draw_broken_fidelity,
+}
+
+
 @dataclass(frozen=True)
 class Cell:
     """What came of the simulations of one metric, drop and number of samples.
@@ -138,6 +155,21 @@ def print_table(cells: list[Cell]) -> None:
             sound = max(own, key=lambda cell: cell.change).passed
             least = min(cell.coverage for cell in own)
             print(f"| {metric} | {samples:,} | {100 * least:.1f} % | {100 * false:.1f} % | {100 * sound:.0f} % |")
+
+
+def print_fidelities(simulations: int) -> None:
+    """Print how often the interval of a mean fidelity holds the truth."""
+    shown = (30, *SHOWN)
+    print(f"| mean | {' | '.join(f'{samples:,}' for samples in shown)} |")
+    print("|---|" + "---|" * len(shown))
+    for name, draw in FIDELITIES.items():
+        truth = float(draw(np.random.default_rng(0), 10 * POPULATION).mean())
+        rng, shares = np.random.default_rng(1), []
+        for samples in shown:
+            intervals = [find_mean_interval(draw(rng, samples)) for _ in range(simulations)]
+            shares.append(sum(low <= truth <= high for low, high in intervals) / simulations)
+        print(f"| {name} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
+    print()
 
 
 def print_summary(cells: list[Cell]) -> None:
@@ -188,6 +220,7 @@ def main() -> None:
     with multiprocessing.Pool() as pool:
         cells = pool.map(partial(run_cell, simulations=arguments.simulations), jobs, chunksize=1)
     print_summary(cells)
+    print_fidelities(10 * arguments.simulations)
     print_table(cells)
     if arguments.plot:
         plot(cells, arguments.plot)
