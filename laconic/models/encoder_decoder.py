@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.cache_utils import DynamicLayer
 
 from laconic.errors import SourceError
-from laconic.models.pretrained import quiet
+from laconic.models.transformers_logging import quiet
 from laconic.tasks.decoder_tensors import CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
 from laconic.tasks.token_groups import GROUPS

@@ -33,23 +33,16 @@ from laconic.models.language_model import LanguageModel, check_causal
 from laconic.models.loaded_model import Loaded
 from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
-from laconic.models.pretrained import (
-    ENCODER,
-    class_config,
-    from_pretrained,
-    has_pooler,
-    model_class,
-    model_options,
-    quiet,
-)
+from laconic.models.pretrained import ENCODER, class_config, from_pretrained, has_pooler, model_class, model_options
 from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
+from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
 from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
+from laconic.models.transformers_logging import quiet
 from laconic.models.whisper_prompt import read_prompt
-from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -61,12 +54,6 @@ ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoi
 PROBED = 4
 """Tokens of the text by which it is found whether padding changes a vector."""
 
-MASKED = "AutoModelForMaskedLM"
-"""The Auto class of masked language models."""
-
-SPEECH = "AutoModelForCTC"
-"""The Auto class of models that write what is said."""
-
 OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 """Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
 
@@ -74,58 +61,6 @@ OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
 UNSTATED_LENGTH = 512
 """The most tokens where neither tokenizer nor model has a limit, as with relative positions or a recurrence. T5 and
 BERT were trained with this length."""
-
-
-class TextClassifier(nn.Module):
-    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
-
-
-class ImageClassifier(nn.Module):
-    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values=pixel_values).logits
-        return logits
-
-
-def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a bare encoder, or around one tower of two, by what it reads."""
-    if has_towers(model):
-        return TextTower(model) if "embedder" in source else ImageTower(model)
-    if "embedder" in source:
-        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
-    return ImageEmbedder(model)
-
-
-WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
-    ENCODER: lambda model, source: wrap_encoder(model, source),
-    "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
-    "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
-    "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
-    "AutoModelForAudioClassification": lambda model, source: SpeechModel(model),
-    SPEECH: lambda model, source: SpeechModel(model),
-    "AutoModelForObjectDetection": lambda model, source: ObjectDetector(model),
-    "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
-    "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
-    MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
-    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
-    "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
-    "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
-}
-"""By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
 
 
 @dataclass(frozen=True)
@@ -222,56 +157,6 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     return Loaded(module, made, output, opened.source, size, tuple(files))
 
 
-def pretrained_tasks() -> list[str]:
-    """The names of the registered tasks for models of transformers."""
-    return [name for name in registry.TASKS if resolve_task(name).auto_class]
-
-
-def match_architecture(architecture: str, config: Mapping[str, Any] | None = None) -> str | None:
-    """The registered task whose endings fit an architecture's name best, and which recognizes the config; None where
-    none does."""
-    tasks = {name: resolve_task(name) for name in registry.TASKS}
-    endings = [
-        (ending, name)
-        for name, kind in tasks.items()
-        for ending in kind.architectures
-        if config is None or kind.recognizes(config)
-    ]
-    fitting = [(ending, name) for ending, name in endings if architecture.endswith(ending)]
-    return max(fitting, key=lambda pair: len(pair[0]), default=("", None))[1]
-
-
-def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
-    """The task that the architecture in a config is for. Raises SourceError where it is for no registered task."""
-    if not config.get("architectures"):
-        raise SourceError(
-            f"{folder / 'config.json'} does not say which class the model is of (architectures). Name the --task that "
-            f"it was trained for ({', '.join(pretrained_tasks())})"
-        )
-    name = str(config["architectures"][0])
-    task = match_architecture(name, config)
-    if task is None and {"text_config", "vision_config"} <= set(config):
-        embeddings = " or ".join(each for each in registry.TASKS if resolve_task(each).auto_class == ENCODER)
-        raise SourceError(
-            f"{folder} holds two towers, one for texts and one for images. Choose one with --task: {embeddings}"
-        )
-    if task is None:
-        raise SourceError(
-            f"{folder} holds a {name}, and no task is for its head. Name a --task to use its weights with another "
-            f"head that they hold, or as an encoder alone ({', '.join(pretrained_tasks())}); or give a --builder"
-        )
-    return task
-
-
-def check_head(folder: Path, config: Mapping[str, Any], kind: type[Task]) -> None:
-    """Raise SourceError for a head that answers another question than a task asks, as a score in place of a class."""
-    if kind.fits(config):
-        return
-    problem, other = config.get("problem_type"), infer_task(folder, config)
-    answers = f"{count_outputs(config)} outputs" + (f" for {problem.replace('_', ' ')}" if problem else "")
-    raise SourceError(f"{folder} answers with {answers}, which is not for the task {kind.name!r}. Try --task {other}")
-
-
 def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Preprocessing:
     """The image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are missing."""
     labels = read_labels(opened.config)
@@ -359,17 +244,6 @@ def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[
     return source | {"code": {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}}
 
 
-def read_auto_class(source: Mapping[str, Any]) -> str:
-    """The Auto class of a source, which may come from a file. Raises SourceError unless its task is registered: the
-    address of a class would import whatever the file names."""
-    if source["task"] not in registry.TASKS:
-        raise SourceError(
-            f"the model is for task {source['task']!r}, which is not registered. "
-            f"{registry.did_you_mean(str(source['task']), registry.TASKS)}"
-        )
-    return str(resolve_task(source["task"]).auto_class)
-
-
 def build(source: Mapping[str, Any]) -> nn.Module:
     """The module, with random weights.
 
@@ -392,15 +266,6 @@ def build(source: Mapping[str, Any]) -> nn.Module:
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
     return wrap(model, source)
-
-
-def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a model of transformers, which keeps no keys and values for a next call: there is none, and a
-    block that is called again would find its own."""
-    for config in (model.config, model.config.get_text_config()):
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-    return WRAPPERS[read_auto_class(source)](model, source)
 
 
 def max_positions(model: Any) -> int | None:
@@ -445,3 +310,81 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes in a config, by number."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
+
+
+MASKED = "AutoModelForMaskedLM"
+"""The Auto class of masked language models."""
+SPEECH = "AutoModelForCTC"
+"""The Auto class of models that write what is said."""
+
+
+class TextClassifier(nn.Module):
+    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+        return logits
+
+
+class ImageClassifier(nn.Module):
+    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
+
+
+def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
+    """The module around a bare encoder, or around one tower of two, by what it reads."""
+    if has_towers(model):
+        return TextTower(model) if "embedder" in source else ImageTower(model)
+    if "embedder" in source:
+        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
+    return ImageEmbedder(model)
+
+
+WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
+    ENCODER: lambda model, source: wrap_encoder(model, source),
+    "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
+    "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
+    "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
+    "AutoModelForAudioClassification": lambda model, source: SpeechModel(model),
+    SPEECH: lambda model, source: SpeechModel(model),
+    "AutoModelForObjectDetection": lambda model, source: ObjectDetector(model),
+    "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
+    "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
+    MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
+    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
+    "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
+    "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
+}
+"""By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
+
+
+def read_auto_class(source: Mapping[str, Any]) -> str:
+    """The Auto class of a source, which may come from a file. Raises SourceError unless its task is registered: the
+    address of a class would import whatever the file names."""
+    if source["task"] not in registry.TASKS:
+        raise SourceError(
+            f"the model is for task {source['task']!r}, which is not registered. "
+            f"{registry.did_you_mean(str(source['task']), registry.TASKS)}"
+        )
+    return str(resolve_task(source["task"]).auto_class)
+
+
+def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
+    """The module around a model of transformers, which keeps no keys and values for a next call: there is none, and a
+    block that is called again would find its own."""
+    for config in (model.config, model.config.get_text_config()):
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+    return WRAPPERS[read_auto_class(source)](model, source)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from laconic.errors import SourceError, UsageError
 from laconic.tasks.named_task import NamedTask
-from laconic.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from laconic.tasks.preprocessing import Preprocessing
+    from laconic.tensor import TensorSpec
 
 DEFAULT_TASK = "tensors"
 """The task of a module or a graph where none is named."""
@@ -30,7 +30,7 @@ class CheckpointLoading(NamedTask):
     """What the config.json of a new head says of its labels; None where it says nothing."""
 
     @classmethod
-    def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
+    def from_signature(cls, inputs: "tuple[TensorSpec, ...]") -> Self:
         """The task of a plain module or graph with these inputs, without a tokenizer or image settings.
 
         Raises SourceError where the task needs more than the inputs.

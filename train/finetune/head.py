@@ -18,6 +18,7 @@ from laconic.models.processors import resolve_task
 from laconic.models.signature import probe_module
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_template
+from laconic.models.task_inference import infer_task
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.preprocessing import Preprocessing
 from train.settings import TrainingRecipe
@@ -140,7 +141,7 @@ def task_of(source: Path) -> str | None:
     if timm_folder.is_timm(source):
         return timm_folder.infer_task(source)
     if (source / CONFIG).is_file() and not (source / MODULES).is_file():
-        return huggingface.infer_task(source, read_source_json(source / CONFIG))
+        return infer_task(source, read_source_json(source / CONFIG))
     return None
 
 
