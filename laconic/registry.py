@@ -127,6 +127,7 @@ PLACEMENTS = {
 FORMATS = {
     ".jsonl": "laconic.data.formats:jsonl",
     ".csv": "laconic.data.formats:csv",
+    ".tsv": "laconic.data.formats:csv",
     ".txt": "laconic.data.formats:txt",
     ".npz": "laconic.data.formats:npz",
     ".parquet": "laconic.data.parquet:rows",

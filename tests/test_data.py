@@ -77,6 +77,29 @@ def test_texts_come_back_as_they_were_written(suffix, rows, tmp_path):
     assert dataset.labels == [label for _, label in rows]
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@fast
+@given(rows=st.lists(st.tuples(texts, st.sampled_from(["a", "b"])), min_size=1, max_size=8))
+def test_columns_of_a_csv_may_stand_between_other_delimiters(delimiter, rows, tmp_path):
+    path = tmp_path / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([("text", "label"), *rows])
+    dataset = read(path, TEXT)
+    assert list(dataset.samples) == [text for text, _ in rows]
+    assert dataset.labels == [label for _, label in rows]
+
+
+def test_the_only_column_of_a_csv_may_hold_semicolons(tmp_path):
+    (tmp_path / "t.csv").write_text("notes; of a kind\none\ntwo; and more\n")
+    assert list(read(tmp_path / "t.csv", TEXT).samples) == ["one", "two; and more"]
+
+
+def test_a_field_of_a_csv_may_be_a_long_document(tmp_path):
+    text = "good film " * 20_000
+    (tmp_path / "t.csv").write_text(f"text,label\n{text},a\nbad,b\n")
+    assert list(map(len, read(tmp_path / "t.csv", TEXT).samples)) == [len(text), 3]
+
+
 @fast
 @given(lines=st.lists(texts, min_size=1, max_size=8))
 def test_lines_come_back_as_they_were_written(lines, tmp_path):

@@ -334,7 +334,7 @@ def test_fragments_are_short_pieces_of_the_samples_and_the_same_for_a_seed():
     pieces = task.fragments(samples, 40, seed=3)
     assert pieces == task.fragments(samples, 40, seed=3)
     assert len(pieces) == 40
-    assert pieces[0] == ""
+    assert "" not in pieces, "this tokenizer adds no special tokens, so that an empty text has none"
     assert all(piece in samples[0] or piece in samples[1][0] for piece in pieces)
     assert max(len(piece.split()) for piece in pieces) <= 5
     assert Tensors(()).fragments([{}], 5) == []

@@ -70,9 +70,38 @@ def jsonl(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
         yield Row(number, values)
 
 
+DELIMITERS = (",", ";", "\t", "|")
+"""Between the columns of a .csv, the first that the first line holds: Excel writes semicolons in much of Europe."""
+LONGEST_FIELD = 2**24
+"""Characters of one field. The module's own limit, 131,072, is less than a long document."""
+
+
+def find_delimiter(path: Path, task: Task) -> str:
+    """Find what stands between the columns of a file: the comma, unless the first line has none and names the task's
+    columns, or as many as the next line has, by another delimiter."""
+    rows = [line for _, (_, line) in zip(range(2), lines(path), strict=False)]
+    for delimiter in DELIMITERS:
+        header, *others = (split_fields(row, delimiter) for row in rows or [""])
+        known = {task.field, *task.columns} & {name.strip() for name in header}
+        if len(header) > 1 and (delimiter == "," or known or [len(row) for row in others] == [len(header)]):
+            return delimiter
+    return ","
+
+
+def split_fields(line: str, delimiter: str) -> list[str]:
+    """Split one line of a .csv; none for a line that is no row by itself, as one with an open quotation mark."""
+    try:
+        return next(csv_module.reader([line], delimiter=delimiter), [])
+    except csv_module.Error:
+        return []
+
+
 def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """Comma-separated values; the first line names the columns. The only column of a file may have any name."""
-    reader = csv_module.reader((line for _, line in lines(path)), strict=True)
+    """Values between commas, semicolons, tabs or bars; the first line names the columns. The only column of a file may
+    have any name."""
+    csv_module.field_size_limit(LONGEST_FIELD)
+    delimiter = find_delimiter(path, task)
+    reader = csv_module.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     number = 1
     try:
@@ -83,7 +112,7 @@ def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
                 if len(fields) != len(header):
                     raise DataError(
                         f"{path.name}, row {number}: {len(fields)} fields, the first line names {len(header)}. "
-                        f"Put quotes around fields that hold commas"
+                        f"Put quotes around fields that hold {delimiter!r}"
                     )
                 yield Row(number, dict(zip(header, fields, strict=True)))
             number = reader.line_num + 1

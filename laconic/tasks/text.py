@@ -44,6 +44,8 @@ WORDS = (
 
 FRAGMENT_WORDS = (1, 1, 2, 3, 5)
 """Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
+DRAWS = 10
+"""Draws for each fragment, at most: of texts without tokens there are none."""
 
 
 CHUNK = 256
@@ -117,6 +119,8 @@ class TextTask(Task):
         self.multiple = 1
         """Texts of a batch are padded to a multiple of so many tokens."""
         self.vocabulary = count_ids(tokenizer)
+        self.adds_special_tokens = bool(tokenizer.encode("").ids)
+        """Whether an empty text has tokens; for the tokenizers of GPT-2 and Qwen2 it has none."""
         self.padding = {spec.name: pad_id if spec.name == "input_ids" else 0 for spec in inputs}
 
     @classmethod
@@ -214,6 +218,8 @@ class TextTask(Task):
 
     def parse(self, value: Any) -> Any:
         if isinstance(value, str):
+            if not value.strip() and not self.adds_special_tokens:
+                raise InputError("the text is empty, and the model's tokenizer adds no token of its own. Give a text")
             return value
         if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, str) for part in value):
             return tuple(value)
@@ -297,13 +303,17 @@ class TextTask(Task):
 
     def fragments(self, samples: Sequence[Any], count: int, seed: int = 0) -> list[Any]:
         rng = np.random.default_rng(seed)
-        pieces = [""]  # the special tokens alone
-        while len(pieces) < count:
+        pieces = [""] if self.adds_special_tokens else []  # the special tokens alone
+        for _ in range(DRAWS * count):
+            if len(pieces) >= count:
+                break
             sample = samples[int(rng.integers(len(samples)))]
             words = (sample if isinstance(sample, str) else sample[0]).split()
             length = int(rng.choice(FRAGMENT_WORDS))
             start = int(rng.integers(max(1, len(words) - length)))
-            pieces.append(" ".join(words[start : start + length]))
+            piece = " ".join(words[start : start + length])
+            if self.adds_special_tokens or self.tokenizer.encode(piece).ids:
+                pieces.append(piece)
         return pieces
 
     @property
