@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import save_file
 
 from compress.search import strategy
+from compress.search.evaluation import OUTCOME, open_context, run_trial
 from compress.search.executor import open_executor
 from compress.search.search import search
 from compress.search.search_space import apply_settings
-from compress.search.trial import run_trial
-from compress.search.trial_job import TrialJob
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MEASURED, REPORT
 from laconic.cache import Cache
@@ -140,26 +139,30 @@ def test_a_drop_needs_labels(trained, tmp_path):
 
 CLUSTER = """
 import json, sys
-from compress.search.trial_job import TrialJob
-from compress.search.trial import run_trial
+from functools import partial
+from pathlib import Path
+from compress.search.evaluation import OUTCOME, open_context, run_trial
 from compress.search.executor import open_executor
-with open_executor("ray", 1) as cluster:
+from laconic.recipes.recipe import Recipe
+recipes = [Recipe.model_validate(content) for content in json.load(sys.stdin)]
+reopen = partial(open_context, recipes[0], False, Path(sys.argv[1]), 1)
+with open_executor("ray", 1, None, reopen) as cluster:
     assert cluster.workers == 1
-    jobs = [TrialJob(recipe, False, sys.argv[1], 1) for recipe in json.load(sys.stdin)]
-    print(json.dumps(list(cluster.map(run_trial, jobs))))
+    print(json.dumps([OUTCOME.dump_python(outcome, mode="json") for outcome in cluster.map(run_trial, recipes)]))
 """
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_a_cluster_finds_what_one_process_finds(trained, tmp_path):
     settings = ({"channels": 0.5}, {"channels": 0.5, "rank": 0.5})
-    recipes = [apply_settings(recipe(trained), each, (5,)).model_dump_json() for each in settings]
-    with open_executor("local", 1) as here:
-        alone = list(here.map(run_trial, [TrialJob(each, False, str(tmp_path / "one"), 1) for each in recipes]))
+    recipes = [apply_settings(recipe(trained), each, (5,)) for each in settings]
+    context = open_context(recipes[0], False, tmp_path / "one", 1)
+    with open_executor("local", 1, context, lambda: context) as here:
+        alone = [OUTCOME.dump_python(outcome, mode="json") for outcome in here.map(run_trial, recipes)]
     # In a process of its own: Ray leaves daemons behind for a moment.
     spread = subprocess.run(
         [sys.executable, "-c", CLUSTER, str(tmp_path / "other")],
-        input=json.dumps(recipes),
+        input=json.dumps([each.model_dump(mode="json") for each in recipes]),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         text=True,

@@ -6,12 +6,11 @@ import pytest
 
 from compress.search.budget import Budget
 from compress.search.constraints import Constraints, Quality
-from compress.search.latency_table import LatencyTable
+from compress.search.latency_model import LatencyTable
 from compress.search.layer_spec import LayerSpec
-from compress.search.results import BuiltArtifact, TrialOutcome
-from compress.search.search_candidate import describe_misses
+from compress.search.search_candidate import BuiltArtifact, TrialOutcome, describe_misses, dominates
 from compress.search.search_space import predict_specs
-from compress.search.search_state import dominates
+from compress.search.search_state import find_objectives
 from compress.search.strategy import HEALING_STEPS, run_search
 from laconic import registry
 from laconic.cache import Cache
@@ -53,7 +52,7 @@ class World:
         self.clock = Clock()
         self.budget = Budget(seconds, self.cache, self.clock)
         self.executor = type("Workers", (), {"workers": workers})()
-        self.context = type("SearchContext", (), {"source": type("Source", (), {"checkpoint": "a checkpoint"})()})()
+        self.context = type("SearchContext", (), {"source": "a checkpoint", "cache": self.cache})()
         self.harm = harm
         self.done = []
         self.stop = stop
@@ -82,7 +81,7 @@ class World:
         self.charge(kind, *(each.name for each in group), units=units)
         return found
 
-    def build(self, candidate):
+    def build(self, candidate, constraints):
         fidelity = self.work("build", candidate.name, 1, lambda: self.fidelity(candidate) - 0.001)
         specs = candidate.outcome.specs
         costs = {batch: batch * (sum(spec.parameters for spec in specs) + 1000) * 1e-9 for batch in TRIAL_BATCHES}
@@ -121,7 +120,9 @@ FAITHFUL = Constraints(Tolerance(mean=0.97), None, None, None)
 
 
 def run(world, trials=None):
-    return run_search(world, lambda best, trials: world.published.append((best.folder, trials)), trials)
+    return run_search(
+        world, world.constraints, lambda best, trials: world.published.append((best.folder, trials)), trials
+    )
 
 
 def test_the_taken_one_meets_the_goal_and_is_faster_than_what_was_only_quantized(tmp_path):
@@ -191,7 +192,7 @@ def test_everything_that_was_tried_says_why_it_lost(tmp_path):
     assert [trial.name for trial in trials if trial.reason == "taken"] == [state.best.name]
     front = [trial for trial in trials if trial.front]
     assert front
-    assert not any(dominates(one, other) for one in front for other in front)
+    assert not any(dominates(find_objectives(one), find_objectives(other)) for one in front for other in front)
 
 
 def test_healing_is_for_fewer_and_fewer(tmp_path):
@@ -207,9 +208,9 @@ def test_healing_is_for_fewer_and_fewer(tmp_path):
 
 def test_what_fails_on_samples_that_it_was_not_chosen_by_is_healed_and_built_again(tmp_path):
     class Strict(World):
-        def build(self, candidate):
+        def build(self, candidate, constraints):
             short = candidate.settings and sum(candidate.heals) < 240
-            return replace(super().build(candidate), failures=("refuted",) if short else ())
+            return replace(super().build(candidate, constraints), failures=("refuted",) if short else ())
 
     state = run(world := Strict(tmp_path, FAITHFUL, 5000))
     built = [name for kind, name in world.done if kind == "build"]
@@ -231,8 +232,8 @@ class Labelled(World):
     def run_trials(self, *args):
         return [replace(each, quality=self.dropping(each.quality)) for each in super().run_trials(*args)]
 
-    def build(self, candidate):
-        made = super().build(candidate)
+    def build(self, candidate, constraints):
+        made = super().build(candidate, constraints)
         quality = self.dropping(made.quality)
         doubts = ("in doubt",) if quality.drop + self.width > self.constraints.max_drop else ()
         return replace(made, quality=quality, doubts=doubts)
@@ -265,8 +266,8 @@ def test_what_has_failed_is_not_built_again_before_healing_has_made_it_more_fait
             taken = sum((1 - value) ** 2 for value in candidate.settings.values()) * self.harm
             return 1 - taken * 0.96 ** len(candidate.heals)
 
-        def build(self, candidate):
-            return replace(super().build(candidate), failures=("refuted",) if candidate.settings else ())
+        def build(self, candidate, constraints):
+            return replace(super().build(candidate, constraints), failures=("refuted",) if candidate.settings else ())
 
     state = run(world := Stubborn(tmp_path, FAITHFUL, 5000, harm=0.2))
     built = [name for kind, name in world.done if kind == "build" and name != "nothing cut"]
@@ -280,8 +281,8 @@ def test_what_has_failed_is_not_built_again_before_healing_has_made_it_more_fait
 @pytest.mark.parametrize("seconds", range(40, 400, 20))
 def test_what_is_published_stays_while_it_is_healed_further(tmp_path, seconds):
     class Hopeless(World):
-        def build(self, candidate):
-            made = super().build(candidate)
+        def build(self, candidate, constraints):
+            made = super().build(candidate, constraints)
             quality = made.quality if candidate.settings else Quality(0.5, 0.5)
             return replace(made, quality=quality, failures=("refuted",))
 

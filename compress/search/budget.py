@@ -1,9 +1,18 @@
-"""The time budget of a search, shared by all of its interrupted and resumed runs."""
+"""The time budget of a search, shared by all of its interrupted and resumed runs, and the work charged to it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from compress.search.constraints import Constraints
+from compress.search.evaluation import SearchContext, build_candidate, run_trial
+from compress.search.executor import Executor
+from compress.search.search_candidate import BuiltArtifact, SearchCandidate, TrialOutcome, describe_misses
+from compress.search.search_space import apply_settings
 from laconic.cache import Cache
+from laconic.hashing import hash_of
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
 
 
 class Budget:
@@ -53,7 +62,7 @@ class Budget:
         return max(-self.remaining, 0.0)
 
     def estimate(self, kind: str, units: float = 1) -> float | None:
-        """Expected seconds for an amount of a kind of work, from the last of its kind; None before the first."""
+        """Estimate the seconds for an amount of a kind of work from the last of its kind; None before the first."""
         return self._rates[kind] * units if kind in self._rates else None
 
     def allows(self, kind: str, units: float = 1, *, keep: float = 0.0) -> bool:
@@ -62,3 +71,45 @@ class Budget:
         Work of a kind that was never done before is allowed as long as any time is left.
         """
         return self.remaining > keep + (self.estimate(kind, units) or 0.0)
+
+
+@dataclass(frozen=True)
+class TrialRunner:
+    """Runs trials and builds artifacts for a search, and charges the time to its budget. recipe: the user's."""
+
+    recipe: Recipe
+    context: SearchContext
+    budget: Budget
+    executor: Executor[SearchContext]
+    steps: Steps
+
+    def run_trials(self, group: Sequence[SearchCandidate], kind: str = "cut", units: float = 1) -> list[TrialOutcome]:
+        """Prune and heal each candidate, in the workers or from the cache. kind, units: for the budget."""
+        recipes = [self.make_recipe(candidate) for candidate in group]
+        outcomes = list(self.executor.map(run_trial, recipes))
+        self.charge(kind, *(recipe.model_dump_json() for recipe in recipes), units=units)
+        return outcomes
+
+    def build(self, candidate: SearchCandidate, constraints: Constraints) -> BuiltArtifact:
+        """Build the artifact of a candidate that has been through a trial."""
+        assert candidate.quality is not None
+        recipe = self.make_recipe(candidate)
+        with self.steps.step(f"build: {candidate.name}") as step:
+            built = build_candidate(self.context, recipe, candidate.quality, constraints)
+            verdict = describe_misses(constraints, built) or "goal met"
+            step.note = f"{built.speedup:.2f} x, fidelity {built.quality.fidelity:.4f}; {verdict}"
+        self.charge("build", recipe.model_dump_json())
+        return built
+
+    def make_recipe(self, candidate: SearchCandidate) -> Recipe:
+        """Make the recipe of a candidate."""
+        return apply_settings(self.recipe, candidate.settings, candidate.heals)
+
+    def has_time_for(self, kind: str, units: float = 1, *, build: bool = False) -> bool:
+        """Whether the budget allows for more of a kind of work, and for the verdict of the best artifact, which takes
+        as long as building it. build: and for building an artifact afterwards."""
+        return self.budget.allows(kind, units, keep=(1 + build) * (self.budget.estimate("build") or 0.0))
+
+    def charge(self, kind: str, *parts: str, units: float = 1) -> None:
+        """Charge the time since the last charge to the budget. parts: what identifies the piece of work."""
+        self.budget.charge(hash_of("lap", self.context.key, kind, parts), kind, units)

@@ -1,7 +1,6 @@
 """The constraints of a search, and the quality of a candidate's outputs on the samples used for selection."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from laconic.recipes.goal import Goal, find_max_drop, required_tolerance, tighte
 from laconic.tasks.fidelity import make_finite, measure_fidelity
 from laconic.tasks.task import Task
 from laconic.tasks.tolerance import Tolerance
+from laconic.units import format_bytes, format_seconds
 
 DOUBT_SHARE = 0.3
 """The share of the way from a measured drop to the upper end of its 95 % interval that is added to the drop: about one
@@ -36,21 +36,14 @@ class Quality:
     drop: float | None = None
     cautious_drop: float | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
-
-def measure_quality(task: Task, reference: Arrays, found: Arrays, dataset: Dataset, seed: int) -> Quality:
-    """Compare outputs for a dataset with the original's.
-
-    reference: the original's outputs. found: the candidate's. seed: of the bootstrap.
-    """
-    fidelity = measure_fidelity(task, reference, found)
+def measure_quality(task: Task, reference: Arrays, outputs: Arrays, dataset: Dataset, seed: int) -> Quality:
+    """Compare outputs for a dataset with the original's, `reference`. seed: of the bootstrap."""
+    fidelity = measure_fidelity(task, reference, outputs)
     mean, worst = float(fidelity.mean()), float(fidelity.min())
     if dataset.labels is None:
         return Quality(mean, worst)
-    before, after = (task.scorer(outputs, dataset.labels) for outputs in make_finite(reference, found)[:2])
+    before, after = (task.scorer(finite, dataset.labels) for finite in make_finite(reference, outputs)[:2])
     low, _ = find_change_interval(before, after, per_row=dataset.per_row, seed=seed)
     drop = -measure_change(before, after, np.arange(len(fidelity)))
     return Quality(mean, worst, drop, drop + DOUBT_SHARE * (-low - drop))
@@ -75,7 +68,7 @@ class Constraints:
 
     @classmethod
     def from_goal(cls, goal: Goal, task: Task, choose: Dataset) -> "Constraints":
-        """The constraints of a recipe's goal. Raises DataError for a maximum drop without labels to measure it."""
+        """Derive the constraints from a goal. Raises DataError for a maximum drop without labels to measure it."""
         if goal.max_drop is not None and choose.labels is None:
             raise DataError(
                 "max_drop is a drop of the metric against labels, and the samples have none. "
@@ -88,25 +81,46 @@ class Constraints:
         prefers_speed = goal.max_drop is not None or (goal.max_latency is None and goal.max_size is None)
         return cls(tolerance, max_drop, latency, goal.max_size, prefers_speed)
 
-    def shortfall(self, found: Quality) -> float:
-        """The largest ratio of a measured loss of quality to the allowed one; at most 1 where the goal is met."""
-        parts = [0.0]
+    def shortfall(self, quality: Quality) -> float:
+        """Return the largest ratio of a loss of quality to the allowed one; at most 1 where the goal is met."""
+        ratios = [0.0]
         if self.tolerance is not None:
-            parts.append(ratio(1 - found.fidelity, 1 - self.tolerance.mean))
+            ratios.append(ratio(1 - quality.fidelity, 1 - self.tolerance.mean))
             if self.tolerance.worst is not None:
-                parts.append(ratio(1 - found.worst, 1 - self.tolerance.worst))
-        if self.max_drop is not None and found.cautious_drop is not None:
-            parts.append(ratio(found.cautious_drop, self.max_drop))
-        return max(parts)
+                ratios.append(ratio(1 - quality.worst, 1 - self.tolerance.worst))
+        if self.max_drop is not None and quality.cautious_drop is not None:
+            ratios.append(ratio(quality.cautious_drop, self.max_drop))
+        return max(ratios)
 
     def excess(self, latency: float, size: float) -> float:
-        """The larger ratio of latency (seconds) and size (bytes) to their limits; at most 1 where both are met."""
+        """Return the larger ratio of latency (seconds) and size (bytes) to their limits; at most 1 where both are
+        met."""
         pairs = ((latency, self.max_latency), (size, self.max_size))
-        return max((ratio(found, most) for found, most in pairs if most is not None), default=0.0)
+        return max((ratio(cost, limit) for cost, limit in pairs if limit is not None), default=0.0)
+
+    def describe_excess(self, latency: float, size: float, word: str = "") -> str:
+        """Describe the limits that latency and size exceed; empty where they exceed none. word: before each figure."""
+        parts = []
+        if self.max_latency is not None and latency > self.max_latency:
+            parts.append(f"{word}{format_seconds(latency)}, the goal is {format_seconds(self.max_latency)}")
+        if self.max_size is not None and size > self.max_size:
+            parts.append(f"{word}{format_bytes(size)}, the goal is {format_bytes(self.max_size)}")
+        return "; ".join(parts)
+
+    def describe_infidelity(self, quality: Quality | None) -> str:
+        """Describe the quality that is missing; empty where the constraints are met, and before the first trial."""
+        if quality is None or self.shortfall(quality) <= 1:
+            return ""
+        limit, drop = self.max_drop, quality.cautious_drop
+        if limit is not None and quality.drop is not None and drop is not None and drop > limit:
+            return f"drop {quality.drop:.2%}, {drop:.2%} with the margin for its uncertainty, the goal is {limit:.2%}"
+        assert self.tolerance is not None
+        asked = self.tolerance.describe()
+        return f"fidelity {quality.fidelity:.4f}, worst {quality.worst:.4f}, asked for {asked}"
 
 
-def ratio(found: float, allowed: float) -> float:
-    """`found` as a multiple of `allowed`; infinite where something is found and nothing is allowed."""
-    if found <= 0:
+def ratio(loss: float, allowed: float) -> float:
+    """Return a loss as a multiple of the allowed one; infinite where there is a loss and nothing is allowed."""
+    if loss <= 0:
         return 0.0
-    return found / allowed if allowed > 0 else float("inf")
+    return loss / allowed if allowed > 0 else float("inf")

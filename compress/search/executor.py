@@ -5,24 +5,27 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from laconic import registry
 from laconic.errors import RuntimeFailure, UsageError
 
+C = TypeVar("C")
 J = TypeVar("J")
 R = TypeVar("R")
+
+EXECUTORS = ("local", "ray")
 
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables for Ray. By default it sends usage statistics to its makers."""
 
 
-class Executor(ABC):
-    """Runs jobs that are independent of one another."""
+class Executor(ABC, Generic[C]):
+    """Runs jobs that are independent of one another, with a context that all of them share."""
 
     @abstractmethod
-    def map(self, function: Callable[[J], R], jobs: Sequence[J]) -> Iterator[R]:
-        """The function's result for each job, in the order of the jobs."""
+    def map(self, function: Callable[[C, J], R], jobs: Sequence[J]) -> Iterator[R]:
+        """Yield the function's result for the context and each job, in the order of the jobs."""
 
     @property
     @abstractmethod
@@ -30,87 +33,98 @@ class Executor(ABC):
         """The number of jobs that run at the same time."""
 
 
-class LocalExecutor(Executor):
+class LocalExecutor(Executor[C]):
     """Runs the jobs one after the other, in this process."""
 
     workers = 1
 
-    def map(self, function: Callable[[J], R], jobs: Sequence[J]) -> Iterator[R]:
-        return map(function, jobs)
+    def __init__(self, context: C) -> None:
+        self._context = context
+
+    def map(self, function: Callable[[C, J], R], jobs: Sequence[J]) -> Iterator[R]:
+        return (function(self._context, job) for job in jobs)
 
 
-class RayExecutor(Executor):
-    """Runs the jobs on a Ray cluster, each on `threads` cores.
+class RayWorker(Generic[C]):
+    """An actor of Ray, which opens the context once."""
 
-    All machines need the same files at the same paths. The cache is one of them: a job leaves its result there.
+    def __init__(self, reopen: Callable[[], C]) -> None:
+        self._context = reopen()
+
+    def run(self, function: Callable[[C, J], R], job: J) -> R:
+        """Run one job."""
+        return function(self._context, job)
+
+
+class RayExecutor(Executor[C]):
+    """Runs the jobs on a Ray cluster, in as many actors as it has room for, each on `threads` cores.
+
+    reopen: opens the context on another machine. All machines need the same files at the same paths. The cache is one
+    of them: a job leaves its result there.
     """
 
-    def __init__(self, ray: Any, threads: int) -> None:
+    def __init__(self, ray: Any, reopen: Callable[[], C], threads: int) -> None:
         self._ray = ray
+        self._reopen = reopen
         self._threads = threads
+        self._actors: list[Any] = []
 
     @property
     def workers(self) -> int:
         return max(int(self._ray.cluster_resources().get("CPU", 1)) // self._threads, 1)
 
-    def map(self, function: Callable[[J], R], jobs: Sequence[J]) -> Iterator[R]:
-        remote = self._ray.remote(num_cpus=self._threads, max_retries=1)(function)
-        pending = [remote.remote(job) for job in jobs]
-        for each in pending:
+    def map(self, function: Callable[[C, J], R], jobs: Sequence[J]) -> Iterator[R]:
+        actor = self._ray.remote(num_cpus=self._threads, max_restarts=1, max_task_retries=1)(RayWorker)
+        self._actors += [actor.remote(self._reopen) for _ in range(min(self.workers, len(jobs)) - len(self._actors))]
+        pending = [self._actors[place % len(self._actors)].run.remote(function, job) for place, job in enumerate(jobs)]
+        for result in pending:
             try:
-                yield self._ray.get(each)
+                yield self._ray.get(result)
             except self._ray.exceptions.RayError as error:
                 raise RuntimeFailure(f"a worker of the cluster failed: {error}") from error
 
 
 @contextmanager
-def open_local(threads: int) -> Iterator[Executor]:
-    """An executor in this process."""
-    yield LocalExecutor()
+def open_executor(name: str, threads: int, context: C, reopen: Callable[[], C]) -> Iterator[Executor[C]]:
+    """Open the executor of this name, closed on exit. threads: cores that a job takes.
+
+    context: what all jobs share. reopen: opens it in another process, and is pickled. Raises UsageError for an unknown
+    name, MissingPackage where Ray is not installed.
+    """
+    if name not in EXECUTORS:
+        raise UsageError(f"unknown executor {name!r}. {registry.did_you_mean(name, EXECUTORS)}")
+    if name == "local":
+        yield LocalExecutor(context)
+    else:
+        with connect_ray(threads) as ray:
+            yield RayExecutor(ray, reopen, threads)
 
 
 @contextmanager
-def open_ray(threads: int) -> Iterator[Executor]:
-    """An executor on the cluster at RAY_ADDRESS; without it, on a cluster on this machine that is stopped on exit."""
+def connect_ray(threads: int) -> Iterator[Any]:
+    """Connect to the cluster at RAY_ADDRESS; without it, to one on this machine that is stopped on exit."""
     os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
     try:
         import ray
     except ModuleNotFoundError as error:
         raise registry.missing_package("ray") from error
+    if ray.is_initialized():
+        yield ray
+        return
     address = os.environ.get("RAY_ADDRESS") or "local"
     paths = os.pathsep.join(path for path in sys.path if path)
-    own = not ray.is_initialized()
-    if own:
-        try:
-            ray.init(
-                address,
-                num_cpus=threads if address == "local" else None,  # Ray would count all cores of the machine
-                runtime_env={"env_vars": {"PYTHONPATH": paths}},
-                include_dashboard=None if address != "local" else False,
-                log_to_driver=False,
-                logging_level="error",
-            )
-        except (ConnectionError, RuntimeError) as error:
-            raise UsageError(
-                f"there is no Ray cluster at {address}: {error}. Start one, or unset RAY_ADDRESS"
-            ) from error
     try:
-        yield RayExecutor(ray, threads)
+        ray.init(
+            address,
+            num_cpus=threads if address == "local" else None,  # Ray would count all cores of the machine
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+            include_dashboard=None if address != "local" else False,
+            log_to_driver=False,
+            logging_level="error",
+        )
+    except (ConnectionError, RuntimeError) as error:
+        raise UsageError(f"there is no Ray cluster at {address}: {error}. Start one, or unset RAY_ADDRESS") from error
+    try:
+        yield ray
     finally:
-        if own:
-            ray.shutdown()
-
-
-EXECUTORS = {"local": open_local, "ray": open_ray}
-
-
-@contextmanager
-def open_executor(name: str, threads: int) -> Iterator[Executor]:
-    """Open the executor of this name, closed on exit. threads: cores that a job takes.
-
-    Raises UsageError for an unknown name, MissingPackage where Ray is not installed.
-    """
-    if name not in EXECUTORS:
-        raise UsageError(f"unknown executor {name!r}. {registry.did_you_mean(name, EXECUTORS)}")
-    with EXECUTORS[name](threads) as made:
-        yield made
+        ray.shutdown()

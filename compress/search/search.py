@@ -3,19 +3,19 @@
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from compress.pipeline import compress
-from compress.search.budget import Budget
-from compress.search.candidate_build import build_candidate
+from compress.search.budget import Budget, TrialRunner
 from compress.search.constraints import Constraints
+from compress.search.evaluation import open_context
 from compress.search.executor import open_executor
-from compress.search.results import BuiltArtifact
+from compress.search.search_candidate import BuiltArtifact
 from compress.search.strategy import run_search
-from compress.search.trial import make_base_recipe, open_context, run_trial
-from compress.search.trial_runner import TrialRunner
 from export.candidates.engine_option import list_options
 from export.pipeline import Result
 from export.report.report import add_search
@@ -69,35 +69,30 @@ def search(
     check_destination(destination)
     check_engine_is_here(recipe)
     with steps.step("load the source and the samples") as step:
-        open_context.cache_clear()  # another search of this process may have read other files
-        context = open_context(make_base_recipe(recipe), trust, str(cache.folder))
-        constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
-        step.note = f"{context.source.task.name}, {len(context.samples.choose)} samples to choose by"
-
-    def publish_best(best: BuiltArtifact, trials: Sequence[TrialRecord]) -> None:
-        publish(Path(best.folder), trials, destination)
-
+        reopen = partial(open_context, recipe, trust, cache.folder, torch.get_num_threads())
+        context = reopen()
+        task, choose = context.source.task, context.samples.choose
+        constraints = Constraints.from_goal(recipe.goal, task, choose)
+        step.note = f"{task.name}, {len(choose)} samples to choose by"
     clock = Budget(budget, cache)
-    with open_executor(executor, cores()) as workers, trust_addresses(trust):
-        build = partial(build_candidate, context=context, trust=trust, cache=cache)
-        runner = TrialRunner(recipe, context, constraints, clock, workers, trust, steps, cache, run_trial, build)
-        state = run_search(runner, publish_best, trials)
+    with open_executor(executor, cores(), context, reopen) as workers, trust_addresses(trust):
+        runner = TrialRunner(recipe, context, clock, workers, steps)
+        state = run_search(runner, constraints, partial(publish, destination), trials)
         if state.best_artifact is not None:
             with steps.step("validate the best") as step:
                 judge_best(state.best_artifact, state.trials, destination, trust=trust, cache=cache)
                 runner.charge("verdict", state.best_artifact.recipe)
                 step.note = describe_verdict(destination)
-    count = len(state.candidates)
     beyond = f", {clock.overrun:.0f} s too long" if clock.overrun else ""
-    steps.report("search", f"{count} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
+    steps.report("search", f"{len(state.candidates)} candidates, {clock.spent:.0f} s of {budget:.0f} s{beyond}")
     artifact = Artifact.load(destination)
     return SearchResult(artifact, tuple(find_missed(artifact, recipe.goal)), clock.spent, clock.overrun)
 
 
-def publish(folder: Path, trials: Sequence[TrialRecord], destination: Path) -> None:
+def publish(destination: Path, best: BuiltArtifact, trials: Sequence[TrialRecord]) -> None:
     """Copy an artifact to the destination, with the trials in its report."""
     with open_scratch_folder(destination) as scratch:
-        shutil.copytree(folder, scratch / "artifact")
+        shutil.copytree(best.folder, scratch / "artifact")
         add_search(scratch / "artifact", [trial.model_dump() for trial in trials])
         publish_artifact(scratch / "artifact", destination)
 
@@ -111,11 +106,11 @@ def judge_best(
         artifact = Path(folder) / "artifact"
         recipe = Recipe.model_validate_json(best.recipe)
         compress(recipe, artifact, trust=trust, steps=Steps(quiet=True), cache=cache, part="final")
-        publish(artifact, trials, destination)
+        publish(destination, replace(best, folder=str(artifact)), trials)
 
 
 def describe_verdict(path: Path) -> str:
-    """The verdict of an artifact in one line."""
+    """Describe the verdict of an artifact in one line."""
     verdict = Artifact.load(path).manifest.verdict
     return verdict.describe() if verdict else "none"
 

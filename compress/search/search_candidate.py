@@ -1,16 +1,70 @@
-"""A candidate of a search: its settings, predictions and measurements, and the reason for its rejection."""
+"""A candidate of a search, a value: its settings, predictions and measurements, and the reason for its rejection."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from compress.search.constraints import Constraints, Quality
-from compress.search.results import BuiltArtifact, CostPrediction, TrialOutcome
+from compress.search.layer_spec import LayerSpec
 from compress.search.search_space import describe_settings
+from laconic.quantization.plan import Precision
+from laconic.runtimes.runtime import Compute
 from laconic.timing.measurements import TrialRecord
-from laconic.units import format_bytes, format_seconds
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class CostPrediction:
+    """latency: seconds for one sample. speedup: over the original. size: bytes."""
+
+    latency: float
+    speedup: float
+    size: float
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """The outcome of a trial.
+
+    quality: on the samples used for selection. specs: the layers that are left. size: bytes of their weights in INT8.
+    error: why there is no result, in a sentence.
+    """
+
+    quality: Quality | None = None
+    specs: tuple[LayerSpec, ...] = ()
+    size: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class BuiltArtifact:
+    """An artifact in the cache, with its measurements.
+
+    folder: where it is. recipe: what it was made by, as JSON. runtime: the engine. compute: the arithmetic of layers
+    that are not quantized. precision: of most layers. quality: on the samples used for selection. latency: seconds for
+    one sample. size: bytes. speedup: over the original, at the batch sizes of a trial. costs: processor seconds of a
+    run, by batch size. failures: the misses of the goal, also by its verdict on the test samples. doubts: what the goal
+    asks for and these samples leave in doubt.
+    """
+
+    folder: str
+    recipe: str
+    runtime: str
+    compute: Compute
+    precision: Precision
+    quality: Quality
+    latency: float
+    size: float
+    speedup: float
+    costs: Mapping[int, float]
+    failures: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def kernels(self) -> tuple[str, Compute, Precision]:
+        """What decides which kernels run its layers."""
+        return self.runtime, self.compute, self.precision
+
+
+@dataclass(frozen=True)
 class SearchCandidate:
     """A candidate that is predicted, pruned, healed, built, or rejected on the way.
 
@@ -24,7 +78,7 @@ class SearchCandidate:
     settings: Mapping[str, float]
     prediction: CostPrediction
     heals: tuple[int, ...] = ()
-    outcome: TrialOutcome = field(default_factory=TrialOutcome)
+    outcome: TrialOutcome = TrialOutcome()
     unhealed: Quality | None = None
     shortfall: float = float("inf")
     remaining_share: float = 0.0
@@ -33,10 +87,14 @@ class SearchCandidate:
     reason: str = ""
 
     @property
+    def key(self) -> str:
+        """The settings for people, which identify the candidate, however it is healed."""
+        return describe_settings(self.settings)
+
+    @property
     def name(self) -> str:
         """The settings and the healing, for people."""
-        healed = f", healed {sum(self.heals)} steps" if self.heals else ""
-        return describe_settings(self.settings) + healed
+        return self.key + (f", healed {sum(self.heals)} steps" if self.heals else "")
 
     @property
     def quality(self) -> Quality | None:
@@ -48,13 +106,15 @@ class SearchCandidate:
         """1 minus the fidelity before quantization; infinite before the first trial."""
         return 1 - self.outcome.quality.fidelity if self.outcome.quality else float("inf")
 
-    def dominates(self, other: "SearchCandidate") -> bool:
-        """Whether it is predicted to be at least as fast, had at least the fidelity before healing, and one is more."""
-        if self.unhealed is None or other.unhealed is None:
-            return False
-        mine = (self.prediction.speedup, self.unhealed.fidelity)
-        theirs = (other.prediction.speedup, other.unhealed.fidelity)
-        return mine != theirs and all(a >= b for a, b in zip(mine, theirs, strict=True))
+    @property
+    def objectives(self) -> tuple[float, float] | None:
+        """What the study minimizes: infidelity before healing and relative time; None before the first trial."""
+        return None if self.unhealed is None else (1 - self.unhealed.fidelity, 1 / self.prediction.speedup)
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether its settings have been tried, with or without success."""
+        return bool(self.settings) and self.outcome != TrialOutcome()
 
     def is_more_aggressive(self, other: "SearchCandidate") -> bool:
         """Whether it is predicted to be no slower, and had no higher fidelity before healing."""
@@ -62,49 +122,56 @@ class SearchCandidate:
             return False
         return self.prediction.speedup >= other.prediction.speedup and self.unhealed.fidelity <= other.unhealed.fidelity
 
-    def update(self, outcome: TrialOutcome, constraints: Constraints) -> None:
-        """Take in the outcome of pruning, or of one more healing."""
-        before, self.outcome = self.quality, outcome
-        if outcome.quality is None:
-            self.reason = self.reason or outcome.error
-            return
-        shortfall = constraints.shortfall(outcome.quality)
-        if before is not None:
-            infidelity = share_of(1 - outcome.quality.fidelity, 1 - before.fidelity)
-            self.remaining_share = min(share_of(shortfall, self.shortfall), infidelity)
-        self.shortfall = shortfall
-        self.unhealed = self.unhealed or outcome.quality
+    def reject(self, reason: str) -> "SearchCandidate":
+        """Return the candidate with a reason against it; the first one stays."""
+        return replace(self, reason=self.reason or reason)
 
-    @property
-    def objectives(self) -> tuple[float, float] | None:
-        """What the study minimizes: infidelity before healing and relative time; None before the first trial."""
-        return None if self.unhealed is None else (1 - self.unhealed.fidelity, 1 / self.prediction.speedup)
+    def start_healing(self, steps: int, *, refuted: bool) -> "SearchCandidate":
+        """Return the candidate without its artifact, to be healed further. refuted: whether that artifact failed."""
+        failed = self.infidelity if refuted and self.built else self.failed_infidelity
+        return replace(self, heals=(*self.heals, steps), built=None, failed_infidelity=failed)
+
+    def take_outcome(self, outcome: TrialOutcome, constraints: Constraints) -> "SearchCandidate":
+        """Return the candidate with the outcome of pruning, or of one more healing."""
+        if outcome.quality is None:
+            return replace(self, outcome=outcome).reject(outcome.error)
+        shortfall, remaining = constraints.shortfall(outcome.quality), self.remaining_share
+        if self.quality is not None:
+            infidelity = share_of(1 - outcome.quality.fidelity, 1 - self.quality.fidelity)
+            remaining = min(share_of(shortfall, self.shortfall), infidelity)
+        return replace(
+            self,
+            outcome=outcome,
+            unhealed=self.unhealed or outcome.quality,
+            shortfall=shortfall,
+            remaining_share=remaining,
+        )
 
     def explain_loss(
         self, best: "SearchCandidate", front: Sequence["SearchCandidate"], constraints: Constraints
     ) -> str:
-        """Why a candidate that was not rejected was not taken. front: of the unhealed candidates."""
+        """Explain why a candidate that was not rejected was not taken. front: of the unhealed candidates."""
         rank = "faster" if constraints.prefers_speed else "better"
         if self.built:
             return describe_misses(constraints, self.built) or f"{best.name} is {rank}"
-        dominating = next((each for each in front if each.dominates(self)), None)
+        dominating = next((other for other in front if dominates(other.objectives, self.objectives)), None)
         if dominating is not None:
-            return f"{describe_settings(dominating.settings)} is as fast, and was more faithful when it was cut"
-        missed = describe_infidelity(constraints, self.quality)
+            return f"{dominating.key} is as fast, and was more faithful when it was cut"
+        missed = constraints.describe_infidelity(self.quality)
         return f"{missed}; not healed further" if missed else f"{best.name} is {rank}"
 
     def make_record(self, reason: str) -> TrialRecord:
-        """The record for the report. reason: why it was taken, or not."""
-        made, found = self.built or self.prediction, self.quality
+        """Make the record for the report. reason: why it was taken, or not."""
+        costs, quality = self.built or self.prediction, self.quality
         return TrialRecord(
             name=self.name,
             settings=dict(self.settings),
             heal=sum(self.heals),
-            fidelity=found.fidelity if found else None,
-            drop=found.drop if found else None,
-            latency=made.latency,
-            size=max(made.size, 0.0),
-            speedup=made.speedup,
+            fidelity=quality.fidelity if quality else None,
+            drop=quality.drop if quality else None,
+            latency=costs.latency,
+            size=max(costs.size, 0.0),
+            speedup=costs.speedup,
             measured=self.built is not None,
             foretold=self.prediction.speedup if self.built and self.settings else None,
             reason=reason,
@@ -112,42 +179,24 @@ class SearchCandidate:
 
 
 def share_of(now: float, before: float) -> float:
-    """The share that is left of a number; 1 where there was none."""
+    """Return the share that is left of a number; 1 where there was none."""
     return now / before if before > 0 else 1.0
 
 
-def describe_excess(constraints: Constraints, made: BuiltArtifact | CostPrediction) -> str:
-    """The limits on latency and size that are exceeded, in words; empty where none is."""
-    word = "" if isinstance(made, BuiltArtifact) else "predicted "
-    found = []
-    if constraints.max_latency is not None and made.latency > constraints.max_latency:
-        found.append(f"{word}{format_seconds(made.latency)}, the goal is {format_seconds(constraints.max_latency)}")
-    if constraints.max_size is not None and made.size > constraints.max_size:
-        found.append(f"{word}{format_bytes(made.size)}, the goal is {format_bytes(constraints.max_size)}")
-    return "; ".join(found)
+def describe_excess(constraints: Constraints, costs: BuiltArtifact | CostPrediction) -> str:
+    """Describe the limits on latency and size that are exceeded; empty where none is."""
+    word = "" if isinstance(costs, BuiltArtifact) else "predicted "
+    return constraints.describe_excess(costs.latency, costs.size, word)
 
 
-def describe_infidelity(constraints: Constraints, found: Quality | None) -> str:
-    """The quality that is missing, in words; empty where the constraints are met, and before the first trial."""
-    if found is None or constraints.shortfall(found) <= 1:
-        return ""
-    limit, drop = constraints.max_drop, found.cautious_drop
-    if limit is not None and found.drop is not None and drop is not None and drop > limit:
-        return f"drop {found.drop:.2%}, {drop:.2%} with the margin for its uncertainty, the goal is {limit:.2%}"
-    assert constraints.tolerance is not None
-    asked = constraints.tolerance.describe()
-    return f"fidelity {found.fidelity:.4f}, worst {found.worst:.4f}, asked for {asked}"
+def describe_misses(constraints: Constraints, artifact: BuiltArtifact) -> str:
+    """Describe everything that an artifact misses; empty where it meets the goal."""
+    misses = [describe_excess(constraints, artifact), constraints.describe_infidelity(artifact.quality)]
+    misses += [*artifact.failures, *(artifact.doubts if constraints.strict else ())]
+    return "; ".join(dict.fromkeys(miss for miss in misses if miss))
 
 
-def describe_misses(constraints: Constraints, made: BuiltArtifact) -> str:
-    """Everything that an artifact misses, in words; empty where it meets the goal."""
-    missing = [describe_excess(constraints, made), describe_infidelity(constraints, made.quality), *made.failures]
-    if constraints.strict:
-        missing += made.doubts
-    return "; ".join(dict.fromkeys(each for each in missing if each))
-
-
-def is_better(constraints: Constraints, made: BuiltArtifact, other: BuiltArtifact | None) -> bool:
+def is_better(constraints: Constraints, artifact: BuiltArtifact, other: BuiltArtifact | None) -> bool:
     """Whether an artifact replaces another one.
 
     One that meets the goal is better than one that does not. Of two that meet it the faster, or the more faithful, is
@@ -155,22 +204,24 @@ def is_better(constraints: Constraints, made: BuiltArtifact, other: BuiltArtifac
     """
     if other is None:
         return True
-    misses = [bool(describe_misses(constraints, each)) for each in (made, other)]
-    if misses[0] != misses[1]:
-        return misses[1]
-    if misses[0]:
-        far, further = (
+    misses, others_misses = (bool(describe_misses(constraints, each)) for each in (artifact, other))
+    if misses != others_misses:
+        return others_misses
+    if misses:
+        distance, others_distance = (
             max(constraints.shortfall(each.quality), constraints.excess(each.latency, each.size))
-            for each in (made, other)
+            for each in (artifact, other)
         )
-        return far < further
+        return distance < others_distance
     if constraints.prefers_speed:
         # Each was timed in turns with the original. Seconds of two moments do not compare: where the machine had become
         # slower in between, a network of 6.2 x lost to one of 5.3 x.
-        return made.speedup > other.speedup
-    return made.quality.fidelity > other.quality.fidelity
+        return artifact.speedup > other.speedup
+    return artifact.quality.fidelity > other.quality.fidelity
 
 
-def unhealed_front(candidates: Sequence[SearchCandidate]) -> list[SearchCandidate]:
-    """The Pareto front over predicted speed and fidelity before healing."""
-    return [each for each in candidates if not any(other.dominates(each) for other in candidates)]
+def dominates(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> bool:
+    """Whether one point is worse in no objective, which are minimized, and better in at least one."""
+    if one is None or other is None:
+        return False
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
