@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compress.search.constraints import Constraints
-from compress.search.evaluation import SearchContext, build_candidate, run_trial
-from compress.search.executor import Executor
+from compress.search.constraints import Constraints, Quality
+from compress.search.executor import Executor, SearchContext
 from compress.search.search_candidate import BuiltArtifact, SearchCandidate, TrialOutcome, describe_misses
 from compress.search.search_space import apply_settings
 from laconic.cache import Cache
@@ -75,18 +74,24 @@ class Budget:
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Runs trials and builds artifacts for a search, and charges the time to its budget. recipe: the user's."""
+    """Runs trials and builds artifacts for a search, and charges the time to its budget.
+
+    recipe: the user's. run_trial, build_artifact: evaluate a candidate's recipe; the latter is given the quality before
+    quantization.
+    """
 
     recipe: Recipe
     context: SearchContext
     budget: Budget
-    executor: Executor[SearchContext]
+    executor: Executor
     steps: Steps
+    run_trial: Callable[[SearchContext, Recipe], TrialOutcome]
+    build_artifact: Callable[[SearchContext, Recipe, Quality, Constraints], BuiltArtifact]
 
     def run_trials(self, group: Sequence[SearchCandidate], kind: str = "cut", units: float = 1) -> list[TrialOutcome]:
         """Prune and heal each candidate, in the workers or from the cache. kind, units: for the budget."""
         recipes = [self.make_recipe(candidate) for candidate in group]
-        outcomes = list(self.executor.map(run_trial, recipes))
+        outcomes = list(self.executor.map(self.run_trial, recipes))
         self.charge(kind, *(recipe.model_dump_json() for recipe in recipes), units=units)
         return outcomes
 
@@ -95,7 +100,7 @@ class TrialRunner:
         assert candidate.quality is not None
         recipe = self.make_recipe(candidate)
         with self.steps.step(f"build: {candidate.name}") as step:
-            built = build_candidate(self.context, recipe, candidate.quality, constraints)
+            built = self.build_artifact(self.context, recipe, candidate.quality, constraints)
             verdict = describe_misses(constraints, built) or "goal met"
             step.note = f"{built.speedup:.2f} x, fidelity {built.quality.fidelity:.4f}; {verdict}"
         self.charge("build", recipe.model_dump_json())

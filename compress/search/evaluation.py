@@ -4,7 +4,6 @@ quality, latency and size."""
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic import TypeAdapter
 
 from compress.pipeline import compress, torch_stages
 from compress.search.constraints import Constraints, Quality, measure_quality
+from compress.search.executor import SearchContext
 from compress.search.layer_spec import read_layer_specs
 from compress.search.layer_timing import ReferenceTimer
 from compress.search.search_candidate import BuiltArtifact, TrialOutcome
@@ -28,13 +28,12 @@ from laconic.errors import LaconicError
 from laconic.hardware import cores, this_machine
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.quantization.plan import Precision
 from laconic.recipes.goal import MARGIN, Goal
 from laconic.recipes.job import Job
 from laconic.recipes.recipe import NamedStage, Recipe
-from laconic.recipes.splits import SampleSplits, split_samples
+from laconic.recipes.splits import split_samples
 from laconic.recipes.stage import TorchStage, describe_stage
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
@@ -50,26 +49,6 @@ drop, the second is tried, which keeps more layers in higher precision."""
 
 FOLDER = "artifact"
 OUTCOME, BUILT = TypeAdapter(TrialOutcome), TypeAdapter(BuiltArtifact)
-
-
-@dataclass(frozen=True)
-class SearchContext:
-    """What all candidates of a search share.
-
-    trust: whether recipes may name code by its address. threads: of torch, for the same result on every machine.
-    """
-
-    source: Source
-    samples: SampleSplits
-    trust: bool
-    cache: Cache
-    threads: int
-
-    @property
-    def key(self) -> str:
-        """A digest of the source, the task and all samples."""
-        parts = (self.samples.train, self.samples.calibrate, self.samples.choose, self.samples.judge)
-        return hash_of(self.source.key, self.source.task.name, [part.fingerprint for part in parts])
 
 
 def open_context(recipe: Recipe, trust: bool, cache: Path, threads: int) -> SearchContext:

@@ -1,16 +1,21 @@
-"""Executors for trials: this process, or a Ray cluster. Both give the same results."""
+"""What all candidates of a search share, and executors for their trials: this process, or a Ray cluster, with the same
+results."""
 
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from laconic import registry
+from laconic.cache import Cache
 from laconic.errors import RuntimeFailure, UsageError
+from laconic.hashing import hash_of
+from laconic.models.source import Source
+from laconic.recipes.splits import SampleSplits
 
-C = TypeVar("C")
 J = TypeVar("J")
 R = TypeVar("R")
 
@@ -20,11 +25,31 @@ RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_O
 """Environment variables for Ray. By default it sends usage statistics to its makers."""
 
 
-class Executor(ABC, Generic[C]):
-    """Runs jobs that are independent of one another, with a context that all of them share."""
+@dataclass(frozen=True)
+class SearchContext:
+    """What all candidates of a search share.
+
+    trust: whether recipes may name code by its address. threads: of torch, for the same result on every machine.
+    """
+
+    source: Source
+    samples: SampleSplits
+    trust: bool
+    cache: Cache
+    threads: int
+
+    @property
+    def key(self) -> str:
+        """A digest of the source, the task and all samples."""
+        parts = (self.samples.train, self.samples.calibrate, self.samples.choose, self.samples.judge)
+        return hash_of(self.source.key, self.source.task.name, [part.fingerprint for part in parts])
+
+
+class Executor(ABC):
+    """Runs jobs that are independent of one another."""
 
     @abstractmethod
-    def map(self, function: Callable[[C, J], R], jobs: Sequence[J]) -> Iterator[R]:
+    def map(self, function: Callable[[SearchContext, J], R], jobs: Sequence[J]) -> Iterator[R]:
         """Yield the function's result for the context and each job, in the order of the jobs."""
 
     @property
@@ -33,37 +58,37 @@ class Executor(ABC, Generic[C]):
         """The number of jobs that run at the same time."""
 
 
-class LocalExecutor(Executor[C]):
+class LocalExecutor(Executor):
     """Runs the jobs one after the other, in this process."""
 
     workers = 1
 
-    def __init__(self, context: C) -> None:
+    def __init__(self, context: SearchContext) -> None:
         self._context = context
 
-    def map(self, function: Callable[[C, J], R], jobs: Sequence[J]) -> Iterator[R]:
+    def map(self, function: Callable[[SearchContext, J], R], jobs: Sequence[J]) -> Iterator[R]:
         return (function(self._context, job) for job in jobs)
 
 
-class RayWorker(Generic[C]):
+class RayWorker:
     """An actor of Ray, which opens the context once."""
 
-    def __init__(self, reopen: Callable[[], C]) -> None:
+    def __init__(self, reopen: Callable[[], SearchContext]) -> None:
         self._context = reopen()
 
-    def run(self, function: Callable[[C, J], R], job: J) -> R:
+    def run(self, function: Callable[[SearchContext, J], R], job: J) -> R:
         """Run one job."""
         return function(self._context, job)
 
 
-class RayExecutor(Executor[C]):
+class RayExecutor(Executor):
     """Runs the jobs on a Ray cluster, in as many actors as it has room for, each on `threads` cores.
 
     reopen: opens the context on another machine. All machines need the same files at the same paths. The cache is one
     of them: a job leaves its result there.
     """
 
-    def __init__(self, ray: Any, reopen: Callable[[], C], threads: int) -> None:
+    def __init__(self, ray: Any, reopen: Callable[[], SearchContext], threads: int) -> None:
         self._ray = ray
         self._reopen = reopen
         self._threads = threads
@@ -73,7 +98,7 @@ class RayExecutor(Executor[C]):
     def workers(self) -> int:
         return max(int(self._ray.cluster_resources().get("CPU", 1)) // self._threads, 1)
 
-    def map(self, function: Callable[[C, J], R], jobs: Sequence[J]) -> Iterator[R]:
+    def map(self, function: Callable[[SearchContext, J], R], jobs: Sequence[J]) -> Iterator[R]:
         actor = self._ray.remote(num_cpus=self._threads, max_restarts=1, max_task_retries=1)(RayWorker)
         self._actors += [actor.remote(self._reopen) for _ in range(min(self.workers, len(jobs)) - len(self._actors))]
         pending = [self._actors[place % len(self._actors)].run.remote(function, job) for place, job in enumerate(jobs)]
@@ -85,7 +110,9 @@ class RayExecutor(Executor[C]):
 
 
 @contextmanager
-def open_executor(name: str, threads: int, context: C, reopen: Callable[[], C]) -> Iterator[Executor[C]]:
+def open_executor(
+    name: str, threads: int, context: SearchContext, reopen: Callable[[], SearchContext]
+) -> Iterator[Executor]:
     """Open the executor of this name, closed on exit. threads: cores that a job takes.
 
     context: what all jobs share. reopen: opens it in another process, and is pickled. Raises UsageError for an unknown

@@ -12,7 +12,7 @@ import torch
 from compress.pipeline import compress
 from compress.search.budget import Budget, TrialRunner
 from compress.search.constraints import Constraints
-from compress.search.evaluation import open_context
+from compress.search.evaluation import build_candidate, open_context, run_trial
 from compress.search.executor import open_executor
 from compress.search.search_candidate import BuiltArtifact
 from compress.search.strategy import run_search
@@ -76,7 +76,7 @@ def search(
         step.note = f"{task.name}, {len(choose)} samples to choose by"
     clock = Budget(budget, cache)
     with open_executor(executor, cores(), context, reopen) as workers, trust_addresses(trust):
-        runner = TrialRunner(recipe, context, clock, workers, steps)
+        runner = TrialRunner(recipe, context, clock, workers, steps, run_trial, build_candidate)
         state = run_search(runner, constraints, partial(publish, destination), trials)
         if state.best_artifact is not None:
             with steps.step("validate the best") as step:
