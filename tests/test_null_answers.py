@@ -8,6 +8,8 @@ from export.validation.evidence import Evidence
 from export.validation.validate import validate
 from laconic import registry
 from laconic.recipes.goal import Goal, required_tolerance
+from laconic.tasks.tensors import Tensors
+from laconic.tensor import TensorSpec
 
 CASES = [(name, task, make) for name, pairs in ORIGINALS.items() for task, make in pairs]
 each_case = pytest.mark.parametrize(
@@ -83,3 +85,15 @@ def test_numbers_that_are_none_fail_by_name(task, make, value):
     broken[name][17] = value
     failures = judge(task, original, broken).failures
     assert any(f"output {name!r}, NaN or infinite for test sample 18," in failure for failure in failures)
+
+
+@pytest.mark.parametrize(("numbers", "figure"), [(12, "explained_variance_worst"), (60, "explained_variance_each")])
+def test_a_number_of_a_large_unit_does_not_hide_that_the_others_are_lost(numbers, figure):
+    task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 3)),))
+    rng = np.random.default_rng(0)
+    units = np.where(np.arange(numbers) == 0, 1e5, 1.0)
+    original = {"y": (units * rng.normal(size=(120, numbers))).astype(np.float32)}
+    pressure_alone = {"y": np.where(units > 1, original["y"], original["y"].mean(axis=0))}
+    failures = judge(task, original, pressure_alone).failures
+    assert any(f"output 'y' against original: {figure} is" in failure for failure in failures), failures
+    assert judge(task, original, blur(original, rng, 0.02)).passed

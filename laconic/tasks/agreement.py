@@ -76,9 +76,9 @@ def compare_scores(reference: Array, candidate: Array, subject: str) -> Iterator
 NUMBERS_LEAST = 0.9
 """The least explained variance of an output."""
 EACH_LEAST = 0.5
-"""The least explained variance of a number of an output on its own."""
+"""The least explained variance of a number of an output on its own; of many numbers, their mean."""
 MOST_NUMBERS = 20
-"""An output with more numbers is a vector or a map, whose numbers are of one unit."""
+"""An output with more numbers is a vector or a map, of which a few numbers may be lost."""
 FLAT = 1e-10
 """The share of an array's squares that are rounding errors of float32."""
 
@@ -87,8 +87,8 @@ def compare_numbers(reference: Array, candidate: Array, subject: str) -> Iterato
     """Compare an output of numbers by the variance that is left unexplained, which is all of it for a constant answer.
 
     reference, candidate: [samples, ...]. Three views, since what the numbers are for is not known: all numbers
-    together, as in a vector; each number in a unit of its own, as in a table; and the numbers of a sample less their
-    mean, as in logits, which may share any offset.
+    together, as in a vector; each number in a unit of its own, as in a table, where one in Pascal would hide all others;
+    and the numbers of a sample less their mean, as in logits, which may share any offset.
     """
     one, other = (each.reshape(len(each), -1).astype(np.float64) for each in (reference, candidate))
     columns = explain_variance(one, other)
@@ -97,6 +97,8 @@ def compare_numbers(reference: Array, candidate: Array, subject: str) -> Iterato
     yield Agreement("explained_variance", weigh_columns(one, other), NUMBERS_LEAST, subject)
     if 1 < columns.size <= MOST_NUMBERS:
         yield Agreement("explained_variance_worst", float(columns.min()), EACH_LEAST, subject)
+    elif columns.size > MOST_NUMBERS:
+        yield Agreement("explained_variance_each", float(columns.clip(0, 1).mean()), EACH_LEAST, subject)
     if one.shape[1] > 1:
         centred = [each - each.mean(axis=1, keepdims=True) for each in (one, other)]
         if np.square(centred[0] - centred[0].mean(axis=0)).sum() > FLAT * np.square(one).sum():
