@@ -14,7 +14,7 @@ from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.footprint import measure_footprint
-from laconic.models.source import CheckpointSource, Source
+from laconic.models.source import CheckpointSource, GraphSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.job import Job
 from laconic.recipes.recipe import Recipe
@@ -99,6 +99,8 @@ def open_lineage(
         samples = write_reference_texts(samples, source, cache, steps, recipe.seed)
         if source.task.generation and (difference := source.task.generation.describe_difference()):
             steps.warn(difference)
+        for note in source.notes if isinstance(source, GraphSource) else ():
+            steps.warn(note)
         if samples.copies:
             steps.warn(
                 f"{samples.copies} samples are copies of others, or differ by case, spaces or a letter. Each group of "

@@ -19,7 +19,6 @@ from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, find_overflow
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import make_race_key, time_candidates, time_chosen
-from export.capture.parity import PARITY
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
@@ -151,9 +150,9 @@ class EngineBuild:
         with self.steps.step("capture the graph") as step:
             graph = capture_graph(model, self.cache)
             error = measure_capture_error(model, graph, few, self.cache)
-            node = "" if error is None or error <= PARITY else find_divergence(model, graph, few)
+            node = "" if error is None or error <= 1 - model.exactness else find_divergence(model, graph, few)
             step.note = f"{len(graph.layers)} layers, error {error or 0:.1g}" + (f" from {node} on" if node else "")
-        return graph, None if error is None else GraphDeviation(error, node)
+        return graph, None if error is None else GraphDeviation(error, node, model.exactness)
 
     def list_plan_stages(self) -> list[tuple[str, PlanStage]]:
         """List the quantization stages of the recipe with their names."""

@@ -1,23 +1,26 @@
 """Loading the source that a recipe names, and capturing its float graph; graphs are cached."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
 from pydantic import TypeAdapter
+from safetensors.numpy import load_file, save_file
 
 from export.capture.capture import capture, measure_parity
 from export.capture.model_file import save_model
-from export.capture.onnx_source import has_fixed_batch, import_onnx
+from export.capture.onnx_source import SOURCE, OnnxHints, OnnxInterface, import_onnx
 from export.capture.parity import largest_difference
 from export.capture.source_divergence import find_source_divergence
 from laconic.arrays import Arrays
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
+from laconic.data.array_formats import load_arrays, peek_arrays
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
-from laconic.data.formats import load_arrays
+from laconic.data.reader import read_few
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hardware import cores
 from laconic.hashing import digest_file, environment_digest, hash_of
@@ -31,8 +34,11 @@ from laconic.runtimes.external_data import find_external_files
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import ROWS
 from laconic.runtimes.runtime import Session
+from laconic.tasks.task import Task
 
 ADAPTER = TypeAdapter(Graph)
+INTERFACE, TYPICAL = "interface.json", "typical.safetensors"
+"""Files beside the graph of an ONNX file: what is different about its inputs and outputs, and a typical sample."""
 
 
 def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | None = None) -> Source:
@@ -46,7 +52,7 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | No
             f"there is no {path}. Give a checkpoint's folder, a weights file with --builder, or an ONNX file"
         )
     if is_onnx(path):
-        return open_onnx(path, origin.task, cache)
+        return open_onnx(path, origin, samples, cache)
     checkpoint = load_source(
         path,
         task=origin.task,
@@ -65,26 +71,45 @@ def load_samples(origin: Origin, path: Path | None) -> Arrays | None:
     return load_arrays(path) if needed and path is not None and path.suffix == ".npz" and path.is_file() else None
 
 
-def open_onnx(path: Path, task: str | None, cache: Cache) -> GraphSource:
-    """Open an ONNX file of any framework as a source, with a normalized graph."""
+def open_onnx(path: Path, origin: Origin, samples: Path | None, cache: Cache) -> GraphSource:
+    """Open an ONNX file of any framework as a source, with a normalized graph. samples: the file that tells sizes and
+    values of its inputs, if any."""
     file = digest_file(path)
-    key = hash_of("onnx", file.sha256, digest_external_data(path), task, environment_digest())
+    samples = samples if samples is not None and samples.exists() else None
+    seen = digest_file(samples).sha256 if samples is not None and samples.is_file() else str(samples)
+    known = [[spec.model_dump(mode="json") for spec in origin.inputs], origin.constants, seen]
+    key = hash_of("onnx", file.sha256, digest_external_data(path), origin.task, known, environment_digest())
 
     def fill(folder: Path) -> None:
-        graph, _ = import_onnx(path, folder, task)
-        write_graph_json(graph, folder)
+        rows, read = (peek_arrays(samples), partial(encode_few, samples)) if samples is not None else ({}, None)
+        made = import_onnx(path, folder, origin.task, OnnxHints(origin.inputs, origin.constants, rows, read))
+        write_graph_json(made.graph, folder)
+        (folder / INTERFACE).write_text(made.interface.model_dump_json(indent=1))
+        save_file(made.typical, folder / TYPICAL)
 
-    graph = read_graph_json(cache.directory(f"graph-{key}", fill))
+    folder = cache.directory(f"graph-{key}", fill)
+    graph = read_graph_json(folder)
+    interface = OnnxInterface.model_validate_json((folder / INTERFACE).read_text())
+    constants = {"constants": interface.constants} if interface.constants else {}
     return GraphSource(
-        task=plain_task(task or "tensors", graph.inputs, path),
+        task=plain_task(origin.task, graph.inputs, path, interface.constants, load_file(folder / TYPICAL)),
         key=key,
         size=file.size,
         licence=None,
-        description={"kind": "onnx", "sha256": file.sha256},
+        description={"kind": "onnx", "sha256": file.sha256, **constants},
         graph=graph,
-        file=path.resolve(),
-        takes_one_row=has_fixed_batch(onnx.load(path, load_external_data=False)),
+        file=folder / SOURCE if (folder / SOURCE).is_file() else path.resolve(),
+        least_exactness=interface.exactness,
+        notes=interface.notes,
     )
+
+
+def encode_few(path: Path, task: Task) -> list[Arrays]:
+    """Read a few samples as a model takes them, [1, ...] by input, one of each shape first."""
+    encoded = [task.encode([sample]) for sample in read_few(path, task)]
+    shapes = [str({name: array.shape for name, array in arrays.items()}) for arrays in encoded]
+    firsts = [shapes.index(shape) for shape in dict.fromkeys(shapes)]
+    return [encoded[index] for index in (*firsts, *(each for each in range(len(encoded)) if each not in firsts))]
 
 
 def digest_external_data(path: Path) -> dict[str, str]:
@@ -161,6 +186,8 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
     manifest = read_manifest(artifact)
     made = manifest.source
     given: dict[str, Any] = {"source": str(path), "task": manifest.task}
+    if is_onnx(path):
+        given["constants"] = made.get("constants", {})
     if made.get("kind") == "builder" and not is_onnx(path) and not path.is_dir():
         if builder is None:
             raise SourceError(

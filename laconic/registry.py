@@ -129,7 +129,7 @@ FORMATS = {
     ".csv": "laconic.data.formats:csv",
     ".tsv": "laconic.data.formats:csv",
     ".txt": "laconic.data.formats:txt",
-    ".npz": "laconic.data.formats:npz",
+    ".npz": "laconic.data.array_formats:npz",
     ".parquet": "laconic.data.parquet:rows",
     "folder": "laconic.data.formats:folder",
 }

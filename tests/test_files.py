@@ -17,7 +17,7 @@ from PIL import Image
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import open_scratch_folder
 from laconic.config import read_yaml
-from laconic.data.formats import load_arrays
+from laconic.data.array_formats import load_arrays
 from laconic.errors import ArtifactError, DataError, InputError, RecipeError
 from laconic.files import MAX_BYTES, MAX_DEPTH, check_depth, find_replaced, read_json, replace_folder
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
@@ -91,7 +91,7 @@ from PIL import Image
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import open_scratch_folder
 from laconic.config import read_yaml
-from laconic.data.formats import load_arrays
+from laconic.data.array_formats import load_arrays
 from laconic.data.parquet import rows
 from laconic.errors import LaconicError
 from laconic.files import read_json

@@ -41,7 +41,8 @@ def answers(path, graph, x):
 
 def test_a_linear_layer_becomes_a_matmul_of_the_same_answers(tmp_path):
     path = linear(tmp_path / "m.onnx")
-    graph, task = import_onnx(path, tmp_path / "graph")
+    imported = import_onnx(path, tmp_path / "graph")
+    graph, task = imported.graph, imported.task
     before, after = answers(path, graph, RNG.standard_normal((5, 4)).astype(np.float32))
     np.testing.assert_allclose(after, before, atol=1e-6)
     assert task.name == "tensors"
@@ -70,7 +71,7 @@ def test_any_gemm_is_split_exactly(tmp_path, sizes, alpha, beta, turned, bias):
         names.append("b")
     node = helper.make_node("Gemm", names, ["y"], alpha=alpha, beta=beta, transB=int(turned))
     path = save(tmp_path / "m.onnx", [node], initializers, shape=("N", inner))
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     before, after = answers(path, graph, RNG.standard_normal((3, inner)).astype(np.float32))
     np.testing.assert_allclose(after, before, atol=1e-5)
     assert [layer.kind for layer in graph.layers] == ["MatMul"]
@@ -91,7 +92,7 @@ def test_a_scale_behind_a_linear_layer_changes_no_other_answer(tmp_path, shared,
     constants = [tensor("w", 4, 3), tensor("v", 4, 3), tensor("b", 3), tensor("c", 3)]
     constants.append(numpy_helper.from_array(np.array(factor, np.float32), "f"))
     path = save(tmp_path / "m.onnx", nodes, constants)
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     before, after = answers(path, graph, RNG.standard_normal((5, 4)).astype(np.float32))
     np.testing.assert_allclose(after, before, atol=1e-5)
     assert graph.layers[0].node == "MatMul"
@@ -106,7 +107,7 @@ def test_batch_normalisation_is_folded_into_the_convolution(tmp_path):
     variance = numpy_helper.from_array(np.array([0.5, 1.5, 2.0], np.float32), "v")
     initializers = [tensor("w", 3, 2, 3, 3), *(tensor(name, 3) for name in "sbm"), variance]
     path = save(tmp_path / "m.onnx", nodes, initializers, shape=("N", 2, "H", "W"), out=("N", 3, None, None))
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     assert [node.op_type for node in onnx.load(graph.path).graph.node] == ["Conv", "Relu"]
     assert graph.inputs[0].shape == ("batch", 2, "H", "W")
     assert graph.outputs[0].shape == ("batch", 3, "H", "W")
@@ -121,7 +122,7 @@ def test_an_image_classifier_is_adopted_when_asked_for(tmp_path):
         helper.make_node("Flatten", ["p"], ["y"]),
     ]
     path = save(tmp_path / "m.onnx", nodes, [tensor("w", 5, 3, 3, 3)], shape=("N", 3, 8, 8))
-    _, task = import_onnx(path, tmp_path / "graph", "image-classification")
+    task = import_onnx(path, tmp_path / "graph", "image-classification").task
     assert task.preprocess.resize == (8, 8)
     with pytest.raises(SourceError, match="tokenizer"):
         import_onnx(path, tmp_path / "graph", "text-classification")
@@ -130,7 +131,7 @@ def test_an_image_classifier_is_adopted_when_asked_for(tmp_path):
 def test_an_old_opset_is_raised_and_a_new_one_kept(tmp_path):
     for opset, expected in ((9, 13), (13, 13), (17, 17), (21, 21)):
         path = linear(tmp_path / f"{opset}.onnx", opset=opset)
-        graph, _ = import_onnx(path, tmp_path / f"graph{opset}")
+        graph = import_onnx(path, tmp_path / f"graph{opset}").graph
         assert onnx.load(graph.path).opset_import[0].version == expected
 
 
@@ -143,7 +144,7 @@ def test_free_axes_are_named_and_unnamed_ones_shared(tmp_path):
     path = save(
         tmp_path / "m.onnx", nodes, [tensor("w", 4, 2)], shape=(None, None, 4), out=(None, None, 2), extra=extra
     )
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     assert [spec.shape for spec in graph.inputs] == [("batch", "axis_1", 4)] * 2
     assert graph.outputs[0].shape == ("batch", "axis_1", 2)
 
@@ -172,7 +173,7 @@ def test_equal_weights_are_kept_once_and_shared_ones_stay_right(tmp_path):
         helper.make_node("Gemm", ["b", "w"], ["y"], transB=1),
     ]
     path = save(tmp_path / "m.onnx", nodes, [shared, twin])
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     before, after = answers(path, graph, RNG.standard_normal((3, 4)).astype(np.float32))
     np.testing.assert_allclose(after, before, atol=1e-6)
     assert len(onnx.load(graph.path).graph.initializer) == 2
@@ -182,14 +183,14 @@ def test_equal_weights_are_kept_once_and_shared_ones_stay_right(tmp_path):
 def test_initializers_among_the_inputs_are_no_inputs(tmp_path):
     extra = [helper.make_tensor_value_info("w", TensorProto.FLOAT, (4, 3))]
     path = linear(tmp_path / "m.onnx", extra=extra)
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     assert [spec.name for spec in graph.inputs] == ["x"]
 
 
 def test_external_data_is_brought_in(tmp_path):
     path = linear(tmp_path / "m.onnx")
     onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     assert sorted(file.name for file in (tmp_path / "graph").iterdir()) == ["model.onnx"]
     assert len(graph.layers) == 1
     (tmp_path / "weights.bin").unlink()
@@ -212,7 +213,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 def test_a_batch_of_one_is_freed_where_rows_do_not_meet(tmp_path):
     path = linear(tmp_path / "m.onnx", shape=(1, 4), out=(1, 3))
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     assert graph.inputs[0].shape == ("batch", 4)
     x = RNG.standard_normal((3, 4)).astype(np.float32)
     with OnnxRuntime().open(path) as single, OnnxRuntime().open(graph.path) as free:
@@ -268,7 +269,7 @@ def test_what_the_old_exporter_of_torch_writes_is_adopted(tmp_path):
     path = tmp_path / "m.onnx"
     options = {"input_names": ["x"], "dynamic_axes": {"x": {0: "rows", 1: "steps"}}, "opset_version": 11}
     torch.onnx.export(module, (torch.randn(2, 5, 6),), path, dynamo=False, **options)
-    graph, _ = import_onnx(path, tmp_path / "graph")
+    graph = import_onnx(path, tmp_path / "graph").graph
     assert graph.inputs[0].shape == ("batch", "steps", 6)
     x = RNG.standard_normal((3, 9, 6)).astype(np.float32)
     with OnnxRuntime().open(graph.path) as session, torch.no_grad():

@@ -321,7 +321,7 @@ def test_a_graph_that_is_not_exact_is_followed_nevertheless(reader, folder, laco
 def test_a_miss_without_a_wrong_layer_names_none(reader, laconic, monkeypatch):
     """Limits that nothing meets: each step misses, and says what there is to say."""
     artifact, weights, data = reader
-    monkeypatch.setattr("export.parity.step_list.CAPTURE_EXACTNESS", 1.1)
+    monkeypatch.setattr("laconic.models.source.EXACTNESS", 1.1)
     monkeypatch.setattr("export.parity.step_list.describe_tolerance", lambda tolerance: {"fidelity": 1.1})
     code, rows, err = read_ledger(laconic, artifact, weights, "--builder", BUILDER, "--data", data)
     assert code == 3
@@ -341,7 +341,7 @@ def test_an_onnx_file_is_followed_from_its_graph(reader, folder, cache, laconic,
     code, rows, _ = read_ledger(laconic, artifact, source, "--data", data)
     assert code == 0
     assert rows["original"]["ran"] == "onnxruntime, float32"
-    monkeypatch.setattr("export.parity.step_list.CAPTURE_EXACTNESS", 1.1)
+    monkeypatch.setattr("laconic.models.source.EXACTNESS", 1.1)
     code, rows, _ = read_ledger(laconic, artifact, source, "--data", data)
     assert code == 3
     assert rows["captured"]["divergence"]["says"] == "not bisected: an ONNX source has no modules"

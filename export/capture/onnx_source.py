@@ -1,189 +1,255 @@
-"""Import of an ONNX file from any framework: checked, optimized, and normalized like a captured graph."""
+"""Import of an ONNX file of any framework: its interface, its normalized float graph, and the proof that both agree."""
 
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import numpy as np
-import onnx
 import onnx_ir as ir
-from onnx import ModelProto, TensorProto, version_converter
-from onnx_ir.passes import common
+from onnx import ModelProto, TensorProto
 from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import fuse_batchnorm_into_conv_rule
+from pydantic import BaseModel, ConfigDict
 
 from export.capture.graph_file import write_graph
+from export.capture.model_file import LARGEST
+from export.capture.onnx_file import find_quantized_operators, has_half_precision, raise_opset, read_onnx, widen_half
+from export.capture.onnx_interface import InputLayout, adapt_inputs, adapt_outputs, infer_layouts, name_inputs
+from export.capture.onnx_probe import Signature, find_signature
 from export.capture.parity import PARITY, largest_difference
+from export.capture.source_divergence import find_source_divergence
 from export.passes.names import name_nodes
 from export.passes.optimize import optimize
-from laconic.arrays import Arrays
+from laconic.arrays import Array, Arrays
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
-from laconic.models.signature import probe, probe_sizes
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.row_by_row_session import RowByRowSession
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
-from laconic.tensor import BATCH, DTYPES, TensorSpec, sample_inputs
+from laconic.tensor import TensorSpec
 
-LEAST_OPSET = 13
-"""The first opset with per-channel scales in QuantizeLinear. A newer file keeps its own."""
-FIXED = "takes one row at a time, and does not run on larger batches. Export the model with a dynamic batch"
-LEASTS = (3, 32, 224)
-"""Sizes to try for dynamic axes without bounds: most networks do not run on images of three pixels."""
+HALF_PARITY = 0.02
+"""The largest difference between a file in FP16 or BF16 and its graph in FP32, relative to the largest output."""
+SOURCE = "source.onnx"
+"""The file that was given, between inputs and outputs with the batch first."""
+
+ReadSamples = Callable[[Task], Sequence[Arrays]]
+"""Reads a few samples as a task encodes them, [1, ...] by input."""
 
 
-def import_onnx(path: Path, folder: Path, task: str | None = None) -> tuple[Graph, Task]:
+@dataclass(frozen=True)
+class OnnxHints:
+    """What is known of a file beside its content. inputs: specs of inputs from the recipe, in the order
+    of the file's axes. constants: values of inputs from the recipe. rows: arrays of some samples, by input. read: reads
+    some samples."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, Sequence[Array]] = field(default_factory=dict)
+    read: ReadSamples | None = None
+
+
+class OnnxInterface(BaseModel):
+    """What is different from a file about inputs and outputs. exactness: 1 minus the largest difference allowed between
+    the file and its graph. constants: values of inputs that all samples share, as nested lists. notes: sentences."""
+
+    model_config = ConfigDict(frozen=True)
+
+    exactness: float
+    constants: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ImportedGraph:
+    """A graph with the task of its model. file: the one that was given, or the same nodes with the batch first.
+    typical: a sample, [1, ...] by input; empty where none was read."""
+
+    graph: Graph
+    task: Task
+    file: Path
+    interface: OnnxInterface
+    typical: Arrays
+
+
+def import_onnx(path: Path, folder: Path, task: str | None = None, hints: OnnxHints | None = None) -> ImportedGraph:
     """Check the file, normalize it, write it to `folder`, and compare its outputs with those of the original file.
 
     task: default "tensors"; image-classification needs one float input [batch, channels, height, width].
-    Raises SourceError for a file that is damaged, quantized, in half precision, or that does not run on batches.
+    Raises SourceError for a file that is damaged or quantized, or whose inputs are not known.
     """
+    hints = hints or OnnxHints()
     proto = read_onnx(path)
-    with tempfile.TemporaryDirectory() as scratch:
-        whole = path
-        if has_fixed_batch(proto):
-            whole = Path(scratch) / "free.onnx"
-            onnx.save(free_batch(proto), whole)
-        with OnnxRuntime().open(whole, optimize=False) as original:
-            model = ir.from_proto(proto)
-            name_nodes(model.graph)
-            optimize(model)
-            rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
-            common.RemoveInitializersFromInputsPass()(model)
-            inputs, outputs, least = infer_signature(model.graph, original, path)
-            check_rows(path, whole, make_batches(inputs, least))
-            graph = write_graph(model, folder, inputs, outputs)
-            with OnnxRuntime().open(graph.path) as candidate:
-                error = largest_difference(original, candidate, make_batches(inputs, least))
-    if not error <= PARITY:
+    refuse_quantized(proto, path)
+    layouts = infer_layouts(ir.from_proto(proto), path, specs=hints.inputs, constants=hints.constants, rows=hints.rows)
+    constants = {each.name: each.constant.tolist() for each in layouts if each.constant is not None}
+    fed = [each for each in layouts if each.constant is None]
+    samples = hints.read(plain_task(task, name_inputs(fed, shared=False), path, constants)) if hints.read else ()
+    adapted = adapt(proto, path, folder, layouts, samples)
+    model = ir.from_proto(raise_opset(ir.to_proto(adapted.model), path))
+    half = has_half_precision(model)
+    if half:
+        widen_half(model)
+    name_nodes(model.graph)
+    optimize(model)
+    rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
+    signature = adapted.signature
+    graph = write_graph(model, folder, signature.inputs, signature.outputs)
+    allowed = HALF_PARITY if half else PARITY
+    with OnnxRuntime().open(adapted.file, optimize=False) as original, OnnxRuntime().open(graph.path) as candidate:
+        error = largest_difference(original, candidate, signature.batches)
+    if not error <= allowed:
+        node = find_source_divergence(adapted.file, graph.path, [each for each in signature.batches if is_row(each)])
+        where = f" from node {node!r} on" if node else ""
         raise CaptureError(
-            f"normalizing {path} changed its outputs by {error:.2g} of the largest value, expected at most {PARITY:g}. "
-            f"Export the model again, with another opset"
+            f"the float graph differs from {path}{where}: by {error:.2g} of the largest output, expected at most "
+            f"{allowed:g}. Its operators were rewritten wrongly, which no setting mends. Please report it with the node"
         )
-    return graph, plain_task(task, inputs, path)
+    notes = (*adapted.notes, *(["its weights are in half precision: they are read as float32"] if half else []))
+    interface = OnnxInterface(exactness=1 - allowed, constants=constants, notes=notes)
+    typical = choose_typical(samples) if samples else {}
+    made = plain_task(task, signature.inputs, path, constants, typical)
+    return ImportedGraph(graph, made, adapted.file, interface, typical)
 
 
-def has_fixed_batch(proto: ModelProto) -> bool:
-    """Whether every input has a fixed batch of one row, the default of many exporters."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [value.type.tensor_type.shape.dim for value in proto.graph.input if value.name not in weights]
-    return bool(inputs) and all(dims and dims[0].dim_value == 1 for dims in inputs)
+def choose_typical(samples: Sequence[Arrays]) -> Arrays:
+    """Return the sample of median size."""
+    return sorted(samples, key=lambda arrays: sum(array.size for array in arrays.values()))[len(samples) // 2]
 
 
-def free_batch(proto: ModelProto) -> ModelProto:
-    """Make the batch axis of a model dynamic, in place, and drop the shapes inferred from the fixed one."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    for value in (*proto.graph.input, *proto.graph.output):
-        if value.name not in weights and value.type.tensor_type.shape.dim:
-            value.type.tensor_type.shape.dim[0].dim_param = BATCH
-    del proto.graph.value_info[:]
-    return proto
+def is_row(inputs: Arrays) -> bool:
+    """Return whether inputs are of one row."""
+    return all(len(array) == 1 for array in inputs.values())
 
 
-def check_rows(path: Path, whole: Path, samples: Iterable[Arrays]) -> None:
-    """Raise SourceError if the model with a dynamic batch computes other outputs than row by row."""
-    if whole == path:
-        return
-    try:
-        with OnnxRuntime().open(path, optimize=False) as single, OnnxRuntime().open(whole, optimize=False) as free:
-            error = largest_difference(RowByRowSession(single), free, samples)
-    except (CaptureError, RuntimeFailure, ValueError) as failure:
-        raise SourceError(f"{path} {FIXED} ({str(failure).splitlines()[0][:200]})") from failure
-    if not error <= PARITY:
-        raise SourceError(f"{path} {FIXED} (the output for a row changes by {error:.2g} with the other rows)")
-
-
-def read_onnx(path: Path) -> ModelProto:
-    """Read and check a model, converted to an opset that can be quantized if it is older. Raises SourceError."""
-    try:
-        proto = onnx.load(path)
-        onnx.checker.check_model(proto if proto.ByteSize() < 2**31 - 1 else path)
-    except FileNotFoundError as error:
-        raise SourceError(
-            f"{error.filename or path} is missing. Copy the model again, with its external data"
-        ) from error
-    except Exception as error:
-        raise SourceError(
-            f"{path} is not a valid ONNX file ({' '.join(str(error).split())[:200]}): it is truncated, or has another "
-            f"format. Export it again"
-        ) from error
-    check_kind(proto, path)
-    version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), LEAST_OPSET)
-    if version >= LEAST_OPSET:
-        return proto
-    try:
-        return version_converter.convert_version(proto, LEAST_OPSET)
-    except RuntimeError as error:
-        raise SourceError(
-            f"{path} has opset {version}, which cannot be converted to {LEAST_OPSET} ({error}). Export it again with "
-            f"opset {LEAST_OPSET} or later"
-        ) from error
-
-
-def check_kind(proto: ModelProto, path: Path) -> None:
-    """Raise SourceError for a model that is already quantized, or in half precision."""
-    quantized = sorted(
-        {node.op_type for node in proto.graph.node if "Quantize" in node.op_type or "Integer" in node.op_type}
-    )
-    if quantized:
+def refuse_quantized(proto: ModelProto, path: Path) -> None:
+    """Raise SourceError for a model that is quantized already."""
+    if quantized := find_quantized_operators(proto):
         raise SourceError(
             f"{path} is already quantized (it has {', '.join(quantized[:3])}); expected the float model that it was "
             f"made from"
         )
-    kinds = {tensor.data_type for tensor in proto.graph.initializer}
-    for kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
-        if kind in kinds:
-            raise SourceError(
-                f"{path} has weights in {TensorProto.DataType.Name(kind)}; expected FLOAT. Export the model again, "
-                f"without converting it to half precision"
-            )
 
 
-def infer_signature(
-    graph: ir.Graph, session: Session, path: Path
-) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], int]:
-    """Infer the inputs and outputs with named dynamic axes, and the smallest size of these axes at which the model ran.
+@dataclass(frozen=True)
+class AdaptedModel:
+    """The model of a file with the batch first. model: what is imported. file: what it is compared with, the same
+    between inputs and outputs in the same order. notes: what is different, in sentences."""
 
-    Axes without a name are first assumed to be shared by all inputs, by position; if the model does not run with that,
-    each input gets its own.
+    model: ir.Model
+    file: Path
+    signature: Signature
+    notes: tuple[str, ...]
+
+
+def adapt(
+    proto: ModelProto, path: Path, folder: Path, layouts: Sequence[InputLayout], samples: Sequence[Arrays]
+) -> AdaptedModel:
+    """Put the batch of a model first, and free one that is fixed to one row where rows do not meet.
+
+    Raises SourceError where the model does not run.
     """
-    failure: RuntimeFailure | None = None
-    for shared in (True, False):
-        inputs = tuple(make_spec(value, shared, path) for value in graph.inputs)
-        for least in LEASTS:
-            try:
-                return inputs, probe(session.run, inputs, least=least), least
-            except RuntimeFailure as error:
-                failure = failure or error
-    described = ", ".join(f"{spec.name} {spec.dtype} {spec.describe()}" for spec in inputs)
-    raise SourceError(
-        f"{path} does not run on batches of its inputs {described}: {str(failure).splitlines()[0][:300]}. "
-        f"Export it with named dynamic axes"
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    fed = [layout for layout in layouts if layout.constant is None]
+    if any(layout.has_fixed_batch for layout in fed):
+        try:
+            single, model, signature = free_batch(proto, path, folder, layouts, samples)
+        except (CaptureError, RuntimeFailure, SourceError, ValueError):
+            single, signature = adapt_whole(proto, path, folder, layouts, samples, one_row=True)
+            model = single
+    else:
+        single, signature = adapt_whole(proto, path, folder, layouts, samples)
+        model = single
+    notes = tuple(describe_interface(layouts, signature, one_row=has_fixed_rows(model)))
+    if not signature.outputs:
+        raise SourceError(f"no output of {path} depends on its inputs. Export the model again, with its outputs")
+    is_same = not notes or (model is single and has_fixed_rows(model) and len(notes) == 1)
+    file = path.resolve() if is_same and not has_half_ends(proto) else write_model(single, folder / SOURCE)
+    return AdaptedModel(model, file, signature, notes)
 
 
-def make_spec(value: ir.Value, shared: bool, path: Path) -> TensorSpec:
-    """Make the spec of one input. Raises SourceError for one that is not a tensor of numbers, or has no batch axis."""
-    dtype = "none" if value.dtype is None else np.dtype(value.dtype.numpy()).name
-    if value.shape is None or dtype not in DTYPES:
-        raise SourceError(f"input {value.name!r} of {path} is not a tensor of numbers with a known rank")
-    if not value.shape or isinstance(value.shape[0], int):
-        raise SourceError(
-            f"input {value.name!r} of {path} has shape {[str(size) for size in value.shape]}; expected a dynamic first "
-            f"axis, the batch. Export the model with a dynamic batch"
-        )
-    shape: list[int | str] = [BATCH]
-    for place, size in enumerate(list(value.shape)[1:], 1):
-        unnamed = f"axis_{place}" if shared else f"{value.name}_{place}"
-        shape.append(
-            size if isinstance(size, int) else BATCH if size == value.shape[0] and size.value else size.value or unnamed
-        )
-    return TensorSpec(name=str(value.name), dtype=dtype, shape=tuple(shape))
+def adapt_whole(
+    proto: ModelProto,
+    path: Path,
+    folder: Path,
+    layouts: Sequence[InputLayout],
+    samples: Sequence[Arrays],
+    *,
+    free: bool = False,
+    one_row: bool = False,
+) -> tuple[ir.Model, Signature]:
+    """Adapt inputs and outputs. free: whether a batch that is fixed to one row becomes free. one_row: whether it is
+    fixed. Returns the model with its signature. Raises SourceError where it does not run."""
+    model = adapt_inputs(proto, layouts, free=free)
+    fed = [layout for layout in layouts if layout.constant is None]
+    with open_model(model, folder) as session:
+        signature = find_signature(session.run, fed, samples, path, one_row=one_row)
+    adapt_outputs(model, signature.layouts)
+    return model, signature
 
 
-def make_batches(inputs: tuple[TensorSpec, ...], least: int) -> Iterator[Arrays]:
-    """Yield batches of two shapes, with random values."""
-    for number in range(2):
-        yield sample_inputs(inputs, probe_sizes(inputs, number, least=least), seed=number)
+def free_batch(
+    proto: ModelProto, path: Path, folder: Path, layouts: Sequence[InputLayout], samples: Sequence[Arrays]
+) -> tuple[ir.Model, ir.Model, Signature]:
+    """Free the batch of a model. Returns the model of one row, that with a free batch, and the signature.
+
+    Raises SourceError or RuntimeFailure where it does not run so, and CaptureError where the rows then meet.
+    """
+    model, signature = adapt_whole(proto, path, folder, layouts, samples, free=True)
+    single = adapt_inputs(proto, layouts, free=False)
+    adapt_outputs(single, signature.layouts)
+    with open_model(single, folder) as alone, open_model(model, folder) as together:
+        error = largest_difference(alone, together, signature.batches)
+    if not error <= PARITY:
+        raise CaptureError(f"the output for a row changes by {error:.2g} with the other rows")
+    return single, model, signature
+
+
+def describe_interface(layouts: Sequence[InputLayout], signature: Signature, *, one_row: bool) -> Iterator[str]:
+    """Yield a sentence for each thing that is different from the file about inputs and outputs."""
+    for layout in layouts:
+        if layout.constant is not None:
+            yield f"input {layout.name!r} has one value for all samples, and is a constant"
+        elif layout.place:
+            yield f"the batch is axis {layout.place} of input {layout.name!r} in the file, and comes first here"
+    for output in signature.layouts:
+        if output.place is None:
+            yield f"output {output.name!r} does not depend on the samples, and is left out"
+        elif output.place > 0:
+            yield f"the batch is axis {output.place} of output {output.name!r} in the file, and comes first here"
+        elif output.place < 0:
+            yield f"output {output.name!r} has no axis for the batch in the file, and gets one"
+    if one_row:
+        yield "the model takes one row at a time: batches are run row by row"
+
+
+def has_fixed_rows(model: ir.Model) -> bool:
+    """Return whether the batch of a model's inputs is fixed to one row."""
+    return any(value.shape is not None and value.shape[0] == 1 for value in model.graph.inputs)
+
+
+def has_half_ends(proto: ModelProto) -> bool:
+    """Return whether an input or output is in half precision."""
+    kinds = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
+    return bool(kinds & {TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+
+def write_model(model: ir.Model, path: Path) -> Path:
+    """Write a model, with its weights in a file beside it where they are large. Returns the path."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    ir.save(model, path, external_data=path.with_suffix(".data").name if size > LARGEST else None)
+    return path
+
+
+@contextmanager
+def open_model(model: ir.Model, folder: Path) -> Iterator[Session]:
+    """Open a model in ONNX Runtime, node by node, by way of a file in `folder`."""
+    with (
+        TemporaryDirectory(dir=folder) as scratch,
+        OnnxRuntime().open(write_model(model, Path(scratch) / SOURCE), optimize=False) as session,
+    ):
+        yield session

@@ -13,7 +13,7 @@ from export.parity.placed_divergence import find_placed_divergence
 from export.parity.stage_results import find_compressed, find_teacher, list_module_records
 from export.sources import capture_graph
 from export.validation.figures import describe_tolerance
-from export.validation.validate import CAPTURE_EXACTNESS, engine_tolerance
+from export.validation.validate import engine_tolerance
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.artifacts.parity_ledger import Divergence
@@ -22,7 +22,7 @@ from laconic.cache import Cache
 from laconic.errors import CaptureError
 from laconic.models.source import CheckpointSource, Source
 from laconic.quantization.graph import Graph
-from laconic.runtimes.onnxruntime import OnnxRuntime, OrtSession
+from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 from laconic.tasks.tolerance import Tolerance
@@ -110,7 +110,7 @@ class StepList:
             self.open_captured if self.captured_from else None,
             skipped=self.missing,
             before=(COMPRESSED,) if self.changed else (ORIGINAL,),
-            required={EXACTNESS: CAPTURE_EXACTNESS},
+            required={EXACTNESS: self.original.exactness},
             explain=self.explain_captured,
         )
         yield ModelStep(
@@ -140,7 +140,7 @@ class StepList:
             required_of_original=drift,
         )
 
-    def open_captured(self) -> OrtSession:
+    def open_captured(self) -> Session:
         """Open the captured graph, node by node."""
         assert self.graph is not None, "the step is left out without a module to capture"
         return open_node_by_node(self.graph.path)
@@ -174,7 +174,7 @@ class StepList:
             return find_engine_divergence(self.placement.precision, session.kernels())
 
 
-def open_node_by_node(model: Path) -> OrtSession:
+def open_node_by_node(model: Path) -> Session:
     """Open a graph in ONNX Runtime without optimizations."""
     return OnnxRuntime().open(model, threads=1, optimize=False)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laconic.arrays import Arrays
+from laconic.models.source import EXACTNESS
 
 Describe = Callable[[int], str]
 """Takes the place of a sample, and says where it comes from."""
@@ -19,11 +20,12 @@ class GraphDeviation(NamedTuple):
     """How far a float graph is from the model that it was made from.
 
     error: the largest, relative to the largest output. node: of the file from which on it differs; empty where that is
-    not known.
+    not known. exactness: 1 minus the largest error that is allowed.
     """
 
     error: float
     node: str = ""
+    exactness: float = EXACTNESS
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,14 @@ on, from 1; in formats without lines by its number.
 
 import csv as csv_module
 import json
-import zipfile
-import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import numpy as np
-
-from laconic.arrays import Array
+from laconic.data.array_formats import npy_folder, refuse_unless
 from laconic.data.rows import Row
-from laconic.errors import DataError, InputError
-from laconic.registry import did_you_mean
+from laconic.errors import DataError
 from laconic.tasks.row_parsing import LABEL, SampleKind
 from laconic.tasks.task import Task
-from laconic.tensor import TensorSpec
-from laconic.units import format_bytes
-
-MAX_EXPANSION, MIN_EXPANDED = 50, 2**28
-"""How many times its size an .npz or Parquet file may expand to, once that is more bytes than MIN_EXPANDED. Images of
-digits as float32 expand 7 times, with a wide empty margin 20 times."""
 
 SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -120,80 +109,11 @@ def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
         raise DataError(f"{path.name}, row {number}: not CSV ({error}). Fix or remove the row") from None
 
 
-def npz(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """Arrays named as the model's inputs, and `label`; axis 0 is the samples."""
-    refuse_unless(task, "arrays", path)
-    arrays = load_arrays(path)
-    labels = arrays.pop(LABEL, None)
-    specs = {spec.name: spec for spec in task.inputs}
-    for name in arrays:
-        if name not in specs:
-            raise DataError(f"{path.name} holds {name!r}, which is no input of the model. {did_you_mean(name, specs)}")
-    for name in specs:
-        if name not in arrays:
-            raise DataError(f"{path.name} lacks input {name!r}: it must hold an array for each of {list(specs)}")
-    sizes: dict[str, int] = {}
-    for name, array in arrays.items():
-        check_samples(path, specs[name], array, sizes)
-    count = len(next(iter(arrays.values())))
-    for name, array in {**arrays, **({} if labels is None else {LABEL: labels})}.items():
-        if array.ndim == 0 or len(array) != count:
-            raise DataError(f"{path.name}: {name!r} has shape {list(array.shape)}, expected {count} along axis 0")
-    for index in range(count):
-        row = {task.field: task.from_arrays({name: array[index] for name, array in arrays.items()})}
-        if labels is not None:
-            row[LABEL] = labels[index].tolist()
-        yield Row(index + 1, row)
-
-
-def load_arrays(path: Path) -> dict[str, Array]:
-    """Every array of a .npz file. Raises DataError; Python objects are refused, since unpickling them executes code."""
-    try:
-        # Opened here, because numpy leaves the files open that it cannot read.
-        with path.open("rb") as raw:
-            file = np.load(raw, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise DataError(f"{path.name} is a single array: write it with numpy.savez, under the input's name")
-            check_expansion(path, sum(entry.file_size for entry in file.zip.infolist()))
-            return {name: file[name] for name in file.files}
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        KeyError,
-        RuntimeError,
-        MemoryError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as error:
-        raise DataError(
-            f"{path.name} does not read as .npz: {error}. Write it anew with numpy.savez, arrays of numbers by the "
-            f"names of the inputs"
-        ) from None
-
-
-def check_expansion(path: Path, expanded: int) -> None:
-    """Raise DataError for a file that expands to many times its size: a few megabytes can hold terabytes."""
-    if expanded > MIN_EXPANDED and expanded > MAX_EXPANSION * (size := path.stat().st_size):
-        raise DataError(
-            f"{path.name} expands from {format_bytes(size)} to {format_bytes(expanded)} or more; expected at most "
-            f"{MAX_EXPANSION} times its size. If the samples are meant to be so, write them without compression"
-        )
-
-
-def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, int]) -> None:
-    """Raise DataError unless each `array[i]` is a sample of this input. sizes: free axes seen so far; extended here."""
-    if array.ndim == 0 or len(array) == 0:
-        raise DataError(f"{path.name}: input {spec.name!r} holds no samples along its first axis")
-    try:
-        spec.check(array[:1], sizes)
-    except InputError as error:
-        hint = f". Save it with .astype({spec.dtype!r})" if array.dtype != np.dtype(spec.dtype) else ""
-        raise DataError(f"{path.name}: {error}{hint}") from None
-
-
 def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """A folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
+    if "arrays" in task.accepts and "images" not in task.accepts:
+        yield from npy_folder(path, task)
+        return
     kind: SampleKind = "audio" if "audio" in task.accepts else "images"
     if kind not in task.accepts:
         raise DataError(
@@ -218,13 +138,3 @@ def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 def is_sample(path: Path, kind: SampleKind) -> bool:
     """Whether a file's name says that it holds a sample of this kind."""
     return path.suffix.lower() in SUFFIXES[kind] and not path.name.startswith(".") and path.is_file()
-
-
-def refuse_unless(task: Task, kind: SampleKind, path: Path) -> None:
-    """Raise DataError for a file that holds samples of one kind only, where the task does not read that kind."""
-    if kind not in task.accepts:
-        reads = " or ".join(sorted(task.accepts)) or "neither texts, images nor arrays"
-        raise DataError(
-            f"{path.name} holds {kind}, task {task.name!r} reads {reads}. Give a .jsonl file, with {task.field!r} in "
-            f"each row"
-        )

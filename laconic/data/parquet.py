@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from laconic.data.formats import check_expansion
+from laconic.data.array_formats import check_expansion
 from laconic.data.rows import KIND, Row
 from laconic.errors import DataError
 from laconic.tasks.row_parsing import RowParsing

@@ -1,5 +1,6 @@
 """Reading datasets: from a file or a folder, or from samples in memory, each parsed and checked by the task."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,8 +16,11 @@ from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
 from laconic.tasks.row_parsing import LABEL
+from laconic.tasks.targeted import is_file
 from laconic.tasks.task import Task
 
+FEW = 64
+"""Samples that tell the sizes of a model's inputs."""
 SHARDS = (".jsonl", ".csv", ".parquet")
 """The formats in which a dataset may lie in several files of one folder."""
 
@@ -40,6 +44,14 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
         else:
             entries += map(check, rows)
     return join_rows(entries, task, path.name, file=None if path.is_dir() else path)
+
+
+def read_few(path: Path, task: Task, columns: Mapping[str, str] | None = None, count: int = FEW) -> list[Any]:
+    """Read and parse the first samples of a file or a folder. Raises DataError as `read` does."""
+    shard = list_shards(Path(path))[0]
+    rows = itertools.islice(read_rows(shard, task, columns), count)
+    entries = [parse_row(rename_columns(row, columns or {}, shard), task, shard) for row in rows]
+    return [task.parse(source) if is_file(source) else source for entry in entries for source in entry.sources]
 
 
 def list_shards(path: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Preprocessing of a checkpoint: its tokenizer, or plain arrays; and the task made from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ import transformers
 from tokenizers import Tokenizer, normalizers
 
 from laconic import registry
+from laconic.arrays import Arrays
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
 from laconic.tasks.checkpoint_loading import DEFAULT_TASK
@@ -144,13 +145,21 @@ def resolve_task(name: str) -> "type[Task]":
     return found
 
 
-def plain_task(name: str | None, inputs: tuple[TensorSpec, ...], origin: Path) -> "Task":
-    """The task of a model that comes without a tokenizer and without settings for images. name: by default the one for
-    plain arrays.
+def plain_task(
+    name: str | None,
+    inputs: tuple[TensorSpec, ...],
+    origin: Path,
+    constants: Mapping[str, Any] = {},
+    typical: Arrays | None = None,
+) -> "Task":
+    """Make the task of a model that comes without a tokenizer and without settings for images.
 
-    Raises SourceError for a task that needs more than the model's inputs.
+    name: by default the one for plain arrays. constants: values of inputs of the file that samples may repeat. typical:
+    a sample to time with, [1, ...] by input. Raises SourceError for a task that needs more than the model's inputs.
     """
     try:
-        return resolve_task(name or DEFAULT_TASK).from_signature(inputs)
+        task = resolve_task(name or DEFAULT_TASK).from_signature(inputs)
     except SourceError as error:
         raise SourceError(f"{origin}: {error}") from None
+    task.constants, task.typical_sample = constants, typical or {}
+    return task

@@ -1,7 +1,7 @@
 """The signature of a module: its input and output tensors, by name, and how it is called with them."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,20 +75,22 @@ def order_inputs(module: nn.Module, inputs: tuple[TensorSpec, ...]) -> tuple[Ten
 
 
 def probe(
-    run: Callable[[Arrays], Arrays], inputs: tuple[TensorSpec, ...], sample: Sample | None = None, *, least: int = 3
+    run: Callable[[Arrays], Arrays],
+    inputs: tuple[TensorSpec, ...],
+    sample: Sample | None = None,
+    *,
+    sizes: Sequence[Mapping[str, int]] = (),
 ) -> tuple[TensorSpec, ...]:
     """Find the output specs by running a model at two sizes of each free axis.
 
-    sample: makes inputs of these sizes, by default random ones of the specs. least: the smaller size of a free axis
-    that has no bounds. An output's axis that has the size of a free axis in both
-    runs is that axis; one that changes otherwise gets a name of its own.
+    sample: makes inputs of these sizes, by default random ones of the specs. sizes: of the free axes in both runs, by
+    default those of `probe_sizes`. An output's axis that has the size of a free axis in both runs is that axis; one
+    that changes otherwise gets a name of its own.
     """
-    (sizes, answers), (others, repeats) = (
-        (sizes, run(sample(sizes) if sample else sample_inputs(inputs, sizes)))
-        for sizes in (probe_sizes(inputs, number, least=least) for number in range(len(ROWS)))
-    )
+    first, others = sizes or [probe_sizes(inputs, number) for number in range(len(ROWS))]
+    answers, repeats = (run(sample(each) if sample else sample_inputs(inputs, each)) for each in (first, others))
     bounds = {name: limits for spec in inputs for name, limits in spec.bounds.items()}
-    free = {(sizes[axis], others[axis]): axis for axis in reversed(sizes)}
+    free = {(first[axis], others[axis]): axis for axis in reversed([*first])}
     specs = []
     for name, answer in answers.items():
         shape = tuple(

@@ -11,9 +11,10 @@ from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.torch_session import TorchSession
 from laconic.models.writing_session import WritingSession
 from laconic.quantization.graph import Graph
-from laconic.runtimes.row_by_row_session import RowByRowSession
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
+
+EXACTNESS = 1 - 1e-4
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Source(ABC):
     size: int
     licence: str | None
     description: dict[str, Any]
+
+    @property
+    def exactness(self) -> float:
+        """1 minus the largest error that its captured graph may have, relative to the largest output. FP32 sums in
+        another order differ by 1e-6."""
+        return EXACTNESS
 
     @abstractmethod
     def open(self, threads: int) -> Session:
@@ -73,14 +80,19 @@ def make_key(checkpoint: Checkpoint) -> str:
 class GraphSource(Source):
     """A source that another framework wrote as ONNX: the file as it came, run by ONNX Runtime.
 
-    graph: what it was normalized to. file: as it came; None where the graph itself is the source. takes_one_row:
-    whether the file runs on one row at a time.
+    graph: what it was normalized to. file: as it came, or the same nodes between inputs and outputs with the batch
+    first; None where the graph itself is the source. least_exactness: see `exactness`. notes: what is different from
+    the file about inputs and outputs.
     """
 
     graph: Graph
     file: Path | None = None
-    takes_one_row: bool = False
+    least_exactness: float = EXACTNESS
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exactness(self) -> float:
+        return self.least_exactness
 
     def open(self, threads: int) -> Session:
-        session = make_runtime("onnxruntime").open(self.file or self.graph.path, threads=threads)
-        return RowByRowSession(session) if self.takes_one_row else session
+        return make_runtime("onnxruntime").open(self.file or self.graph.path, threads=threads)

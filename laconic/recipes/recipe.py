@@ -52,7 +52,8 @@ class Origin(Strict):
 
     source: a checkpoint's folder or file. task: its registered name; inferred from the source if not given.
     builder, arguments: the "package.module:factory" that builds the module, and its arguments. inputs: the input
-    signature, if the source does not define one.
+    signature, if the source does not define one; of an ONNX file, those inputs whose axes it leaves in doubt.
+    constants: values of inputs of an ONNX file that are the same for all samples.
     """
 
     source: str
@@ -60,6 +61,7 @@ class Origin(Strict):
     builder: str | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = ()
+    constants: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("task")
     @classmethod

@@ -9,6 +9,7 @@ from pathlib import Path
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import Node, read_nodes
+from laconic.runtimes.row_by_row_session import open_row_by_row
 from laconic.runtimes.runtime import JOINED, Compute, Kernel, Runtime, Session
 
 # The official builds send telemetry to Microsoft unless it is disabled before the import (Privacy.md, 1.31).
@@ -94,9 +95,9 @@ class OnnxRuntime(Runtime):
     def computes(self) -> tuple[Compute, ...]:
         return ("float32",)
 
-    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32", optimize: bool = True) -> OrtSession:
+    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32", optimize: bool = True) -> Session:
         """Load a model file. optimize=False runs the graph node by node: the reference of the parity checks."""
-        return OrtSession(self._load(model, threads, optimize=optimize), model)
+        return make_session(self._load(model, threads, optimize=optimize), model)
 
     def open_many(
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
@@ -106,7 +107,7 @@ class OnnxRuntime(Runtime):
         if threads > 1:
             return super().open_many(model, count, threads=threads, compute=compute)
         shared = self._load(model, threads)
-        return [OrtSession(shared, model) for _ in range(count)]
+        return [make_session(shared, model) for _ in range(count)]
 
     def _load(self, model: Path, threads: int, *, optimize: bool = True) -> ort.InferenceSession:
         try:
@@ -118,7 +119,8 @@ class OnnxRuntime(Runtime):
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        # A failed run is raised; below 4, the engine also prints it on the terminal.
+        options.log_severity_level = 4
         # Spinning threads would starve the HTTP server, which shares the cores with them.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry(*DISABLED)
@@ -126,6 +128,11 @@ class OnnxRuntime(Runtime):
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         return options
+
+
+def make_session(session: ort.InferenceSession, model: Path) -> Session:
+    """Return the session of a loaded model; one whose batch is fixed to one row runs row by row."""
+    return open_row_by_row(OrtSession(session, model), (each.shape for each in session.get_inputs()))
 
 
 def find_arithmetic(node: Node) -> str:

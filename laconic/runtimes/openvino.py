@@ -8,6 +8,7 @@ from pathlib import Path
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
+from laconic.runtimes.row_by_row_session import open_row_by_row
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 
 # Importing openvino sends telemetry to Google Analytics and writes an identifier into the home folder, without consent
@@ -27,6 +28,8 @@ WITHOUT_BF16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "A
 """Values of ONEDNN_MAX_CPU_ISA that leave oneDNN no BF16 instructions."""
 
 
+SINK = "/sink_port_0"
+"""What OpenVINO appends to the name of a graph's output."""
 FUSED_ATTENTION = "ScaledDotProductAttention"
 """What ONNX Runtime's MultiHeadAttention becomes. After an input of length 1 its kernel's outputs for longer inputs are
 wrong (2026.4, AVX2); those of the products and the softmax in a graph that is placed for OpenVINO are not."""
@@ -51,7 +54,7 @@ class OvSession(Session):
         """compiled: shared by as many sessions as it has streams."""
         self._compiled = compiled
         self._request = compiled.create_infer_request()
-        self._outputs = [output.any_name for output in self._compiled.outputs]
+        self._outputs = [find_output_name(output) for output in compiled.outputs]
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         try:
@@ -77,6 +80,13 @@ class OvSession(Session):
         del self._request, self._compiled
 
 
+def find_output_name(output: ov.ConstOutput) -> str:
+    """Find the name of an output in the graph: a tensor that only passes through has several, of which `any_name` is
+    any."""
+    name = str(output.get_node().get_friendly_name()).removesuffix(SINK)
+    return name if name in output.get_names() else str(output.any_name)
+
+
 class OpenVino(Runtime):
     """OpenVINO on the CPU."""
 
@@ -93,12 +103,12 @@ class OpenVino(Runtime):
         capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         return ("float32", "bfloat16") if "BF16" in capabilities and not held else ("float32",)
 
-    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> OvSession:
+    def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
         return self.open_many(model, 1, threads=threads, compute=compute)[0]
 
     def open_many(
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float32"
-    ) -> Sequence[OvSession]:
+    ) -> Sequence[Session]:
         # One stream per session over one copy of the weights: a second session of MiniLM in INT8 takes 25 MB more,
         # compiled for itself 96 MB, and both give the same rows per CPU-second.
         # On a processor without BF16 the model computes in FP32, which is never less exact than what was validated.
@@ -125,4 +135,8 @@ class OpenVino(Runtime):
                 f"Open it in onnxruntime; an artifact that was placed for that engine can be built again for this one "
                 f"(laconic build --engine-only openvino)"
             )
-        return [OvSession(compiled) for _ in range(count)]
+        shapes = [
+            [axis.get_length() if axis.is_static else None for axis in each.get_partial_shape()]
+            for each in compiled.inputs
+        ]
+        return [open_row_by_row(OvSession(compiled), shapes) for _ in range(count)]

@@ -87,8 +87,8 @@ def compare_numbers(reference: Array, candidate: Array, subject: str) -> Iterato
     """Compare an output of numbers by the variance that is left unexplained, which is all of it for a constant answer.
 
     reference, candidate: [samples, ...]. Three views, since what the numbers are for is not known: all numbers
-    together, as in a vector; each number in a unit of its own, as in a table, where one in Pascal would hide all others;
-    and the numbers of a sample less their mean, as in logits, which may share any offset.
+    together, as in a vector; each number in a unit of its own, as in a table, where one in Pascal would hide the
+    others; and the numbers of a sample less their mean, as in logits, which may share any offset.
     """
     one, other = (each.reshape(len(each), -1).astype(np.float64) for each in (reference, candidate))
     columns = explain_variance(one, other)

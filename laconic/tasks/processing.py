@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from laconic.arrays import Arrays
+from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tasks.named_task import NamedTask
 from laconic.tasks.token_limits import TokenLimits
@@ -42,6 +42,9 @@ class Processing(NamedTask, ABC):
 
     padding: dict[str, int]
     """The value that pads each input along its free axis; empty where the samples of a batch must be of one size."""
+
+    typical_sample: Mapping[str, Array] = {}
+    """A sample of median size, [1, ...] by input; empty where none is known."""
 
     @classmethod
     @abstractmethod

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
+
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tasks.named_task import NamedTask
@@ -37,6 +39,9 @@ class RowParsing(NamedTask):
     labels: tuple[str, ...] = ()
     """The names of the classes; empty where they have none."""
 
+    constants: Mapping[str, Any] = {}
+    """Values of inputs that the source takes and that are the same for all samples: rows may repeat them."""
+
     def with_labels(self, labels: Sequence[str]) -> Self:
         """The same task for a model with other classes."""
         task = copy.copy(self)
@@ -62,6 +67,13 @@ class RowParsing(NamedTask):
     def from_arrays(self, arrays: Arrays) -> Any:
         """What `parse` takes, from the arrays of one sample by input."""
         return arrays
+
+    def drop_constants(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arrays of a sample without inputs that are constants. Raises InputError for another value."""
+        for name in self.constants.keys() & arrays.keys():
+            if not np.array_equal(arrays[name], self.constants[name]):
+                raise InputError(f"input {name!r} is {arrays[name]}, and {self.constants[name]} in all other samples")
+        return {name: array for name, array in arrays.items() if name not in self.constants}
 
     def parse_label(self, value: Any, sample: Any) -> Any:
         """The label of a parsed sample from a row's value. Raises InputError or DataError for one that `scorer` cannot

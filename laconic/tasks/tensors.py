@@ -58,7 +58,7 @@ class Tensors(Task):
                 names = [spec.name for spec in self.inputs]
                 raise InputError(f"a sample must be an object with the arrays {names}, not {type(value).__name__}")
             value = {self.inputs[0].name: value}
-        sample = {name: self._array(name, array) for name, array in value.items()}
+        sample = {name: self._array(name, array) for name, array in self.drop_constants(value).items()}
         check_inputs(self.inputs, {name: array[None] for name, array in sample.items()})
         return sample
 
@@ -92,8 +92,19 @@ class Tensors(Task):
         rows = len(first(outputs))
         return [{name: array[row] for name, array in outputs.items()} for row in range(rows)]
 
+    def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
+        """Return a sample as often as there are rows, where one is known: random numbers may be no lengths or ids."""
+        if not self.typical_sample:
+            return super().typical(batch, length, seed)
+        return {name: np.repeat(array, batch, axis=0) for name, array in self.typical_sample.items()}
+
     def example_request(self) -> dict[str, Any]:
-        return {self.field: {name: array.round(2) for name, array in self.examples(1)[0].items()}}
+        return {
+            self.field: {
+                name: array.round(2) if array.dtype.kind == "f" else array
+                for name, array in self.examples(1)[0].items()
+            }
+        }
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         batch = self.typical(count, 16, seed)
