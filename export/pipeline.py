@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from export.candidates.alternatives import place_alternatives
 from export.candidates.audit import KernelAudit
 from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
@@ -20,6 +22,7 @@ from export.candidates.magnitudes import OVERFLOW_SAMPLES, find_overflow
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import make_race_key, time_candidates, time_chosen
 from export.lineage import Lineage, open_lineage, summarize_fidelity
+from export.passes.subgraphs import count_inner_layers
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
 from export.validation.evidence import GraphDeviation
@@ -151,7 +154,13 @@ class EngineBuild:
             graph = capture_graph(model, self.cache)
             error = measure_capture_error(model, graph, few, self.cache)
             node = "" if error is None or error <= 1 - model.exactness else find_divergence(model, graph, few)
+            inner = count_inner_layers(onnx.load(graph.path, load_external_data=False).graph)
             step.note = f"{len(graph.layers)} layers, error {error or 0:.1g}" + (f" from {node} on" if node else "")
+        for operator, count in inner.items():
+            self.steps.warn(
+                f"{count} layers are inside {operator}, whose bodies are not quantized"
+                + ("" if graph.layers else ": nothing in this model is, and it does not become smaller")
+            )
         return graph, None if error is None else GraphDeviation(error, node, model.exactness)
 
     def list_plan_stages(self) -> list[tuple[str, PlanStage]]:

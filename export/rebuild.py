@@ -154,14 +154,25 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
         attention=unpack_attention(calibration.arrays),
     )
     corrections = unpack_bias_corrections(calibration.arrays)
-    tensors = {tensor.name: tensor for tensor in onnx.load(artifact.model).graph.initializer}
+    model = onnx.load(artifact.model).graph
+    tensors, nodes = {tensor.name: tensor for tensor in model.initializer}, {node.name: node for node in model.node}
     weights: dict[tuple[str, Precision], QuantizedWeight] = {}
     for node, each in plan.precision.items():
-        integers, scales = (tensors.get(f"{node}/weight/{part}") for part in ("int8", "scale"))
+        integers, scales = map(tensors.get, find_weight_names(nodes, node))
         if each in ("int8", "int8-weight") and integers is not None and scales is not None:
             arrays = [numpy_helper.to_array(tensor) for tensor in (integers, scales)]
             weights[node, each] = QuantizedWeight(arrays[0], arrays[1].reshape(1, -1), corrections.get(node))
     return replace(plan, weights=weights)
+
+
+def find_weight_names(nodes: Mapping[str, onnx.NodeProto], layer: str) -> tuple[str, str]:
+    """Find the names of the integers and scales that a layer reads, which layers with the same weight share; names of
+    nothing where it is not in 8 bits."""
+    stem = f"{layer}/weight"
+    if (whole := nodes.get(f"{stem}/DQ")) is not None:
+        return whole.input[0], whole.input[1]
+    cast, product = nodes.get(f"{stem}/int32"), nodes.get(f"{stem}/multiply")
+    return (cast.input[0], product.input[1]) if cast is not None and product is not None else ("", "")
 
 
 @contextmanager

@@ -28,6 +28,8 @@ LaconicError                    1  500   base class: an error that the user can 
 A message states what happened, what was expected, and what to try.
 """
 
+from collections.abc import Collection
+
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a program or a generator on purpose. Any other BaseException is a fault as an Exception is: PyO3 raises the
 panic of a library in Rust, such as `tokenizers`, as a BaseException."""
@@ -96,7 +98,14 @@ class CaptureError(LaconicError):
 
 
 class UnsupportedPrecision(LaconicError):
-    """The target has no kernel for the requested precision."""
+    """The target has no kernel for the requested precision.
+
+    layers: the nodes that it lacks kernels for, where it has them for others.
+    """
+
+    def __init__(self, message: str, layers: Collection[str] = ()) -> None:
+        super().__init__(message)
+        self.layers = layers
 
 
 class RuntimeFailure(LaconicError):

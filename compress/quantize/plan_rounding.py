@@ -143,11 +143,18 @@ def round_layers(
         )
     else:
         observed = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in layers if layer.kind == "MatMul")
+    shared: dict[tuple[str, Precision], list[QuantizedWeight]] = {}
     for layer, im2col, each in observed:
         precision = plan.precision[layer.node]
         smoothing = plan.smoothing.get(layer.input) if precision == "int8" else None
         weight = numpy_helper.to_array(weights[layer.weight])
-        yield layer, [round_layer(layer, im2col, weight, precision, each, smoothing, config) for config in configs]
+        firsts = shared.get((layer.weight, precision), [None] * len(configs))
+        rounded = [
+            round_layer(layer, im2col, weight, precision, each, smoothing, config, first)
+            for config, first in zip(configs, firsts, strict=True)
+        ]
+        shared.setdefault((layer.weight, precision), rounded)
+        yield layer, rounded
 
 
 def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
@@ -166,8 +173,10 @@ def round_layer(
     observed: GraphMoments,
     smoothing: Smoothing | None,
     config: RoundingConfig,
+    known: QuantizedWeight | None = None,
 ) -> QuantizedWeight:
-    """Round a layer's weight. smoothing: of its input, if any."""
+    """Round a layer's weight. smoothing: of its input, if any. known: the same weight as another layer has it, which is
+    then stored once."""
     levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-INT8_MAX, INT8_MAX)
     channels = layer.shape[0 if layer.kind == "MatMul" else 1]
     group_size = config.group_size if precision == "int4-weight" else None
@@ -175,7 +184,9 @@ def round_layer(
     matrices = im2col.unfold_weight(weight) * factors[:, None]
     integers, scales, corrections = [], [], []
     for index, matrix in enumerate(matrices):
-        if precision == "int4-weight":
+        if known is not None and len(matrices) == 1:
+            scale = known.scales
+        elif precision == "int4-weight":
             scale = int4_scales(matrix, group_size)
         elif precision == "int8" and config.reduce_range:
             scale = reduced_range_scales(matrix, channels)
@@ -183,7 +194,10 @@ def round_layer(
             scale = quantize_weight(matrix, 1)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
         gram = observed.gram[index] / max(observed.count, 1) / np.outer(factors, factors)
-        integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))
+        if known is not None and len(matrices) == 1:
+            integers.append(im2col.unfold_weight(known.integers)[0])
+        else:
+            integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))
         scales.append(scale)
         if config.bias_correction:
             kept, given = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]

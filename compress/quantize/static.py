@@ -13,6 +13,7 @@ from compress.quantize.ranges import RANGE_METHODS
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
+from export.passes.subgraphs import read_tensors
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of
@@ -129,10 +130,17 @@ class Static(PlanStage):
 
 
 def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Array]]:
-    """The weights [in, out] that each tensor is multiplied with."""
-    initializers = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
+    """Return the weights [in, out] that each tensor is multiplied with; without tensors of which a weight has other
+    readers, since a weight that is scaled for one input cannot be stored once."""
+    whole = onnx.load(graph.path).graph
+    initializers = {tensor.name: tensor for tensor in whole.initializer}
+    inner = {tensor for node in whole.node for tensor in read_tensors(node) if tensor not in node.input}
+    inputs: dict[str, set[str]] = {}
+    for layer in layers:
+        inputs.setdefault(layer.weight, set()).add(layer.input)
+    shared = {tensor for name, each in inputs.items() if len(each) > 1 or name in inner for tensor in each}
     readers: dict[str, list[Array]] = {}
     for layer in layers:
-        if layer.kind == "MatMul":
+        if layer.kind == "MatMul" and layer.input not in shared:
             readers.setdefault(layer.input, []).append(numpy_helper.to_array(initializers[layer.weight]))
     return readers

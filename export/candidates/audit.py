@@ -76,7 +76,8 @@ def audit(
             f"{len(fallen)} of {len(layers)} layers were to run in INT8, and {engine} does not do so: "
             + "; ".join(f"{name} (runs as {found.precision}, {found.kind})" for name, found, _ in named)
             + "".join(f". {reason}" for reason in dict.fromkeys(reason for *_, reason in named if reason))
-            + ". Try another engine (runtimes), or keep them in float (quantize.static: keep)"
+            + ". Try another engine (runtimes), or keep them in float (quantize.static: keep)",
+            [layer.node for layer in fallen] if len(fallen) < len(run) else (),
         )
     total = sum(layer.parameters for layer in layers)
     shares: dict[str, float] = {}

@@ -80,12 +80,25 @@ class CandidateBuilder:
                 if option.reference and any(each.met for each in built.values()):
                     break  # nothing is timed, so the first that meets the goal is the one
                 try:
-                    candidate = self.audit(self.build(plans, option, f"{name}-{number}", step))
+                    candidate = self.build_audited(plans, option, f"{name}-{number}", step)
                     built.setdefault(candidate.name, candidate)
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
             step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
         return list(built.values()), refused
+
+    def build_audited(self, ladder: PrecisionLadder, option: EngineOption, name: str, step: Step) -> EngineCandidate:
+        """Build a candidate and audit its kernels; layers for which an engine has no kernels, such as a last
+        convolution in ONNX Runtime, stay in float, with a warning. Raises UnsupportedPrecision where that is all."""
+        try:
+            return self.audit(self.build(ladder, option, name, step))
+        except UnsupportedPrecision as error:
+            if not error.layers:
+                raise
+            kept, reason = error.layers, str(error)
+        candidate = self.audit(self.build(ladder.keep_in_float(kept), option, f"{name}-kept", step))
+        self.job.steps.warn(f"{', '.join(kept)} stay in float: {reason.partition('. Try ')[0]}")
+        return candidate
 
     def build(self, ladder: PrecisionLadder, option: EngineOption, name: str, step: Step) -> EngineCandidate:
         """Build the first plan that meets the goal with one engine option, and that its engine runs as written.

@@ -8,6 +8,8 @@ from onnxscript import optimizer
 
 ABSOLUTE, RELATIVE = 1e-8, 1e-5
 """How far from 0 and from 1 a number may be that onnxscript's rules take for it (0.7)."""
+RESHAPE_OPSET = 14
+"""The first opset whose Reshape has the attribute `allowzero`, which onnxscript writes into any graph."""
 NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 """The number with which each operator has no effect."""
 
@@ -24,6 +26,10 @@ def optimize(model: ir.Model) -> None:
         if node.domain in ("", "ai.onnx") and node.op_type in NEUTRAL:
             keep_effect(node, NEUTRAL[node.op_type])
     optimizer.optimize(model)
+    if model.opset_imports.get("", RESHAPE_OPSET) < RESHAPE_OPSET:
+        for node in model.graph.all_nodes():
+            if node.op_type == "Reshape":  # without it, a 0 copies a size: no tensor here has an axis of size 0
+                node.attributes.pop("allowzero", None)
 
 
 def keep_effect(node: ir.Node, neutral: float) -> None:

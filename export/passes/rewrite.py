@@ -1,6 +1,6 @@
 """Rewrites of an ONNX graph: Q/DQ nodes inserted before others, and initializers replaced."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,8 @@ STORAGE: dict[ActivationType, np.dtype[np.generic]] = {
 """The NumPy types of quantized activations."""
 HALF_TYPES: dict[Precision, HalfType] = {"float16-weight": "float16", "bfloat16-weight": "bfloat16"}
 """The types of weights in 16 bits."""
+SHARED_BYTES = 1024
+"""The least bytes of weights that are compared for equality."""
 
 
 class GraphRewriter:
@@ -37,6 +39,7 @@ class GraphRewriter:
         self.outputs = {value.name for value in model.graph.output}
         self._readers: dict[str, list[str]] = {}
         self._producers = {tensor: node for node in self.nodes.values() for tensor in node.output}
+        self._stored: dict[str, tuple[str, str, list[int]]] = {}
         self._place = {name: place for place, name in enumerate(self.nodes)}
         for name, node in self.nodes.items():
             for tensor in read_tensors(node):
@@ -192,16 +195,14 @@ class GraphRewriter:
         stem = f"{layer.node}/weight"
         shape = [-1 if axis == layer.axis else 1 for axis in range(len(layer.shape))]
         self.set_initializer(scale, self.array(scale).reshape(shape))
-        nodes = [
-            helper.make_node("Cast", [weight], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
-            helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
-            helper.make_node("Mul", [f"{stem}/floats", scale], [stem], f"{stem}/multiply"),
-        ]
-        self.replace_weight(layer, nodes, stem)
+        self.replace_weight(layer, make_cast(weight, scale, stem), stem)
 
     def _write_dequantized(self, layer: Layer, factors: Array | None, rounded: QuantizedWeight | None) -> None:
         weight, scale = self._write_int8(layer, factors=factors, rounded=rounded)
         result = f"{layer.node}/weight"
+        if factors is None:
+            shape = [-1 if axis == layer.axis else 1 for axis in range(len(layer.shape))]
+            self._stored[layer.weight] = weight, scale, shape
         node = helper.make_node("DequantizeLinear", [weight, scale], [result], f"{result}/DQ", axis=layer.axis)
         self.replace_weight(layer, [node], result)
 
@@ -273,11 +274,48 @@ class GraphRewriter:
                 copy = NodeProto()
                 copy.CopyFrom(each)
                 nodes.append(copy)
+        self._share_equal(nodes)
+        nodes = [*self._dequantize_for_subgraphs(nodes), *nodes]
         read = {tensor for node in nodes for tensor in read_tensors(node)} | self.outputs
+        computed = {tensor for node in nodes for tensor in node.output}
         for index in reversed(range(len(graph.initializer))):
-            if graph.initializer[index].name not in read or graph.initializer[index].name in self._added:
+            if (name := graph.initializer[index].name) not in read or name in self._added or name in computed:
                 del graph.initializer[index]
         graph.initializer.extend(tensor for name, tensor in self._added.items() if name in read)
         del graph.node[:]
         graph.node.extend(nodes)
         return self.model
+
+    def _share_equal(self, nodes: Sequence[NodeProto]) -> None:
+        """Let nodes read one of several equal weights: layers that share a weight share its integers."""
+        firsts: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+        equal: dict[str, str] = {}
+        for name, tensor in self._added.items():
+            if len(tensor.raw_data) >= SHARED_BYTES:
+                first = firsts.setdefault((tensor.data_type, tuple(tensor.dims), tensor.raw_data), name)
+                if first != name:
+                    equal[name] = first
+        for node in nodes if equal else ():
+            for name in set(node.input) & equal.keys():
+                self._redirect(node, name, equal[name])
+
+    def _dequantize_for_subgraphs(self, nodes: Sequence[NodeProto]) -> list[NodeProto]:
+        """Make nodes that compute the weights that subgraphs alone still read in float from the integers that are there
+        already. Engines fold these when they load the graph; a DequantizeLinear they run anew each time."""
+        direct = {tensor for node in nodes for tensor in node.input} | self.outputs
+        inner = {tensor for node in nodes for tensor in read_tensors(node)} - direct
+        made: list[NodeProto] = []
+        for name, (weight, scale, shape) in self._stored.items():
+            if name in inner:
+                column = self.set_initializer(f"{name}/column", self.array(scale).reshape(shape))
+                made += make_cast(weight, column, name)
+        return made
+
+
+def make_cast(weight: str, scale: str, result: str) -> list[NodeProto]:
+    """Make the nodes that compute a float weight of integers and scales by casts."""
+    return [
+        helper.make_node("Cast", [weight], [f"{result}/int32"], f"{result}/int32", to=TensorProto.INT32),
+        helper.make_node("Cast", [f"{result}/int32"], [f"{result}/floats"], f"{result}/floats", to=TensorProto.FLOAT),
+        helper.make_node("Mul", [f"{result}/floats", scale], [result], f"{result}/multiply"),
+    ]

@@ -120,8 +120,9 @@ class Manifest(BaseModel):
 
     @property
     def served_size(self) -> int:
-        """Bytes of the files that are needed to serve the artifact."""
-        return sum(file.size for name, file in self.files.items() if name not in NOT_SERVED)
+        """Bytes of the model: the files that it is served from, without the golden outputs that it is checked by."""
+        checks = NOT_SERVED | {placement.golden for placement in self.placements}
+        return sum(file.size for name, file in self.files.items() if name not in checks)
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -174,7 +174,8 @@ def load_arrays(path: Path) -> dict[str, Array]:
     ) as error:
         raise DataError(
             f"{path.name} does not read as .npz: {error}. Write it anew with numpy.savez, arrays of numbers by the "
-            f"names of the inputs"
+            f"names of the inputs; samples x of several shapes as x=numpy.concatenate([a.ravel() for a in x]), "
+            f"x_shapes=[a.shape for a in x]"
         ) from None
 
 

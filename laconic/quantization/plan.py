@@ -1,8 +1,8 @@
 """The result of quantization: the precision of each layer and its parameters, independent of the engine."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, overload
 
 from laconic.arrays import Array
 
@@ -108,3 +108,30 @@ class PrecisionLadder:
     def of(cls, plan: Plan) -> "PrecisionLadder":
         """A ladder of a single plan."""
         return cls(((plan,),))
+
+    def keep_in_float(self, nodes: Collection[str]) -> "PrecisionLadder":
+        """Return the ladder with these layers in float in each plan."""
+        return replace(self, rungs=tuple(KeptRung(rung, frozenset(nodes)) for rung in self.rungs))
+
+
+@dataclass(frozen=True)
+class KeptRung(Sequence[Plan]):
+    """A rung with some layers in float. A plan is asked for only when it is read, which may measure sensitivities."""
+
+    rung: Sequence[Plan]
+    nodes: frozenset[str]
+
+    def __len__(self) -> int:
+        return len(self.rung)
+
+    @overload
+    def __getitem__(self, index: int) -> Plan: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "KeptRung": ...
+
+    def __getitem__(self, index: int | slice) -> "Plan | KeptRung":
+        if isinstance(index, slice):
+            return replace(self, rung=self.rung[index])
+        plan = self.rung[index]
+        return replace(plan, precision={**plan.precision, **dict.fromkeys(self.nodes, "float32")})
