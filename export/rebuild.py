@@ -155,10 +155,10 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
     )
     corrections = unpack_bias_corrections(calibration.arrays)
     model = onnx.load(artifact.model).graph
-    tensors, nodes = {tensor.name: tensor for tensor in model.initializer}, {node.name: node for node in model.node}
+    tensors, built = {tensor.name: tensor for tensor in model.initializer}, {node.name: node for node in model.node}
     weights: dict[tuple[str, Precision], QuantizedWeight] = {}
     for node, each in plan.precision.items():
-        integers, scales = map(tensors.get, find_weight_names(nodes, node))
+        integers, scales = map(tensors.get, find_weight_names(built, node))
         if each in ("int8", "int8-weight") and integers is not None and scales is not None:
             arrays = [numpy_helper.to_array(tensor) for tensor in (integers, scales)]
             weights[node, each] = QuantizedWeight(arrays[0], arrays[1].reshape(1, -1), corrections.get(node))

@@ -43,6 +43,11 @@ class InputLayout:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the file takes the input as a sample has it."""
+        return self.constant is None and self.place == 0
+
+    @property
     def has_fixed_batch(self) -> bool:
         """Whether the batch is fixed to one row."""
         return self.constant is None and self.axes[self.place] == 1

@@ -140,7 +140,7 @@ def find_range(
         return AxisRange(*limits, (limits[0] if least == most else least, most))
     # Odd sizes, and another one for each axis: of axes of one size, either could stand for the other.
     place = [*base].index(axis)
-    small, large = least // 2 + place, 2 * most + 2 * place + 1
+    small, large = (least // 2 + 2 * place) | 1, 2 * most + 2 * place + 1
     is_free_below = 1 < small < least and answers(run, make, {**base, axis: small})
     is_free_above = answers(run, make, {**base, axis: large})
     low, high = (None if is_free_below else least), (None if is_free_above else most)

@@ -166,8 +166,8 @@ def adapt(
     notes = tuple(describe_interface(layouts, signature, one_row=has_fixed_rows(model)))
     if not signature.outputs:
         raise SourceError(f"no output of {path} depends on its inputs. Export the model again, with its outputs")
-    is_same = not notes or (model is single and has_fixed_rows(model) and len(notes) == 1)
-    file = path.resolve() if is_same and not has_half_ends(proto) else write_model(single, folder / SOURCE)
+    is_same = all(layout.is_plain for layout in layouts) and all(each.place == 0 for each in signature.layouts)
+    file = path.resolve() if is_same and not has_odd_ends(proto) else write_model(single, folder / SOURCE)
     return AdaptedModel(model, file, signature, notes)
 
 
@@ -231,10 +231,14 @@ def has_fixed_rows(model: ir.Model) -> bool:
     return any(value.shape is not None and value.shape[0] == 1 for value in model.graph.inputs)
 
 
-def has_half_ends(proto: ModelProto) -> bool:
-    """Return whether an input or output is in half precision."""
-    kinds = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
-    return bool(kinds & {TensorProto.FLOAT16, TensorProto.BFLOAT16})
+def has_odd_ends(proto: ModelProto) -> bool:
+    """Return whether an input or output is in half precision, or has a free axis that is written as 0, which engines
+    take literally."""
+    types = [value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)]
+    is_half = any(each.elem_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16) for each in types)
+    return is_half or any(
+        axis.HasField("dim_value") and axis.dim_value == 0 for each in types for axis in each.shape.dim
+    )
 
 
 def write_model(model: ir.Model, path: Path) -> Path:

@@ -34,7 +34,9 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
     for graph in (model.graph, *model.graph.subgraphs()):
         _separate_outputs(graph)
     for value, spec in (*zip(model.graph.inputs, inputs, strict=True), *zip(model.graph.outputs, outputs, strict=True)):
-        value.name, value.shape = spec.name, ir.Shape(spec.shape)
+        takes_one_row = value.shape is not None and len(value.shape) > 0 and value.shape[0] == 1
+        value.name = spec.name
+        value.shape = ir.Shape((1, *spec.shape[1:]) if takes_one_row else spec.shape)
     for value in model.graph.initializers.values():
         _copy_initializer(value)
     for node in list(model.graph):
