@@ -15,13 +15,12 @@ from types import FrameType
 
 import orjson
 
-from laconic.errors import RuntimeFailure, UsageError
+from laconic.errors import UsageError
 from laconic.hardware import cores
 from serve.asgi.listener import UNIX
 from serve.settings.server_settings import Settings
-from serve.workers.child_process import kill, spawn, wait_for_exit
+from serve.workers.child_process import kill, raise_failure, spawn, wait_for_exit
 from serve.workers.supervisor import Report, Supervisor
-from serve.workers.worker_process import ERRORS
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What is passed on to the fronts, which ignore signals themselves: a group's signal would reach them twice."""
@@ -123,8 +122,7 @@ class Fronts:
         with control.makefile("rb") as lines:
             for line in lines:
                 report = orjson.loads(line)
-                if "error" in report:
-                    raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
+                raise_failure(report)
                 set_ready(report)
 
 

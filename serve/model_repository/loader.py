@@ -12,8 +12,7 @@ from serve.model_repository.model import Model
 from serve.model_repository.versions import VERSION, escape, explain_ambiguity, find_versions
 from serve.settings.server_settings import Settings
 from serve.workers.devices import assign_gpus, list_gpus
-from serve.workers.engine_job import EngineJob
-from serve.workers.engine_sessions import EngineSessions
+from serve.workers.engine_sessions import EngineJob, EngineSessions
 from serve.workers.worker_pool import WatchdogLimits, WorkerPool
 
 TINY = 1e-3
@@ -75,18 +74,16 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
     """
     executors, threads = settings.parallelism(name)
     environments = plan_workers(artifact, settings.workers)
-    if not environments:
-        return EngineSessions.open(
-            artifact, executors, threads=threads, runtime=settings.runtime, unproven=settings.unproven
-        )
     job = EngineJob(
         path=str(artifact.path.resolve()),
         digest=digest,
-        sessions=max(1, executors // len(environments)),
+        sessions=max(1, executors // max(1, len(environments))),
         threads=threads,
         runtime=settings.runtime,
         unproven=settings.unproven,
     )
+    if not environments:
+        return EngineSessions.open(artifact, job)
     batch_seconds = settings.watchdog * count_runs(artifact)
     return WorkerPool.open(job, environments, WatchdogLimits(settings.watchdog, settings.max_crashes, batch_seconds))
 

@@ -8,6 +8,19 @@ from laconic.runtimes.runtime import Session
 
 
 @dataclass(frozen=True)
+class EngineJob:
+    """What to open, in this process or in a worker. path: of an artifact whose files the server has checked against its
+    manifest; digest: of that manifest. threads: of each session. runtime: an engine; the fastest where None."""
+
+    path: str
+    digest: str
+    sessions: int
+    threads: int
+    runtime: str | None
+    unproven: bool
+
+
+@dataclass(frozen=True)
 class EngineSessions:
     """Sessions that run concurrently in this process.
 
@@ -23,18 +36,15 @@ class EngineSessions:
     """Why the model cannot be run at present; nothing happens to an engine in this process."""
 
     @classmethod
-    def open(
-        cls, artifact: Artifact, count: int, *, threads: int, runtime: str | None, unproven: bool
-    ) -> "EngineSessions":
-        """Open `count` sessions with `threads` threads each; golden outputs are checked.
+    def open(cls, artifact: Artifact, job: EngineJob) -> "EngineSessions":
+        """Open the sessions of a job on its artifact; golden outputs are checked.
 
-        runtime: an engine; the fastest where None. Raises UnprovenArtifact, also for a verdict that failed unless
-        `unproven`, and what the engine raises.
+        Raises UnprovenArtifact, also for a verdict that failed unless the job allows it, and what the engine raises.
         """
-        choice = artifact.choose(runtime, threads=threads)
-        if not unproven:
+        choice = artifact.choose(job.runtime, threads=job.threads)
+        if not job.unproven:
             artifact.require_proof(choice.placement)
-        sessions = artifact.open_placement(choice.engine, choice.placement, count, threads=threads)
+        sessions = artifact.open_placement(choice.engine, choice.placement, job.sessions, threads=job.threads)
         return cls(sessions, choice.engine.name, describe_race(choice) if choice.speeds else "")
 
     def interrupt(self) -> None:
@@ -47,7 +57,7 @@ class EngineSessions:
 
 
 def describe_race(choice: Choice) -> str:
-    """Which placement is opened, and how fast the others are on this machine."""
+    """Describe which placement is opened, and how fast the others are on this machine."""
     own = choice.speeds[choice.engine.name]
     others = [
         f"{own / speed:.2f} x the speed of {name}"

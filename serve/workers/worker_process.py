@@ -6,15 +6,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
-from laconic import errors
 from laconic.arrays import Array, Arrays
-from laconic.errors import LaconicError, NotReady, RuntimeFailure, describe_error
-from serve.workers.child_process import kill, spawn, wait_for_exit
-from serve.workers.engine_job import EngineJob
+from laconic.errors import NotReady, RuntimeFailure, describe_error
+from serve.workers.child_process import kill, raise_failure, spawn, wait_for_exit
+from serve.workers.engine_sessions import EngineJob
 from serve.workers.frames import receive_frame, send_frame
 
 TICK = 0.25
@@ -102,8 +100,7 @@ class WorkerProcess:
                 raise RuntimeFailure(f"the process that was to open the model {wait_for_exit(self.process)}")
             line += chunk
         report: dict[str, str] = orjson.loads(line)
-        if "error" in report:
-            raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
+        raise_failure(report)
         return report
 
     def watch(self, silence: float, batch_seconds: float) -> str:
@@ -143,12 +140,3 @@ class WorkerProcess:
             connection.close()
         kill(self.process)
         self._control.close()
-
-
-def find_errors() -> dict[str, type[LaconicError]]:
-    """The expected errors by name."""
-    every: dict[str, Any] = vars(errors)
-    return {name: each for name, each in every.items() if isinstance(each, type) and issubclass(each, LaconicError)}
-
-
-ERRORS = find_errors()
