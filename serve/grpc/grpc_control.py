@@ -14,7 +14,6 @@ from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.model_repository.watched_folder import WatchedFolder
 from serve.protocol import extensions, metadata
-from serve.protocol.repository_control import control_model
 from serve.settings.server_settings import Settings
 
 
@@ -87,7 +86,7 @@ class GrpcControl:
         async def respond(body: bytes, _: Context) -> bytes:
             asked: Any = parse_message(kind, body)
             content = {"parameters": dict(asked.parameters)}
-            await control_model(self.folder, self.settings, act, asked.model_name, content)
+            await extensions.control_model(self.folder, self.settings, act, asked.model_name, content)
             return serialize(response())
 
         return call(self.settings, respond)

@@ -11,9 +11,9 @@ from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
 from serve.http.embed import Embed
+from serve.http.extension_routes import add_model_control
 from serve.http.guard import Guard
 from serve.http.infer import Infer
-from serve.http.model_control import add_model_control
 from serve.http.prometheus import Metrics
 from serve.http.task_endpoint import Predict
 from serve.model_repository.loader import open_models

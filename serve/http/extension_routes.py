@@ -1,14 +1,21 @@
-"""The routes of extensions of the V2 protocol that are off: trace and log settings, shared memory."""
+"""The routes of extensions of the V2 protocol: control of the model repository, settings, shared memory."""
 
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from serve.http.control_body import read_control_body
+from laconic.errors import InputError
+from serve.asgi.body import parse, read_body
+from serve.asgi.wire import ClientGone
 from serve.model_repository.repository import Repository
+from serve.model_repository.watched_folder import WatchedFolder
 from serve.protocol import extensions
+from serve.requests.memory_budget import MemoryBudget, Reservation
+from serve.settings.server_settings import Settings
 
+MAX_BODY = 1 << 16
+"""Bytes of the JSON that these routes take."""
 SHARED_MEMORY = ("systemsharedmemory", "cudasharedmemory")
 SETTINGS_BODY = {
     "requestBody": {"required": False, "content": {"application/json": {"schema": {"type": "object"}}}},
@@ -20,6 +27,22 @@ def add_extensions(app: FastAPI, repository: Repository) -> None:
     add_settings(app, repository)
     for kind in SHARED_MEMORY:
         add_shared_memory(app, kind)
+
+
+def add_model_control(app: FastAPI, folder: WatchedFolder | None, settings: Settings) -> None:
+    """Add the routes. folder: where the models lie; without one, the routes say so."""
+
+    @app.post("/v2/repository/models/{name}/load", tags=["server"], response_class=Response)
+    async def load(name: str, request: Request) -> Response:
+        """Load the newest version of a model in the folder. Answers when it is served."""
+        await extensions.control_model(folder, settings, WatchedFolder.load, name, await read_control_body(request))
+        return Response()
+
+    @app.post("/v2/repository/models/{name}/unload", tags=["server"], response_class=Response)
+    async def unload(name: str, request: Request) -> Response:
+        """Serve a model no longer. Requests under way are answered."""
+        await extensions.control_model(folder, settings, WatchedFolder.unload, name, await read_control_body(request))
+        return Response()
 
 
 def add_settings(app: FastAPI, repository: Repository) -> None:
@@ -99,3 +122,13 @@ def add_shared_memory(app: FastAPI, kind: str) -> None:
             response_class=JSONResponse if method == "GET" else Response,
             response_model=None,
         )
+
+
+async def read_control_body(request: Request) -> Any:
+    """What the JSON in the body holds; an empty object where there is no body. Raises InputError."""
+    budget = MemoryBudget(2 * MAX_BODY)
+    try:
+        body = await read_body(dict(request.scope["headers"]), request.receive, MAX_BODY, Reservation(budget))
+    except ClientGone:
+        raise InputError("the client left") from None
+    return parse(body) if body else {}
