@@ -4,12 +4,12 @@ import asyncio
 
 import grpc
 
-from laconic.errors import INTERRUPTS, NotReady, UnknownModel
+from laconic.errors import INTERRUPTS, UnknownModel
 from serve.grpc.grpc_call import Context, call, fail
 from serve.grpc.grpc_messages import parse_message, serialize
 from serve.grpc.inference_pb2 import HealthCheckRequest, HealthCheckResponse
 from serve.model_repository.repository import Repository
-from serve.protocol.metadata import check_server
+from serve.protocol.metadata import check_server, is_ready
 from serve.settings.server_settings import Settings
 
 NAME = "grpc.health.v1.Health"
@@ -56,8 +56,6 @@ class Health:
         service = parse_message(HealthCheckRequest, body).service
         if service not in self.services:
             raise UnknownModel(f"no service {service!r} is here, only {', '.join(sorted(filter(None, self.services)))}")
-        try:
-            check_server(self.repository)
-        except NotReady:
-            return serialize(HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING))
-        return serialize(HealthCheckResponse(status=HealthCheckResponse.SERVING))
+        states = HealthCheckResponse
+        status = states.SERVING if is_ready(check_server, self.repository) else states.NOT_SERVING
+        return serialize(HealthCheckResponse(status=status))

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from serve.batching.buckets import Buckets
-from serve.batching.statistics import Statistics
+from serve.batching.statistics import Buckets, Statistics
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.security.access import Access

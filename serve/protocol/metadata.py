@@ -1,6 +1,6 @@
 """What the server and its models say about themselves, over HTTP and gRPC alike: the V2 protocol and its extensions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from laconic import __version__
@@ -42,6 +42,15 @@ def check_model(repository: Repository, model: Model) -> None:
     if not repository.ready:
         raise NotReady(f"the server of model {model.name!r} is stopping")
     model.check_ready()
+
+
+def is_ready(check: Callable[..., None], *arguments: Any) -> bool:
+    """Return whether a check of readiness passes."""
+    try:
+        check(*arguments)
+    except NotReady:
+        return False
+    return True
 
 
 def server_metadata() -> dict[str, Any]:
