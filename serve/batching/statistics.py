@@ -5,7 +5,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from laconic.errors import DeadlineExceeded, LaconicError, NotReady, Overloaded
 from serve.asgi.wire import ClientGone
@@ -109,37 +108,6 @@ class Statistics:
         count, ns = self.sizes.get(rows, (0, 0))
         self.sizes[rows] = count + 1, ns + ran_ns
 
-    def describe(self, name: str, version: str) -> dict[str, Any]:
-        """The counters as the statistics extension of the V2 protocol defines them.
-
-        Inputs are encoded and outputs are written for each request and not for each batch, so that of the batches of
-        one size only the engine's time is known.
-        """
-        return {
-            "name": name,
-            "version": version,
-            "last_inference": self.last_ms,
-            "inference_count": self.rows,
-            "execution_count": self.batches,
-            "inference_stats": {
-                "success": {"count": self.succeeded, "ns": self.succeeded_ns},
-                "fail": {"count": self.failed, "ns": self.failed_ns},
-                "queue": describe_duration(self.queue),
-                "compute_input": describe_duration(self.encode),
-                "compute_infer": describe_duration(self.engine),
-                "compute_output": describe_duration(self.write),
-            },
-            "batch_stats": [
-                {
-                    "batch_size": rows,
-                    "compute_input": {"count": 0, "ns": 0},
-                    "compute_infer": {"count": count, "ns": ns},
-                    "compute_output": {"count": 0, "ns": 0},
-                }
-                for rows, (count, ns) in sorted(self.sizes.copy().items())
-            ],
-        }
-
 
 def find_reason(error: BaseException) -> str:
     """Triton's reason for a failure."""
@@ -148,8 +116,3 @@ def find_reason(error: BaseException) -> str:
     if isinstance(error, (DeadlineExceeded, ClientGone, asyncio.CancelledError)):
         return CANCELED
     return OTHER if isinstance(error, LaconicError) and error.status < 500 else BACKEND
-
-
-def describe_duration(buckets: Buckets) -> dict[str, int]:
-    """The number of values and their sum, as the statistics extension has them."""
-    return {"count": buckets.count, "ns": buckets.sum}

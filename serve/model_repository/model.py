@@ -114,27 +114,25 @@ class Model:
             self.batcher.drop(flow)
 
     async def predict(self, values: Sequence[Any], *, timeout: float | None = None) -> Prediction:
-        """One answer per value; each is queued on its own, to share batches with values of a similar length.
+        """Answer each value; it is queued on its own, to share batches with values of a similar length.
 
         Values are encoded, and answers decoded, off the event loop and a few at a time, a little ahead of the engine.
-        values: what `task.parse` takes. Raises what `infer` raises.
-        """
+        values: what `task.parse` takes. Raises what `infer` raises."""
         self._check_rows(len(values))
         cap = self.batcher.cap
         long = len(values) > CHUNK
-        waiting: deque[Item] = deque()
-        samples: deque[Any] = deque()
+        waiting: deque[tuple[Item, Any]] = deque()
         outputs: list[tuple[Arrays, Any]] = []
         answers: list[Any] = []
         counts: list[int] = []
-        tokens = 0
-        encoded_ns = 0
+        tokens = encoded_ns = 0
 
         async def collect(most: int) -> None:
             while len(waiting) > most:
-                outputs.append((await waiting[0].future, samples[0]))
-                trace_parts([waiting.popleft()])
-                samples.popleft()
+                item, sample = waiting[0]
+                outputs.append((await item.future, sample))
+                trace_parts([item])
+                waiting.popleft()
                 if len(outputs) == CHUNK:
                     answers.extend(await offload(self._decode, outputs[:], long=long))
                     outputs.clear()
@@ -154,8 +152,7 @@ class Model:
                 encoded_ns += time.monotonic_ns() - started
                 trace_step("encode", started)
                 tokens += sum(self.task.count_tokens(part.inputs) for part in parts)
-                waiting.extend(self.batcher.submit(flow, parts))
-                samples.extend(parsed)
+                waiting.extend(zip(self.batcher.submit(flow, parts), parsed, strict=True))
                 largest = max(cap.rows_at(part.sizes) for part in parts)
                 await collect(AHEAD * largest * len(self.backend.sessions))
             self.statistics.encode.observe(encoded_ns)
@@ -165,7 +162,7 @@ class Model:
         finally:
             expiry.cancel()
             self.batcher.drop(flow)
-            abandon(waiting)
+            abandon(item for item, _ in waiting)
 
     def close(self) -> None:
         """Stop, and close the engine. A batch that runs in this process is waited for."""
@@ -200,17 +197,17 @@ class Model:
             if not flow.rows:  # dropped: nobody waits for the rest
                 break
             try:
-                found = self.task.split(self.task.parse(value))
-                if len(found) > (most := self.settings.max_rows):
-                    raise InputError(f"it is as long as {len(found)} samples, and this server takes {most} at once")
-                for sample in found:
+                pieces = self.task.split(self.task.parse(value))
+                if len(pieces) > (most := self.settings.max_rows):
+                    raise InputError(f"it is as long as {len(pieces)} samples, and this server takes {most} at once")
+                for sample in pieces:
                     inputs = self.task.encode_request(sample)
                     check_inputs(self.inputs, inputs)
                     parts.append(self.batcher.layout.make_part(inputs))
             except InputError as error:
                 raise InputError(f"sample {index}: {error}") from None
-            samples += found
-            counts.append(len(found))
+            samples += pieces
+            counts.append(len(pieces))
         return samples, parts, counts
 
     def _merge(self, answers: Sequence[Any], counts: Sequence[int]) -> list[Any]:
