@@ -14,18 +14,13 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from export.capture.graph_file import OPSET, write_graph
+from export.capture.graph_forms import graph_forms
 from export.capture.parity import PARITY, largest_difference, relative_difference
-from export.passes.attention import plain_attention
-from export.passes.checks import skipped_checks
-from export.passes.experts import plain_experts
-from export.passes.lengths import free_lengths
 from export.passes.optimize import optimize
-from export.passes.subtraction import float_subtraction
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
@@ -122,19 +117,6 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     if program is None:
         raise CaptureError("torch exported nothing and gave no reason")
     return program.model
-
-
-@contextmanager
-def graph_forms(module: nn.Module) -> Iterator[None]:
-    """Within the context, the module computes in forms that a graph can hold."""
-    with (
-        plain_attention(module),
-        plain_experts(module),
-        free_lengths(module),
-        skipped_checks(module),
-        float_subtraction(),
-    ):
-        yield
 
 
 def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:

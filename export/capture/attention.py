@@ -6,17 +6,12 @@ and keys apart; OpenVINO then does not merge it into one kernel. Captured in thi
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from export.passes.implementation import select_implementation
-
-NAME = "laconic"
 MASKED = -1e4
 """The mask value: its exponential is 0 in FP32, and it is finite in every float type."""
 
@@ -73,10 +68,3 @@ def additive_mask(
     padding = 0.0 if attention_mask is None else (1 - attention_mask.to(torch.float32))[:, None, None, :]
     added: Tensor = (hidden + padding) * MASKED
     return added
-
-
-def plain_attention(module: nn.Module) -> AbstractContextManager[None]:
-    """A context in which transformers models inside the module compute attention in this form."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, additive_mask)
-    return select_implementation(module, "_attn_implementation", NAME)
