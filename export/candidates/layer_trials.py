@@ -10,7 +10,7 @@ from onnx import NodeProto, ValueInfoProto, helper
 
 from export.candidates.engine_option import EngineOption
 from export.candidates.plan_evaluator import PlanEvaluator
-from export.passes.subgraphs import read_tensors
+from export.passes.rewrite import read_tensors
 from export.placements.split_decoder import has_decoder
 from laconic.arrays import Array, Arrays
 from laconic.data.batches import batches

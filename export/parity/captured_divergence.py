@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto
 from torch import Tensor, nn
 
 from export.capture.parity import PARITY, relative_difference
+from export.passes.rewrite import read_tensors
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.parity_ledger import Divergence
 from laconic.errors import CaptureError
@@ -121,16 +121,10 @@ def find_upstream(model: onnx.ModelProto, modules: dict[str, str]) -> dict[str, 
     origins: dict[str, frozenset[str]] = {}
     upstream: dict[str, frozenset[str]] = {}
     for node in model.graph.node:
-        read = frozenset[str]().union(*(origins.get(tensor, frozenset()) for tensor in list_reads(node)))
+        read = frozenset[str]().union(*(origins.get(tensor, frozenset()) for tensor in read_tensors(node)))
         for tensor in node.output:
             path = modules.get(tensor)
             if path is not None:
                 upstream[path] = read
             origins[tensor] = read if path is None else read | {path}
     return upstream
-
-
-def list_reads(node: NodeProto) -> list[str]:
-    """List the tensors that a node reads, those that its subgraphs read included."""
-    inner = [each for attribute in node.attribute for each in (attribute.g, *attribute.graphs)]
-    return [*node.input, *(tensor for graph in inner for each in graph.node for tensor in list_reads(each))]

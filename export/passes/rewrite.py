@@ -1,6 +1,6 @@
 """Rewrites of an ONNX graph: Q/DQ nodes inserted before others, and initializers replaced."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,6 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.passes.half import HalfType, to_half
-from export.passes.subgraphs import read_tensors
 from laconic.arrays import Array
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
@@ -281,3 +280,14 @@ class GraphRewriter:
         del graph.node[:]
         graph.node.extend(nodes)
         return self.model
+
+
+def read_tensors(node: NodeProto) -> Iterator[str]:
+    """Yield the names of the tensors that a node reads, or any node in the bodies of If, Loop and Scan, which see all
+    tensors of the graph around them."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from read_tensors(inner)

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from export.capture.model_file import save_model
-from export.passes.float8_weights import write_float8_weight
+from export.capture.graph_file import save_model
 from export.passes.fused_attention import find_attention, fuse_attention, infer_shapes
 from export.passes.half import convert_to_half
-from export.passes.int4_weights import write_int4_weight
+from export.passes.low_bit_weights import write_float8_weight, write_int4_weight
 from export.passes.rewrite import GraphRewriter
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
