@@ -1,6 +1,6 @@
 """Q/DQ placement: write a quantization plan into a graph by the rules of an engine."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,7 @@ def place(
     shapes = infer_shapes(rewrite.model) if fused_attention else {}  # before what it follows is rewritten
     dtype: ActivationType = "int8" if rules.signed else "uint8"
     whole = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
-    smooth = {layer.node: plan.smoothing[layer.input] for layer in whole if layer.input in plan.smoothing}
-    # In the order of the graph: that of the plan depends on whether it was calibrated now or comes from the cache.
-    for tensor in dict.fromkeys(layer.input for layer in whole if layer.input in plan.smoothing):
-        smoothing = plan.smoothing[tensor]
-        readers = [layer.node for layer in whole if layer.input == tensor]
-        source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
-        rewrite.quantize_activation(source, smoothing.limits, readers, dtype)
+    smooth = smooth_inputs(rewrite, whole, plan, rules, dtype)
     pairs = sorted(pair for pair in quantized_inputs(rewrite, graph, plan, rules) if pair[1] not in smooth)
     for tensor in dict.fromkeys(tensor for tensor, _ in pairs):
         nodes = [node for name, node in pairs if name == tensor]
@@ -77,14 +71,28 @@ def place(
     save_model(model, path)
 
 
+def smooth_inputs(
+    rewrite: GraphRewriter, layers: Sequence[Layer], plan: Plan, rules: PlacementRules, dtype: ActivationType
+) -> dict[str, Smoothing]:
+    """Smooth and quantize the inputs of layers where the plan says so; return the smoothing by node."""
+    smooth = [layer for layer in layers if layer.input in plan.smoothing]
+    # In the order of the graph: that of the plan depends on whether it was calibrated now or comes from the cache.
+    for tensor in dict.fromkeys(layer.input for layer in smooth):
+        smoothing = plan.smoothing[tensor]
+        readers = [layer.node for layer in layers if layer.input == tensor]
+        source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
+        rewrite.quantize_activation(source, smoothing.limits, readers, dtype)
+    return {layer.node: plan.smoothing[layer.input] for layer in smooth}
+
+
 def replace_relu(graph: onnx.GraphProto) -> None:
     """Write Max with 0 for each Relu that reads a product without a bias."""
     products = {name for node in graph.node if node.op_type == "MatMul" for name in node.output}
-    found = [node for node in graph.node if node.op_type == "Relu" and node.input[0] in products]
-    for node in found:
+    activations = [node for node in graph.node if node.op_type == "Relu" and node.input[0] in products]
+    for node in activations:
         node.op_type = "Max"
         node.input.append(ZERO)
-    if found:
+    if activations:
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), ZERO))
 
 
