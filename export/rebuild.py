@@ -185,7 +185,8 @@ def open_job(
 
 
 def check_golden(parts: ArtifactParts, artifact: Artifact) -> ArtifactParts:
-    """The parts of a rebuilt artifact, whose verdicts compare it with the golden outputs of the one it is made from."""
+    """Return the parts of a rebuilt artifact, whose verdicts compare it with the golden outputs of the one it is made
+    from."""
     made = parts.manifest
     verdict = Verdict.model_validate(made["verdict"])
     found = compare_with_golden(EngineOption.here(made["placement"], made["compute"]), parts.model, artifact)
@@ -217,20 +218,20 @@ def compare_with_golden(option: EngineOption, model: Path, artifact: Artifact) -
 
 
 def allow_twice(placement: Placement) -> float:
-    """The fidelity that is required of the outputs of another engine to golden outputs: both may be as far from the
-    graph run node by node as the engine that gave them was."""
+    """Compute the fidelity that is required of the outputs of another engine to golden outputs: both may be as far from
+    the graph run node by node as the engine that gave them was."""
     engine = placement.verdict.find_check("engine") if placement.verdict else None
     worst = engine.figures.get("fidelity_worst", 1.0) if engine else 1.0
     return max(min(REBUILT_FIDELITY, 1 - 2 * (1 - worst)), GOLDEN_FLOOR)
 
 
 def add_parity(verdict: Verdict, found: Comparison) -> Verdict:
-    """The verdict with one more comparison."""
+    """Return the verdict with one more comparison."""
     return verdict.model_copy(update={"parity": (*verdict.parity, found)})
 
 
 def keep_provenance(parts: ArtifactParts, artifact: Artifact) -> ArtifactParts:
-    """The parts of a rebuilt artifact with the source, the stages and their durations of the one that it is made
+    """Return the parts of a rebuilt artifact with the source, the stages and their durations of the one that it is made
     from."""
     made = artifact.manifest
     kept: Mapping[str, Any] = {key: made.recipe[key] for key in ("stages", "seed") if key in made.recipe}

@@ -60,7 +60,8 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | No
 
 
 def load_samples(origin: Origin, path: Path | None) -> Arrays | None:
-    """The arrays that tell the inputs of a plain module; None where something else does, or there are no arrays."""
+    """Load the arrays that tell the inputs of a plain module; None where something else does, or there are no
+    arrays."""
     needed = origin.builder is not None and not origin.inputs
     return load_arrays(path) if needed and path is not None and path.suffix == ".npz" and path.is_file() else None
 

@@ -70,7 +70,7 @@ class Front:
 
 
 def main(run: Run) -> None:
-    """The program of a front process; its argument is the number of the supervisor's socket."""
+    """Run the program of a front process; its argument is the number of the supervisor's socket."""
     bind_to_parent()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     Front(run, socket.socket(fileno=int(sys.argv[1]))).follow()

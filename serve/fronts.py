@@ -132,7 +132,7 @@ def log_crash(reason: str, delay: float | None) -> None:
 
 
 def divide(settings: Settings, number: int) -> Settings:
-    """The settings of one front: its share of the cores, and an admin address of its own."""
+    """Make the settings of one front: its share of the cores, and an admin address of its own."""
     shared = {"threads": max(1, (settings.threads or cores()) // settings.fronts)}
     shares = {name: max(1, count // settings.fronts) for name, count in (settings.shares or {}).items()}
     admin = None if settings.admin is None else shift_address(settings.admin, number)
@@ -140,7 +140,7 @@ def divide(settings: Settings, number: int) -> Settings:
 
 
 def shift_address(address: str, number: int) -> str:
-    """The address of one of several: the port plus its number, or the path with it."""
+    """Make the address of one of several: the port plus its number, or the path with it."""
     head, _, port = address.rpartition(":")
     if not address.startswith(UNIX) and port.isdecimal():
         return f"{head}:{int(port) + number}" if head else str(int(port) + number)

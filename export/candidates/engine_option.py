@@ -34,7 +34,8 @@ class EngineOption:
 
     @classmethod
     def here(cls, runtime: str, compute: Compute) -> "EngineOption":
-        """The option as this machine can run it: by its engine if that is installed, else by reference execution."""
+        """Make the option as this machine can run it: by its engine if that is installed, else by reference
+        execution."""
         return cls(runtime, compute, reference=not is_installed(runtime))
 
     @property
@@ -68,8 +69,8 @@ class EngineOption:
         return hash_of(self.name, self.reference, sorted(self.overflow), self.package, self.version)
 
     def adapt(self, graph: Graph, plan: Plan) -> Plan:
-        """The plan with the precisions that this engine has kernels for. Raises UnsupportedPrecision for FP8 where it
-        has none."""
+        """Return the plan with the precisions that this engine has kernels for. Raises UnsupportedPrecision for FP8
+        where it has none."""
         return adapt_plan(graph, plan, self._rules, self.compute, self._exceeding)
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:

@@ -77,7 +77,7 @@ class LayerTrials:
         return self.evaluator.try_plan(plan, self.option, self.dataset, run).fidelity
 
     def _find_lone(self, plan: Plan) -> Layer | None:
-        """The one layer that a plan quantizes, where the graph can be run from it on."""
+        """Find the one layer that a plan quantizes, where the graph can be run from it on."""
         graph = self.evaluator.graph
         quantized = [layer for layer in graph.layers if plan.precision[layer.node] != "float32"]
         if len(quantized) != 1 or self.option.on_gpu or has_decoder(graph):
@@ -103,8 +103,8 @@ class LayerTrials:
         return gather_rows(zip(self._indices, found, strict=True), len(self.dataset))
 
     def _find_sections(self, layer: Layer) -> list[int]:
-        """The places where sections begin, after the last node that reads the layer's output, or what another operator
-        makes of it, since an output is quantized after the operators that are fused into the layer."""
+        """Find the places where sections begin, after the last node that reads the layer's output, or what another
+        operator makes of it, since an output is quantized after the operators that are fused into the layer."""
         nodes = self._load().graph.node
         names = {each.node for each in self.evaluator.graph.layers}
         made, end = {layer.output}, 0
@@ -169,12 +169,12 @@ class LayerTrials:
         return GraphPart(graph, frozenset(given))
 
     def _find_boundary(self, place: int) -> list[str]:
-        """The tensors that nodes from a place on read, and the outputs of the graph."""
+        """Find the tensors that nodes from a place on read, and the outputs of the graph."""
         graph = self._load().graph
         return [*find_read(graph.node[place:]), *(value.name for value in graph.output)]
 
     def _load(self) -> onnx.ModelProto:
-        """The float graph without its weights, which are written once."""
+        """Load the float graph without its weights, which are written once."""
         if self._model is None:
             path = self.evaluator.folder / WHOLE
             path.with_name(WEIGHTS).unlink(missing_ok=True)
@@ -184,11 +184,11 @@ class LayerTrials:
 
 
 def find_read(nodes: Sequence[NodeProto]) -> dict[str, None]:
-    """The names of the tensors that nodes read, in order."""
+    """Find the names of the tensors that nodes read, in order."""
     return dict.fromkeys(name for node in nodes for name in read_tensors(node) if name)
 
 
 def describe(name: str, arrays: Sequence[Array]) -> ValueInfoProto:
-    """The input that holds any of these arrays: with the sizes that they share."""
+    """Describe the input that holds any of these arrays: with the sizes that they share."""
     shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(each.shape for each in arrays), strict=True)]
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(arrays[0].dtype), shape)

@@ -81,7 +81,7 @@ class PlanEvaluator:
         return np.asarray(self.cache.arrays(f"engine-{key}", compute)["fidelity"])
 
     def _describe(self, plan: Plan, option: EngineOption, dataset: Dataset) -> tuple[Any, ...]:
-        """All that the outputs of a plan depend on."""
+        """List all that the outputs of a plan depend on."""
         attention = plan.attention and option.quantizes_attention
         return (
             self.graph.key,

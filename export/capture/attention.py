@@ -28,7 +28,7 @@ def attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention with an additive mask, in the interface of transformers.
+    """Compute scaled dot-product attention with an additive mask, in the interface of transformers.
 
     query, key, value: [batch, heads, seq, width]. position_bias: added to the scores, [1, heads, seq, seq]. softcap:
     the bound that a hyperbolic tangent keeps the scores within (Gemma 2). s_aux: each head's attention sink, [heads], a
@@ -56,7 +56,7 @@ def attention(
 def additive_mask(
     *args: Any, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **kwargs: Any
 ) -> Tensor | None:
-    """The additive mask: [batch, 1, 1, seq] for bidirectional attention, else [batch, 1, seq, seq]."""
+    """Make the additive mask: [batch, 1, 1, seq] for bidirectional attention, else [batch, 1, seq, seq]."""
     hidden: Any = 0.0
     if mask_function is not bidirectional_mask_function:
         # The padding is added below instead of being merged by transformers: so no step has a mask of all rows, and no

@@ -61,7 +61,8 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
 
 
 def explain_difference(checkpoint: Checkpoint) -> str:
-    """Why no graph may compute what a module does, found by its own outputs in FP64: each sum is rounded otherwise."""
+    """Say why no graph may compute what a module does, found by its own outputs in FP64: each sum is rounded
+    otherwise."""
     deviation = measure_rounding(checkpoint)
     if deviation <= PARITY:
         return "Look for randomness or state in the module's forward"
@@ -156,7 +157,7 @@ def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
 
 
 def describe_failure(error: BaseException) -> str:
-    """What stopped an export, with the line of the model's code: torch's own reports have many pages."""
+    """Describe what stopped an export, with the line of the model's code: torch's own reports have many pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     place = find_user_line(error)
@@ -171,8 +172,8 @@ def describe_failure(error: BaseException) -> str:
 
 
 def find_user_line(error: BaseException) -> str | None:
-    """The line of the model's own code that a failed export stopped at: file, line and source. None where it names only
-    lines of torch."""
+    """Find the line of the model's own code that a failed export stopped at: file, line and source. None where it names
+    only lines of torch."""
     own = str(Path(torch.__file__).parent)
     reported = [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
     raised = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]

@@ -24,7 +24,7 @@ AttentionMaskInterface.register(NAME, additive_mask)
 
 @contextmanager
 def graph_forms(module: nn.Module) -> Iterator[None]:
-    """Within the context, the module computes in forms that a graph can hold."""
+    """Have the module compute, within the context, in forms that a graph can hold."""
     with (
         select_implementations(module),
         replace_name(module, "len", measure_length),
@@ -36,7 +36,8 @@ def graph_forms(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def select_implementations(module: nn.Module) -> Iterator[None]:
-    """Within the context, the transformers models inside the module compute some of their parts by our functions."""
+    """Have the transformers models inside the module compute, within the context, some of their parts by our
+    functions."""
     configs = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
     before = [(config, setting, getattr(config, setting)) for config in configs for setting in IMPLEMENTATIONS]
     for config, setting, _ in before:
@@ -50,7 +51,7 @@ def select_implementations(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replace_name(module: nn.Module, name: str, replacement: Any) -> Iterator[None]:
-    """Within the context, a name means something else in the modules of Python that define the transformers models
+    """Give a name another meaning, within the context, in the modules of Python that define the transformers models
     inside the module: a built-in one in those that have no such name, any other one in those that have it."""
     files = {type(part).__module__ for part in module.modules() if isinstance(part, PreTrainedModel)}
     spaces = [vars(sys.modules[file]) for file in sorted(files)]
@@ -89,8 +90,8 @@ def check_shapes_only(condition: Any, *args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def float_subtraction() -> Iterator[None]:
-    """Within the context, integers are converted to the default dtype before they are subtracted from a fraction, which
-    is the dtype that torch gives the difference, as for a mask of padding in `1.0 - mask`.
+    """Convert integers to the default dtype, within the context, before they are subtracted from a fraction, which is
+    the dtype that torch gives the difference, as for a mask of padding in `1.0 - mask`.
 
     torch's exporter decomposes it to a subtraction whose first argument is no tensor, and finds no operator for that.
     """

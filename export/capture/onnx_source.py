@@ -76,7 +76,7 @@ def name_nodes(graph: ir.Graph) -> None:
 
 
 def has_fixed_batch(proto: ModelProto) -> bool:
-    """Whether every input has a fixed batch of one row, the default of many exporters."""
+    """Return whether every input has a fixed batch of one row, the default of many exporters."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     inputs = [value.type.tensor_type.shape.dim for value in proto.graph.input if value.name not in weights]
     return bool(inputs) and all(dims and dims[0].dim_value == 1 for dims in inputs)

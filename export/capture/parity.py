@@ -17,7 +17,7 @@ Align = Callable[[Arrays, Arrays], Arrays]
 
 
 def keep_order(expected: Arrays, found: Arrays) -> Arrays:
-    """The outputs as they were found."""
+    """Return the outputs as they were found."""
     return found
 
 
@@ -56,7 +56,7 @@ def relative_difference(expected: Arrays, found: Arrays, align: Align = keep_ord
 
 
 def largest_value(array: Array) -> float:
-    """The largest absolute value of those that are finite; 0 where there are none."""
+    """Return the largest absolute value of those that are finite; 0 where there are none."""
     return float(np.max(np.abs(array[np.isfinite(array)]), initial=0.0))
 
 
@@ -71,7 +71,8 @@ def check_shapes(expected: Arrays, found: Arrays) -> None:
 
 
 def absolute_difference(name: str, expected: Array, found: Array) -> float:
-    """The largest difference of an output: equal infinities are none, nor is NaN in both; in one alone it is infinite.
+    """Compute the largest difference of an output: equal infinities are none, nor is NaN in both; in one alone it is
+    infinite.
 
     Raises CaptureError if shapes differ.
     """

@@ -59,7 +59,7 @@ def make_parity_ledger(
 
 
 def read_samples(data: Path | None, task: Task) -> Dataset:
-    """At most PARITY_SAMPLES samples of a file, or as many synthetic examples."""
+    """Read at most PARITY_SAMPLES samples of a file, or as many synthetic examples."""
     if data is None:
         return make_dataset(task.examples(PARITY_SAMPLES), task, name="made-up samples")
     return read(data, task).take(PARITY_SAMPLES)
@@ -79,7 +79,7 @@ def check_original(source: Source, path: Path, artifact: Path, manifest: Manifes
 
 
 def describe_signature(specs: tuple[TensorSpec, ...]) -> list[str]:
-    """The name, type and shape of each tensor."""
+    """Describe the name, type and shape of each tensor."""
     return [f"{spec.name}: {spec.dtype} {spec.describe()}" for spec in specs]
 
 
@@ -140,12 +140,12 @@ class Follower:
     def make_comparison(
         self, model: ModelStep, against: str, figures: dict[str, float], required: dict[str, float]
     ) -> Comparison:
-        """The comparison of a step with another one."""
+        """Make the comparison of a step with another one."""
         return Comparison(subject=model.name, against=against, samples=self.count, figures=figures, required=required)
 
 
 def is_identical(before: Arrays, found: Arrays, row: int) -> bool:
-    """Whether all outputs of a sample are the same to the bit."""
+    """Return whether all outputs of a sample are the same to the bit."""
     return all(
         before[name].dtype == array.dtype and before[name][row].tobytes() == array[row].tobytes()
         for name, array in found.items()

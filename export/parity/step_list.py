@@ -91,7 +91,7 @@ class StepList:
             return write_graph(export_program(checkpoint), self.folder, checkpoint.inputs, checkpoint.outputs)
 
     def __iter__(self) -> Iterator[ModelStep]:
-        """The steps in their order; those that are left out say why."""
+        """Yield the steps in their order; those that are left out say why."""
         loss = describe_tolerance(self.tolerance) if self.bounded else {}
         drift = {} if self.teacher else loss  # what later stages and the verdict compare with is a teacher's result
         engine = "torch" if isinstance(self.original, CheckpointSource) else "onnxruntime"
@@ -181,7 +181,8 @@ def open_node_by_node(model: Path) -> OrtSession:
 
 
 def read_tolerance(verdict: Verdict | None, task: Task) -> Tolerance:
-    """The fidelity that the verdict required of the artifact; the task's own tolerance where there is no verdict."""
+    """Read the fidelity that the verdict required of the artifact; the task's own tolerance where there is no
+    verdict."""
     required = verdict.drift[0].required if verdict and verdict.drift else {}
     if "fidelity" not in required:
         return task.tolerance

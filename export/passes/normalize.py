@@ -58,7 +58,7 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
 
 
 def read_constant(value: ir.Value | None) -> Array | None:
-    """The array of an initializer; None for any other value."""
+    """Read the array of an initializer; None for any other value."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return None
     return value.const_value.numpy()
@@ -185,7 +185,7 @@ def _unused_name(name: str, taken: set[str]) -> str:
 
 
 def find_layers(graph: ir.Graph) -> Iterator[Layer]:
-    """The nodes with a float32 weight of two axes or more, in the graph's order."""
+    """Find the nodes with a float32 weight of two axes or more, in the graph's order."""
     for node in graph:
         if node.domain != "" or node.op_type not in ("MatMul", "Gemm", "Conv", "Gather"):
             continue

@@ -42,19 +42,19 @@ class GraphRewriter:
                 self._readers.setdefault(tensor, []).append(name)
 
     def readers(self, tensor: str) -> list[str]:
-        """The nodes of the original graph that read a tensor."""
+        """List the nodes of the original graph that read a tensor."""
         return self._readers.get(tensor, [])
 
     def producer(self, tensor: str) -> NodeProto | None:
-        """The node that computes a tensor; None for inputs and initializers."""
+        """Return the node that computes a tensor; None for inputs and initializers."""
         return self._producers.get(tensor)
 
     def is_initializer(self, tensor: str) -> bool:
-        """Whether the tensor is a constant of the graph."""
+        """Return whether the tensor is a constant of the graph."""
         return tensor in self._initializers
 
     def array(self, name: str) -> Array:
-        """The values of an initializer."""
+        """Return the values of an initializer."""
         return numpy_helper.to_array(self._initializers[name])
 
     def set_initializer(self, name: str, array: Array) -> str:
@@ -186,7 +186,8 @@ class GraphRewriter:
         )
 
     def _write_cast(self, layer: Layer, rounded: QuantizedWeight | None) -> None:
-        """Cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from INT8."""
+        """Write a cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from
+        INT8."""
         weight, scale = self._write_int8(layer, rounded=rounded)
         stem = f"{layer.node}/weight"
         shape = [-1 if axis == layer.axis else 1 for axis in range(len(layer.shape))]
@@ -218,7 +219,7 @@ class GraphRewriter:
         self.append_nodes(layer, nodes)
 
     def _write_dynamic(self, layer: Layer) -> None:
-        """DynamicQuantizeLinear, MatMulInteger, and a multiplication with the scales."""
+        """Write DynamicQuantizeLinear, MatMulInteger, and a multiplication with the scales."""
         weight, scale = self._write_int8(layer)
         name, source, node = layer.node, layer.input, self.nodes[layer.node]
         integers, step, zero = (f"{source}/dynamic/{part}" for part in ("integers", "scale", "zero"))
@@ -264,7 +265,7 @@ class GraphRewriter:
                 node.input[slot] = new
 
     def finish(self) -> onnx.ModelProto:
-        """The model with its nodes in order, and without unused initializers."""
+        """Return the model with its nodes in order, and without unused initializers."""
         graph = self.model.graph
         nodes = []
         for name, node in self.nodes.items():

@@ -125,14 +125,14 @@ def write_weight(
 
 
 def range_of(plan: Plan, tensor: str) -> Range:
-    """The calibrated range of a tensor."""
+    """Return the calibrated range of a tensor."""
     if tensor not in plan.ranges:
         raise CaptureError(f"tensor {tensor!r} has no range: calibration did not see it. Calibrate again")
     return plan.ranges[tensor]
 
 
 def quantized_inputs(rewrite: GraphRewriter, graph: Graph, plan: Plan, rules: PlacementRules) -> set[tuple[str, str]]:
-    """The activations to quantize: pairs of a tensor and a node that reads it in INT8."""
+    """Return the activations to quantize: pairs of a tensor and a node that reads it in INT8."""
     layers = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
     pairs = {(layer.input, layer.node) for layer in layers}
     results = {skip_fused(rewrite, layer.output, rules.fused) for layer in layers if layer.kind == "Conv"}
@@ -145,7 +145,7 @@ def quantized_inputs(rewrite: GraphRewriter, graph: Graph, plan: Plan, rules: Pl
 
 
 def skip_fused(rewrite: GraphRewriter, tensor: str, fused: Iterable[str]) -> str:
-    """The tensor after the operators that the engine fuses into the producer of `tensor`."""
+    """Find the tensor after the operators that the engine fuses into the producer of `tensor`."""
     readers = rewrite.readers(tensor)
     while len(readers) == 1 and rewrite.nodes[readers[0]].op_type in fused and tensor not in rewrite.outputs:
         tensor = rewrite.nodes[readers[0]].output[0]
@@ -154,7 +154,7 @@ def skip_fused(rewrite: GraphRewriter, tensor: str, fused: Iterable[str]) -> str
 
 
 def inputs_between(rewrite: GraphRewriter, results: set[str], rules: PlacementRules) -> Iterator[tuple[str, str]]:
-    """The inputs of operators without weights between INT8 convolutions, such as residual additions."""
+    """Yield the inputs of operators without weights between INT8 convolutions, such as residual additions."""
     results = set(results)
     for name, node in rewrite.nodes.items():
         inputs = [tensor for tensor in node.input if tensor and not rewrite.is_initializer(tensor)]
@@ -165,8 +165,8 @@ def inputs_between(rewrite: GraphRewriter, results: set[str], rules: PlacementRu
 
 
 def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
-    """The input of an addition that comes straight from a convolution, which computes the addition as well; empty where
-    there is none. Of two the one that is computed last is taken."""
+    """Find the input of an addition that comes straight from a convolution, which computes the addition as well; empty
+    where there is none. Of two the one that is computed last is taken."""
     if node.op_type != "Add":
         return ""
     order = list(rewrite.nodes)
@@ -180,12 +180,12 @@ def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
 
 
 def has_attention(graph: Graph) -> bool:
-    """Whether there are products of attention in the form that is quantized."""
+    """Return whether there are products of attention in the form that is quantized."""
     return next(attention_inputs(GraphRewriter(onnx.load(graph.path, load_external_data=False))), None) is not None
 
 
 def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:
-    """The inputs of attention's matrix products: tensor, node, and whether it holds probabilities."""
+    """Yield the inputs of attention's matrix products: tensor, node, and whether it holds probabilities."""
     for attention in find_attention(rewrite):
         yield from ((tensor, attention.scores.name, False) for tensor in attention.scores.input)
         yield attention.softmax.output[0], attention.values.name, True

@@ -56,7 +56,7 @@ class PlacementRules:
     fused_attention: bool = False
 
     def precision_of(self, layer: Layer, precision: Precision, compute: Compute) -> Precision:
-        """The precision that a layer gets in this engine where a plan asks for `precision`.
+        """Return the precision that a layer gets in this engine where a plan asks for `precision`.
 
         compute: the arithmetic of the layers that are not quantized. Raises UnsupportedPrecision for FP8 in an engine
         without it.
@@ -83,7 +83,7 @@ NOT_QUANTIZED: frozenset[Precision] = HALF | {"float32"}
 def adapt_plan(
     graph: Graph, plan: Plan, rules: PlacementRules, compute: Compute, overflow: Collection[str] = ()
 ) -> Plan:
-    """The plan with the precisions that the engine of `rules` has kernels for.
+    """Return the plan with the precisions that the engine of `rules` has kernels for.
 
     overflow: tensors that exceed FP16; weights among them stay in FP32.
     """

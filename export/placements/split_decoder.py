@@ -25,7 +25,7 @@ LATE = frozenset(TARGET_INPUTS)
 
 
 def has_decoder(graph: Graph) -> bool:
-    """Whether a graph is that of an encoder-decoder that writes."""
+    """Return whether a graph is that of an encoder-decoder that writes."""
     return {spec.name for spec in graph.inputs} >= LATE
 
 
@@ -38,7 +38,7 @@ def split_decoder(path: Path) -> None:
 
 
 def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
-    """The encoder and the decoder of a model. Raises CaptureError for a graph of another form."""
+    """Make the encoder and the decoder of a model. Raises CaptureError for a graph of another form."""
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     known = {value.name: value for value in (*inferred.value_info, *inferred.input)}
     past = known[PAST].type.tensor_type.shape.dim
@@ -51,7 +51,8 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
     early, late = find_dependent(model.graph, [value.name for value in source]), find_dependent(model.graph, LATE)
 
     def belongs(name: str) -> bool:
-        """Whether the decoder computes a value; one that is quantized crosses in INT8, for the pair to be fused."""
+        """Return whether the decoder computes a value; one that is quantized crosses in INT8, for the pair to be
+        fused."""
         return name in late or name not in early or producers[name].op_type == "DequantizeLinear"
 
     logits = find_logits(producers)
@@ -79,7 +80,7 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
 
 
 def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:
-    """The type and shape of a value under another name."""
+    """Describe the type and shape of a value under another name."""
     renamed = ValueInfoProto()
     renamed.CopyFrom(value)
     renamed.name = name
@@ -87,18 +88,19 @@ def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:
 
 
 def describe_cache(name: str, axis: str, past: Sequence[Any]) -> ValueInfoProto:
-    """The keys or values of one layer. axis: the name of the axis of tokens. past: the axes of the stack of all."""
+    """Describe the keys or values of one layer. axis: the name of the axis of tokens. past: the axes of the stack of
+    all."""
     shape = ["batch", past[2].dim_value, axis, past[4].dim_value]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def is_batch_size(node: NodeProto) -> bool:
-    """Whether a node is the size of the target's first axis, which the source's is too."""
+    """Return whether a node is the size of the target's first axis, which the source's is too."""
     return is_first_size(node) and node.input[0] == DECODER_INPUT_IDS
 
 
 def is_first_size(node: NodeProto) -> bool:
-    """Whether a node is the size of an axis 0."""
+    """Return whether a node is the size of an axis 0."""
     bounds = {attribute.name: attribute.i for attribute in node.attribute}
     return node.op_type == "Shape" and bounds == {"start": 0, "end": 1}
 
@@ -147,7 +149,7 @@ def keep_shape(graph: GraphProto, node: NodeProto) -> None:
 
 
 def find_logits(producers: dict[str, NodeProto]) -> str:
-    """The value whose largest elements are the likeliest tokens."""
+    """Find the value whose largest elements are the likeliest tokens."""
     node = producers.get(TOKENS)
     if node is None or node.op_type != "ArgMax":
         raise CaptureError(f"the output {TOKENS!r} is not the largest of the logits")
@@ -155,8 +157,8 @@ def find_logits(producers: dict[str, NodeProto]) -> str:
 
 
 def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
-    """The values that are computed from any of these inputs, but for the size of the batch; from those of the cache,
-    where `past` is among them."""
+    """Find the values that are computed from any of these inputs, but for the size of the batch; from those of the
+    cache, where `past` is among them."""
     found = {*inputs}
     if PAST in inputs:
         found.update(name for node in graph.node for name in node.input if name.startswith("past."))
@@ -167,7 +169,8 @@ def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
 
 
 def collect_nodes(graph: GraphProto, results: Collection[str], belongs: Callable[[str], bool]) -> list[NodeProto]:
-    """The nodes that results are computed by, in the graph's order, back to values that do not belong to them."""
+    """Collect the nodes that results are computed by, in the graph's order, back to values that do not belong to
+    them."""
     wanted = {*results}
     kept = []
     for node in reversed(graph.node):
@@ -178,7 +181,7 @@ def collect_nodes(graph: GraphProto, results: Collection[str], belongs: Callable
 
 
 def read_values(node: NodeProto) -> Iterator[str]:
-    """What a node reads, also in the bodies of loops and branches."""
+    """Yield what a node reads, also in the bodies of loops and branches."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -186,7 +189,7 @@ def read_values(node: NodeProto) -> Iterator[str]:
 
 
 def find_read(nodes: Collection[NodeProto]) -> list[str]:
-    """What nodes read that none of them computes, each once."""
+    """List what nodes read that none of them computes, each once."""
     made = {name for node in nodes for name in node.output}
     return list(dict.fromkeys(name for node in nodes for name in read_values(node) if name not in made))
 
@@ -194,7 +197,7 @@ def find_read(nodes: Collection[NodeProto]) -> list[str]:
 def make_part(
     model: ModelProto, nodes: Sequence[NodeProto], inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]
 ) -> ModelProto:
-    """A model of some of the nodes, with the weights that they read."""
+    """Make a model of some of the nodes, with the weights that they read."""
     read = set(find_read(nodes))
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
     part = ModelProto()

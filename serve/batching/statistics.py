@@ -110,7 +110,7 @@ class Statistics:
 
 
 def find_reason(error: BaseException) -> str:
-    """Triton's reason for a failure."""
+    """Find Triton's reason for a failure."""
     if isinstance(error, (Overloaded, NotReady)):
         return REJECTED
     if isinstance(error, (DeadlineExceeded, ClientGone, asyncio.CancelledError)):

@@ -26,7 +26,7 @@ class Health:
         self.services = services | {"", NAME}
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The calls, as gRPC's server takes them."""
+        """Make the calls, as gRPC's server takes them."""
         calls = {
             "Check": call(self.settings, self.check),
             "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
@@ -34,11 +34,11 @@ class Health:
         return grpc.method_handlers_generic_handler(NAME, calls)
 
     async def check(self, body: bytes, _: Context) -> bytes:
-        """The status now."""
+        """Return the status now."""
         return self._status(body)
 
     async def watch(self, body: bytes, context: Context) -> None:
-        """The status now, and whenever it changes. The call ends when the server stops."""
+        """Send the status now, and whenever it changes. The call ends when the server stops."""
         try:
             status = self._status(body)
             await context.write(status)

@@ -64,7 +64,7 @@ class App:
             self.observer.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the lifespan."""
+        """Answer one request, or follow the lifespan."""
         if scope["type"] != "http":
             await self.control(scope, receive, send)
             return

@@ -50,33 +50,33 @@ def add_settings(app: FastAPI, repository: Repository) -> None:
 
     @app.get("/v2/logging", tags=["extensions"])
     async def log_settings() -> dict[str, Any]:
-        """The settings of the log."""
+        """Return the settings of the log."""
         return extensions.LOG_SETTINGS
 
     @app.post("/v2/logging", tags=["extensions"], openapi_extra=SETTINGS_BODY)
     async def set_log(request: Request) -> dict[str, Any]:
-        """Refuses changes of the log's settings."""
+        """Refuse changes of the log's settings."""
         return extensions.keep_settings(extensions.LOG_SETTINGS, await read_control_body(request), "logging")
 
     @app.get("/v2/trace/setting", tags=["extensions"])
     async def trace_settings() -> dict[str, Any]:
-        """The settings of tracing, which is off."""
+        """Return the settings of tracing, which is off."""
         return extensions.TRACE_SETTINGS
 
     @app.post("/v2/trace/setting", tags=["extensions"], openapi_extra=SETTINGS_BODY)
     async def set_trace(request: Request) -> dict[str, Any]:
-        """Refuses changes of the settings of tracing."""
+        """Refuse changes of the settings of tracing."""
         return extensions.keep_settings(extensions.TRACE_SETTINGS, await read_control_body(request), "tracing")
 
     @app.get("/v2/models/{name}/trace/setting", tags=["extensions"])
     async def trace_settings_of_model(name: str) -> dict[str, Any]:
-        """The settings of tracing for one model."""
+        """Return the settings of tracing for one model."""
         repository.get(name)
         return extensions.TRACE_SETTINGS
 
     @app.post("/v2/models/{name}/trace/setting", tags=["extensions"], openapi_extra=SETTINGS_BODY)
     async def set_trace_of_model(name: str, request: Request) -> dict[str, Any]:
-        """Refuses changes of the settings of tracing for one model."""
+        """Refuse changes of the settings of tracing for one model."""
         repository.get(name)
         return await set_trace(request)
 
@@ -85,25 +85,25 @@ def add_shared_memory(app: FastAPI, kind: str) -> None:
     """Add the routes of one kind of shared memory. Only its path differs from that of the other."""
 
     async def status() -> list[Any]:
-        """The regions that are registered: none."""
+        """List the regions that are registered: none."""
         return []
 
     async def region_status(region: str) -> list[Any]:
-        """One region, which is not registered."""
+        """Refuse to describe a region: none is registered."""
         extensions.find_region(region)
         return []
 
     async def register(region: str) -> Response:
-        """Refuses a region: this server reads no shared memory."""
+        """Refuse a region: this server reads no shared memory."""
         extensions.refuse_region(region)
         return Response()
 
     async def unregister() -> Response:
-        """Leaves no region, as before."""
+        """Leave no region, as before."""
         return Response()
 
     async def unregister_region(region: str) -> Response:
-        """Leaves no region of that name, as before."""
+        """Leave no region of that name, as before."""
         return Response()
 
     for path, answer, method in (
@@ -125,7 +125,7 @@ def add_shared_memory(app: FastAPI, kind: str) -> None:
 
 
 async def read_control_body(request: Request) -> Any:
-    """What the JSON in the body holds; an empty object where there is no body. Raises InputError."""
+    """Read what the JSON in the body holds; an empty object where there is no body. Raises InputError."""
     budget = MemoryBudget(2 * MAX_BODY)
     try:
         body = await read_body(dict(request.scope["headers"]), request.receive, MAX_BODY, Reservation(budget))

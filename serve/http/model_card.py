@@ -57,7 +57,8 @@ def describe_verdict(verdict: Verdict | None, metric: str) -> dict[str, Any]:
 
 
 def list_figures(comparison: Comparison, metric: str) -> list[dict[str, str]]:
-    """The two figures that say most: the mean fidelity, and the metric before and after or else the worst sample."""
+    """List the two figures that say most: the mean fidelity, and the metric before and after or else the worst
+    sample."""
     found = comparison.figures
     figures = []
     if "fidelity" in found:

@@ -89,13 +89,14 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
 
 
 def count_runs(artifact: Artifact) -> int:
-    """How many times the patience of other models a batch of this one gets: a decoder runs for each token."""
+    """Return how many times the patience of other models a batch of this one gets: a decoder runs for each token."""
     generation = artifact.task().generation
     return 1 if generation is None else -(-generation.max_new_tokens // TOKENS_PER_WATCH)
 
 
 def plan_workers(artifact: Artifact, workers: int | None) -> list[dict[str, str]]:
-    """What the environment of each worker of a model has besides the server's; without workers it runs in the server.
+    """Return what the environment of each worker of a model has besides the server's; without workers it runs in the
+    server.
 
     workers: how many; where None, one for each GPU. For a processor it is one then, and none if the model is tiny or
     was never timed.

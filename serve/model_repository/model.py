@@ -91,7 +91,8 @@ class Model:
             raise NotReady(f"model {self.name!r} is not ready: {reason}")
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
-        """The outputs for one request's inputs. timeout: the most seconds in the queue; the settings' where None.
+        """Compute the outputs for one request's inputs. timeout: the most seconds in the queue; the settings' where
+        None.
 
         Raises InputError for inputs that do not fit the signature, Overloaded, DeadlineExceeded, NotReady, and what
         the engine raised for these inputs. On cancellation, parts that still wait are dropped.
@@ -171,7 +172,7 @@ class Model:
         self.backend.close()
 
     def _check_rows(self, rows: int, further: int | None = None) -> None:
-        """rows: of the whole request. further: those that are not counted yet; all where None."""
+        """Check and count rows. rows: of the whole request. further: those that are not counted yet; all where None."""
         if rows > self.settings.max_rows:
             parts = "" if further is None else " and parts of long ones"
             raise InputError(
@@ -181,12 +182,12 @@ class Model:
         count_rows(rows if further is None else further)
 
     def _expire_after(self, timeout: float | None, flow: Flow) -> asyncio.TimerHandle:
-        """The timer of a request's deadline, in the queue."""
+        """Start the timer of a request's deadline, in the queue."""
         deadline = self.settings.deadline if timeout is None else timeout
         return asyncio.get_running_loop().call_later(deadline, self.batcher.expire, flow)
 
     def _encode(self, values: Sequence[Any], start: int, flow: Flow) -> tuple[list[Any], list[Part], list[int]]:
-        """The samples of some values, what is queued for each, and how many samples each value was split into.
+        """Encode values; return their samples, what is queued for each, and how many samples each value was split into.
 
         start: the index of the first value in its request.
         """
@@ -211,7 +212,7 @@ class Model:
         return samples, parts, counts
 
     def _merge(self, answers: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-        """One answer per value, from those of the samples that it was split into."""
+        """Make one answer per value from those of the samples that it was split into."""
         remaining = iter(answers)
         return [self.task.merge(list(islice(remaining, count))) for count in counts]
 
@@ -236,7 +237,7 @@ def abandon(items: Iterable[Item]) -> None:
 
 
 def runs_inline(session: Session, artifact: Artifact) -> bool:
-    """Whether the largest batch takes less time than to wake a thread. Only for inputs of a fixed size.
+    """Return whether the largest batch takes less time than to wake a thread. Only for inputs of a fixed size.
 
     Where it took longer when the artifact was made, it is not timed again.
     """
@@ -249,7 +250,7 @@ def runs_inline(session: Session, artifact: Artifact) -> bool:
 
 
 def read_cap(artifact: Artifact) -> Cap:
-    """The measured knee as the batch cap; one row where outputs depend on the other rows of a batch."""
+    """Return the measured knee as the batch cap; one row where outputs depend on the other rows of a batch."""
     if not artifact.manifest.batching:
         return Cap(1)
     knee = max(1, artifact.measured.knee)

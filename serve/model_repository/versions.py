@@ -37,7 +37,7 @@ def find_versions(path: Path) -> dict[str, Path]:
 
 
 def may_hold_artifact(path: Path) -> bool:
-    """Whether a folder holds an artifact, or cannot be read."""
+    """Return whether a folder holds an artifact, or cannot be read."""
     try:
         return (path / MANIFEST).is_file()
     except OSError:

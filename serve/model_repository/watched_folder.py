@@ -100,8 +100,8 @@ class WatchedFolder:
                 self.repository.absent[name, version] = UnavailableVersion("UNAVAILABLE", "unloaded")
 
     def _find(self, name: str, listing: FolderListing) -> list[str]:
-        """The versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where the
-        folder of the model cannot be read."""
+        """Find the versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where
+        the folder of the model cannot be read."""
         if reason := listing.unreadable.get(name) or listing.ambiguous.get(name):
             raise ArtifactError(f"model {name!r} is not loaded: {reason}")
         models = {model: versions for model, versions in listing.versions.items() if model not in self._reserved}

@@ -33,7 +33,7 @@ access = logging.getLogger("laconic.serve.access")
 
 
 def choose_id(given: bytes) -> bytes:
-    """The id of a request: the given one if it is sane, else a new one."""
+    """Choose the id of a request: the given one if it is sane, else a new one."""
     return given if SANE.fullmatch(given) else secrets.token_hex(16).encode()
 
 
@@ -93,7 +93,7 @@ class DroppingHandler(QueueHandler):
 
 
 def stamp(record: logging.LogRecord) -> str:
-    """The time of a record by the clock, in UTC."""
+    """Format the time of a record by the clock, in UTC."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 

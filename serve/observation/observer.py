@@ -24,7 +24,7 @@ class RequestObserver:
         """Whether anything is told of requests that bring no id."""
 
     def follow(self, scope: Scope, headers: Headers, send: Send) -> "Exchange | None":
-        """Where to send the answer of a request instead, or None where nothing is to be told of it."""
+        """Follow a request; return where to send its answer instead, or None where nothing is to be noted of it."""
         given = headers.get(REQUEST_ID)
         if given is None and not self.active:
             return None
@@ -77,7 +77,7 @@ class Exchange:
         await self._send(message)
 
     def end(self) -> None:
-        """The request is over, answered or not."""
+        """Note that the request is over, answered or not."""
         caller = CALLER.get()
         name = caller.name if caller is not None else None
         if self.logged:

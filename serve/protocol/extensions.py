@@ -38,7 +38,7 @@ class UnknownRegion(UnknownModel):
 
 
 def keep_settings(settings: Mapping[str, Any], changes: Any, what: str) -> dict[str, Any]:
-    """The settings, which stay as they are. changes: by name; None asks for the default. Raises InputError."""
+    """Return the settings, which stay as they are. changes: by name; None asks for the default. Raises InputError."""
     if not isinstance(changes, Mapping):
         raise InputError(f"the settings for {what} must be an object, not {type(changes).__name__}")
     for name, value in changes.items():

@@ -54,12 +54,12 @@ def is_ready(check: Callable[..., None], *arguments: Any) -> bool:
 
 
 def server_metadata() -> dict[str, Any]:
-    """The server's name, version and protocol extensions."""
+    """Return the server's name, version and protocol extensions."""
     return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
 
 
 def repository_index(repository: Repository) -> list[dict[str, str]]:
-    """The versions that are served, and those that are not, with the reason."""
+    """List the versions that are served, and those that are not, with the reason."""
     states: dict[tuple[str, str], tuple[str, str]] = {}
     for model in repository:
         reason = model.backend.reason
@@ -76,7 +76,7 @@ def repository_index(repository: Repository) -> list[dict[str, str]]:
 
 
 def model_metadata(model: Model) -> dict[str, Any]:
-    """The model's signature."""
+    """Return the model's signature."""
     return {
         "name": model.name,
         "versions": [model.version],

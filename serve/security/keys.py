@@ -118,7 +118,7 @@ class Keyring:
         return (caller for _, caller in self._callers)
 
     def identify(self, headers: Headers) -> Caller:
-        """Who asks. headers: of HTTP, or the metadata of gRPC. Raises Unauthorized.
+        """Find out who asks. headers: of HTTP, or the metadata of gRPC. Raises Unauthorized.
 
         The key is compared with every one, each in constant time, so that the time tells nothing of them.
         """
@@ -137,12 +137,12 @@ class Keyring:
 
 
 def digest(key: bytes) -> bytes:
-    """SHA-256, so that keys of all lengths compare alike."""
+    """Compute SHA-256, so that keys of all lengths compare alike."""
     return hashlib.sha256(key).digest()
 
 
 def read_key(headers: Headers) -> bytes | None:
-    """The key of a request: a bearer token, the header `X-API-Key`, or the password that a browser was given."""
+    """Read the key of a request: a bearer token, the header `X-API-Key`, or the password that a browser was given."""
     scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return credentials.strip()
@@ -155,7 +155,7 @@ def read_key(headers: Headers) -> bytes | None:
 
 
 def load_keys(settings: Settings, before: Keyring | None = None) -> Keyring | None:
-    """The keys of the settings and of their file, or None where there are none. Raises UsageError."""
+    """Load the keys of the settings and of their file, or None where there are none. Raises UsageError."""
     keys = parse_keys(settings.api_keys or "", "the setting api_keys")
     if settings.api_key_file is not None:
         source = str(settings.api_key_file)
@@ -173,7 +173,7 @@ def load_keys(settings: Settings, before: Keyring | None = None) -> Keyring | No
 
 
 def read_file(path: Path) -> str:
-    """The content of a file of keys. Raises UsageError."""
+    """Read the content of a file of keys. Raises UsageError."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1).decode()
@@ -185,7 +185,8 @@ def read_file(path: Path) -> str:
 
 
 def parse_keys(text: str, source: str) -> dict[str, str]:
-    """Keys by name, from entries in lines or behind one another; what follows a # is a comment. Raises UsageError."""
+    """Parse keys by name, from entries in lines or behind one another; what follows a # is a comment. Raises
+    UsageError."""
     keys: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         for entry in line.partition("#")[0].split():

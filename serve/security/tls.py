@@ -68,7 +68,7 @@ class Certificate:
 
 
 def load_certificate(settings: Settings) -> Certificate | None:
-    """The certificate of the settings, or None where there is none. Raises UsageError."""
+    """Load the certificate of the settings, or None where there is none. Raises UsageError."""
     if settings.tls_cert is None and settings.tls_key is None:
         return None
     if settings.tls_cert is None or settings.tls_key is None:

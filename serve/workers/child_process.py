@@ -41,7 +41,8 @@ def spawn(package: str, sockets: Sequence[socket.socket], environment: Mapping[s
 
 
 def bind_to_parent() -> None:
-    """In the child: be killed when the parent dies, and leave signals of the whole group to the parent.
+    """Have the child, which calls this, be killed when the parent dies, and leave signals of the whole group to the
+    parent.
 
     A terminal sends Ctrl-C to all processes, and systemd SIGTERM; the parent still needs its children to end requests.
     """

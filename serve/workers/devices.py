@@ -23,6 +23,6 @@ def list_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path(
 
 
 def assign_gpus(workers: int | None, gpus: list[str]) -> list[dict[str, str]]:
-    """The environment of each worker: a GPU each, in turn. workers: how many; one for each GPU where None."""
+    """Make the environment of each worker: a GPU each, in turn. workers: how many; one for each GPU where None."""
     count = max(1, len(gpus)) if workers is None else workers
     return [{VISIBLE: gpus[number % len(gpus)]} if gpus else {} for number in range(count)]

@@ -48,7 +48,7 @@ class EngineSessions:
         return cls(sessions, choice.engine.name, describe_race(choice) if choice.speeds else "")
 
     def interrupt(self) -> None:
-        """A run in this process cannot be stopped."""
+        """Do nothing: a run in this process cannot be stopped."""
 
     def close(self) -> None:
         """Close the sessions, none of which may run."""

@@ -89,7 +89,8 @@ class WorkerProcess:
             self._control.sendall(orjson.dumps({"job": job, "connections": numbers}) + b"\n")
 
     def wait_until_open(self) -> dict[str, str]:
-        """What was opened: `runtime` and `note`. Raises the error of the worker, RuntimeFailure where it died."""
+        """Wait until the worker is open; return what was opened: `runtime` and `note`. Raises the error of the worker,
+        RuntimeFailure where it died."""
         line = b""
         while not line.endswith(b"\n"):
             try:
