@@ -8,7 +8,7 @@ import onnx
 from pydantic import TypeAdapter
 
 from export.capture.capture import capture, measure_parity
-from export.capture.graph_file import save_model
+from export.capture.model_file import save_model
 from export.capture.onnx_source import has_fixed_batch, import_onnx
 from export.capture.parity import largest_difference
 from export.capture.source_divergence import find_source_divergence

@@ -243,7 +243,7 @@ def test_sensitivity_is_measured_and_reported_where_it_is_asked_for(trained, cac
 
 
 def test_weights_too_large_for_one_file_are_part_of_the_artifact(trained, cache, tmp_path, monkeypatch, reads_digits):
-    monkeypatch.setattr("export.capture.graph_file.LARGEST", 1000)
+    monkeypatch.setattr("export.capture.model_file.LARGEST", 1000)
     artifact = run(trained, tmp_path / "large.laconic", cache, runtimes=["onnxruntime"]).artifact
     assert "model.data" in artifact.manifest.files
     assert [check for check in verify(artifact.path) if not check.passed] == []

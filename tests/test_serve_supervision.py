@@ -26,7 +26,7 @@ from laconic.hashing import digest_file
 from serve.settings.server_settings import Settings
 from serve.workers import child_process, worker_process
 from serve.workers.child_process import describe_exit
-from serve.workers.engine_sessions import EngineJob
+from serve.workers.engine_job import EngineJob
 from serve.workers.supervisor import Report, Supervisor
 from serve.workers.worker_pool import WatchdogLimits, WorkerPool
 from serve.workers.worker_process import WorkerLost

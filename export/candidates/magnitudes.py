@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from export.capture.graph_file import save_model
+from export.capture.model_file import save_model
 from export.passes.half import find_float_tensors
 from laconic.arrays import Arrays
 from laconic.progress import Steps

@@ -1,11 +1,11 @@
-"""Writing ONNX models to disk, and normalized graphs among them."""
+"""Writing a normalized graph to disk."""
 
 import shutil
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
+from export.capture.model_file import LARGEST
 from export.passes.normalize import normalize
 from laconic import __version__
 from laconic.artifacts.manifest import MODEL
@@ -19,8 +19,6 @@ operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 """The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
-LARGEST = 1_800_000_000
-"""The most bytes of weights in an ONNX file itself; the limit of protobuf is 2 GiB."""
 
 
 def write_graph(
@@ -50,9 +48,3 @@ def write_graph(
         file.replace(folder / file.name)
     made.rmdir()
     return Graph(path=folder / MODEL, inputs=inputs, outputs=outputs, layers=layers, key=key)
-
-
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model to `path`; large weights to a file beside it with the suffix `.data`."""
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)  # ByteSize() would serialize the model
-    onnx.save(model, path, save_as_external_data=size > LARGEST, location=path.with_suffix(".data").name)

@@ -1,7 +1,6 @@
 """Import of an ONNX file from any framework: checked, optimized, and normalized like a captured graph."""
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from onnxscript.rewriter.rules.common import fuse_batchnorm_into_conv_rule
 
 from export.capture.graph_file import write_graph
 from export.capture.parity import PARITY, largest_difference
-from export.passes.optimize import optimize
+from export.passes.optimize import name_nodes, optimize
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task
@@ -63,16 +62,6 @@ def import_onnx(path: Path, folder: Path, task: str | None = None) -> tuple[Grap
             f"Export the model again, with another opset"
         )
     return graph, plain_task(task, inputs, path)
-
-
-def name_nodes(graph: ir.Graph) -> None:
-    """Give each node a name of its own, which normalization keeps: in graphs of other frameworks a node may have none,
-    or share it with others. The optimizer would name it "node"."""
-    names: Counter[str] = Counter()
-    for node in graph.all_nodes():
-        stem = node.name or node.op_type
-        names[stem] += 1
-        node.name = stem if names[stem] == 1 else f"{stem}_{names[stem] - 1}"
 
 
 def has_fixed_batch(proto: ModelProto) -> bool:

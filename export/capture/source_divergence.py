@@ -9,8 +9,8 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, ValueInfoProto
 
-from export.capture.onnx_source import name_nodes
 from export.capture.parity import PARITY, relative_difference
+from export.passes.optimize import name_nodes
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.runtimes.onnxruntime import OnnxRuntime

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from export.capture.graph_file import save_model
+from export.capture.model_file import save_model
 from export.passes.fused_attention import find_attention, fuse_attention, infer_shapes
 from export.passes.half import convert_to_half
 from export.passes.low_bit_weights import write_float8_weight, write_int4_weight

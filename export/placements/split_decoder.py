@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
-from export.capture.graph_file import save_model
+from export.capture.model_file import save_model
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
 from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name

@@ -11,7 +11,7 @@ from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
 from serve.http.embed import Embed
-from serve.http.extension_routes import add_model_control
+from serve.http.extension_routes import add_extensions
 from serve.http.guard import Guard
 from serve.http.infer import Infer
 from serve.http.prometheus import Metrics
@@ -46,7 +46,7 @@ class App:
         self.observer = observer
         self.metrics = Metrics(repository, access)
         self.control = create_control(repository, self.metrics, self.close)
-        add_model_control(self.control, folder, settings)
+        add_extensions(self.control, repository, folder, settings)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None

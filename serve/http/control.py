@@ -15,7 +15,6 @@ from laconic.errors import LaconicError, UnknownModel
 from serve.asgi.wire import Answer, to_answer, to_json
 from serve.http import openapi
 from serve.http.endpoint import MethodNotAllowed
-from serve.http.extension_routes import add_extensions
 from serve.http.openai_shape import openai_model, to_openai_answer
 from serve.http.page import add_page
 from serve.http.prometheus import CONTENT_TYPE, Metrics
@@ -46,7 +45,6 @@ def create_control(repository: Repository, metrics: Metrics, close: Callable[[],
     add_page(app, repository)
     add_server(app, repository, metrics)
     add_models(app, repository)
-    add_extensions(app, repository)
     add_openai_models(app, repository)
     return app
 

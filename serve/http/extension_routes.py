@@ -22,15 +22,16 @@ SETTINGS_BODY = {
 }
 
 
-def add_extensions(app: FastAPI, repository: Repository) -> None:
-    """Add the routes."""
+def add_extensions(app: FastAPI, repository: Repository, folder: WatchedFolder | None, settings: Settings) -> None:
+    """Add the routes. folder: where models are loaded from; without one, the routes that load them say so."""
+    add_model_control(app, folder, settings)
     add_settings(app, repository)
     for kind in SHARED_MEMORY:
         add_shared_memory(app, kind)
 
 
 def add_model_control(app: FastAPI, folder: WatchedFolder | None, settings: Settings) -> None:
-    """Add the routes. folder: where the models lie; without one, the routes say so."""
+    """Add the routes that load and unload models."""
 
     @app.post("/v2/repository/models/{name}/load", tags=["server"], response_class=Response)
     async def load(name: str, request: Request) -> Response:

@@ -12,7 +12,8 @@ from serve.model_repository.model import Model
 from serve.model_repository.versions import VERSION, escape, explain_ambiguity, find_versions
 from serve.settings.server_settings import Settings
 from serve.workers.devices import assign_gpus, list_gpus
-from serve.workers.engine_sessions import EngineJob, EngineSessions
+from serve.workers.engine_job import EngineJob
+from serve.workers.engine_sessions import EngineSessions
 from serve.workers.worker_pool import WatchdogLimits, WorkerPool
 
 TINY = 1e-3

@@ -22,7 +22,8 @@ from laconic.errors import INTERRUPTS, ArtifactError, list_causes
 from laconic.hashing import digest_file
 from laconic.runtimes.runtime import Session
 from serve.workers.child_process import bind_to_parent, report_failure
-from serve.workers.engine_sessions import EngineJob, EngineSessions
+from serve.workers.engine_job import EngineJob
+from serve.workers.engine_sessions import EngineSessions
 from serve.workers.frames import receive_frame, send_frame
 
 HEARTBEAT = 1.0

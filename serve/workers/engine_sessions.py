@@ -5,19 +5,7 @@ from dataclasses import dataclass
 
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.runtimes.runtime import Session
-
-
-@dataclass(frozen=True)
-class EngineJob:
-    """What to open, in this process or in a worker. path: of an artifact whose files the server has checked against its
-    manifest; digest: of that manifest. threads: of each session. runtime: an engine; the fastest where None."""
-
-    path: str
-    digest: str
-    sessions: int
-    threads: int
-    runtime: str | None
-    unproven: bool
+from serve.workers.engine_job import EngineJob
 
 
 @dataclass(frozen=True)

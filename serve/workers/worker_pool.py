@@ -9,7 +9,7 @@ from functools import partial
 
 from laconic.arrays import Array, Arrays
 from laconic.runtimes.runtime import Session
-from serve.workers.engine_sessions import EngineJob
+from serve.workers.engine_job import EngineJob
 from serve.workers.supervisor import Report, Supervisor
 from serve.workers.worker_process import WorkerConnection, WorkerLost, WorkerProcess
 

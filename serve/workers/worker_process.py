@@ -12,7 +12,7 @@ import orjson
 from laconic.arrays import Array, Arrays
 from laconic.errors import NotReady, RuntimeFailure, describe_error
 from serve.workers.child_process import kill, raise_failure, spawn, wait_for_exit
-from serve.workers.engine_sessions import EngineJob
+from serve.workers.engine_job import EngineJob
 from serve.workers.frames import receive_frame, send_frame
 
 TICK = 0.25
