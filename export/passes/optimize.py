@@ -1,4 +1,4 @@
-"""Optimization of a float graph by onnxscript: nodes are named, constants are folded, and operations without effect removed."""
+"""Optimization of a float graph by onnxscript: constants folded, operations without effect removed; names of nodes."""
 
 import math
 from collections import Counter
