@@ -185,7 +185,7 @@ class LayerTrials:
 
 def find_read(nodes: Sequence[NodeProto]) -> dict[str, None]:
     """Find the names of the tensors that nodes read, in order."""
-    return dict.fromkeys(name for node in nodes for name in read_tensors(node) if name)
+    return dict.fromkeys(name for node in nodes for name in read_tensors(node))
 
 
 def describe(name: str, arrays: Sequence[Array]) -> ValueInfoProto:

@@ -286,7 +286,7 @@ class GraphRewriter:
 def read_tensors(node: NodeProto) -> Iterator[str]:
     """Yield the names of the tensors that a node reads, or any node in the bodies of If, Loop and Scan, which see all
     tensors of the graph around them."""
-    yield from node.input
+    yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             yield from (value.name for value in graph.output)

@@ -6,7 +6,7 @@ cross-attention among it; all else to the decoder's. Weights go where they are r
 and values are an input and an output of their own, so that the cache is not stacked and cut at every step.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
 from export.capture.model_file import save_model
+from export.passes.rewrite import read_tensors
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
 from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name
@@ -163,7 +164,7 @@ def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
     if PAST in inputs:
         found.update(name for node in graph.node for name in node.input if name.startswith("past."))
     for node in graph.node:
-        if not is_batch_size(node) and any(name in found for name in read_values(node)):
+        if not is_batch_size(node) and any(name in found for name in read_tensors(node)):
             found.update(node.output)
     return found
 
@@ -176,22 +177,14 @@ def collect_nodes(graph: GraphProto, results: Collection[str], belongs: Callable
     for node in reversed(graph.node):
         if wanted.intersection(node.output):
             kept.append(node)
-            wanted.update(name for name in read_values(node) if belongs(name))
+            wanted.update(name for name in read_tensors(node) if belongs(name))
     return kept[::-1]
-
-
-def read_values(node: NodeProto) -> Iterator[str]:
-    """Yield what a node reads, also in the bodies of loops and branches."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield from read_values(inner)
 
 
 def find_read(nodes: Collection[NodeProto]) -> list[str]:
     """List what nodes read that none of them computes, each once."""
     made = {name for node in nodes for name in node.output}
-    return list(dict.fromkeys(name for node in nodes for name in read_values(node) if name not in made))
+    return list(dict.fromkeys(name for node in nodes for name in read_tensors(node) if name not in made))
 
 
 def make_part(
