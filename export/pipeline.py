@@ -272,12 +272,12 @@ class EngineBuild:
         """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
         engine is not on this machine."""
         times = [] if chosen.option.reference else time_chosen(chosen, self.lineage.source, self.steps)
-        own = [time for time in times if time.engine == chosen.option.name]
+        timings = [time for time in times if time.engine == chosen.option.name]
         return Measurements(
             machine=this_machine(),
             timings=tuple(times),
             # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
-            knee=find_knee({time.batch: time.quartiles[0] for time in own}) if own else DEFAULT_KNEE,
+            knee=find_knee({time.batch: time.quartiles[0] for time in timings}) if timings else DEFAULT_KNEE,
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.lineage.source.size,

@@ -37,14 +37,14 @@ def write_reference_texts(samples: SampleSplits, source: Source, cache: Cache, s
     if not lacking:
         return samples
     with steps.step("write answers with the original model", sum(map(len, lacking.values()))) as step:
-        found = sets | {role: add_answers(each, module, source, cache, step) for role, each in lacking.items()}
+        datasets = sets | {role: add_answers(each, module, source, cache, step) for role, each in lacking.items()}
     return replace(
         samples,
-        train=found["calibrate"] if samples.train is samples.calibrate else samples.train,
-        calibrate=found["calibrate"],
-        choose=found["choose"],
-        probe=found["probe"],
-        judge=found["judge"],
+        train=datasets["calibrate"] if samples.train is samples.calibrate else samples.train,
+        calibrate=datasets["calibrate"],
+        choose=datasets["choose"],
+        probe=datasets["probe"],
+        judge=datasets["judge"],
     )
 
 

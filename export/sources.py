@@ -161,7 +161,7 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
     """
     manifest = read_manifest(artifact)
     made = manifest.source
-    given: dict[str, Any] = {"source": str(path), "task": manifest.task}
+    keys: dict[str, Any] = {"source": str(path), "task": manifest.task}
     if made.get("kind") == "builder" and not is_onnx(path) and not path.is_dir():
         if builder is None:
             raise SourceError(
@@ -173,8 +173,8 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
                 f"{builder} would be called with the arguments that {artifact} recorded: {made['arguments']!r}. "
                 f"Give --trust if the artifact is yours"
             )
-        given |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
-    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust)
+        keys |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
+    return open_source(Recipe.parse(keys | {"stages": []}), Cache(), trust=trust)
 
 
 def copy_graph(graph: Graph, folder: Path) -> list[Path]:

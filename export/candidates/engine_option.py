@@ -127,20 +127,20 @@ def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
     If none does and the target is a GPU, list the first engine's arithmetics, by reference execution. Raises
     MissingPackage if no engine of a CPU is installed.
     """
-    found: list[EngineOption] = []
+    options: list[EngineOption] = []
     absent: list[str] = []
     for name in engines:
         try:
-            found += [EngineOption(name, compute) for compute in make_runtime(name).computes()]
+            options += [EngineOption(name, compute) for compute in make_runtime(name).computes()]
         except MissingPackage as error:
             absent.append(str(error))
-    if not found and target != "cpu":
+    if not options and target != "cpu":
         return [
             EngineOption(engines[0], compute, reference=True) for compute in registry.resolve("placement", engines[0])
         ]
-    if not found:
+    if not options:
         raise MissingPackage(" ".join(absent))
-    return found
+    return options
 
 
 def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -> None:

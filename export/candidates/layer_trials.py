@@ -99,8 +99,8 @@ class LayerTrials:
         for place, stop in zip_longest(sections, sections[1:]):
             section, session = self._open_section(Activations(place, runs), stop=stop)
             runs = [section.run(session, batch) for batch in runs]
-        found = ({name: run[name] for name in outputs} for run in runs)
-        return gather_rows(zip(self._indices, found, strict=True), len(self.dataset))
+        results = ({name: run[name] for name in outputs} for run in runs)
+        return gather_rows(zip(self._indices, results, strict=True), len(self.dataset))
 
     def _find_sections(self, layer: Layer) -> list[int]:
         """Find the places where sections begin, after the last node that reads the layer's output, or what another
@@ -136,8 +136,8 @@ class LayerTrials:
             part = self._write_part(self._known, stop=place)
             kept = self._find_boundary(place)
             with self.option.open_for_trial(part.graph.path, cores()) as session:
-                found = [part.run(session, batch) for batch in self._known.batches]
-            self._known = Activations(place, [{name: batch[name] for name in kept if name in batch} for batch in found])
+                runs = [part.run(session, batch) for batch in self._known.batches]
+            self._known = Activations(place, [{name: batch[name] for name in kept if name in batch} for batch in runs])
         return self._known
 
     def _write_part(self, known: Activations, *, stop: int | None) -> GraphPart:
@@ -145,14 +145,14 @@ class LayerTrials:
         model = self._load()
         nodes = model.graph.node[known.place : stop]
         read, made = find_read(nodes), [name for node in nodes for name in node.output if name]
-        given = {name for name in read if name in known.batches[0]}
-        wanted = {value.name for value in model.graph.output} if stop is None else set(self._find_boundary(stop))
+        inputs_read = {name for name in read if name in known.batches[0]}
+        results = {value.name for value in model.graph.output} if stop is None else set(self._find_boundary(stop))
         part = helper.make_model(
             helper.make_graph(
                 nodes,
                 model.graph.name,
-                [describe(name, [batch[name] for batch in known.batches]) for name in sorted(given)],
-                [ValueInfoProto(name=name) for name in made if name in wanted],
+                [describe(name, [batch[name] for batch in known.batches]) for name in sorted(inputs_read)],
+                [ValueInfoProto(name=name) for name in made if name in results],
                 [tensor for tensor in model.graph.initializer if tensor.name in read],
             ),
             opset_imports=model.opset_import,
@@ -163,10 +163,10 @@ class LayerTrials:
         onnx.save(part, path)
         names = {node.name for node in nodes}
         whole = self.evaluator.graph
-        inputs = tuple(spec for spec in whole.inputs if spec.name in given)
+        inputs = tuple(spec for spec in whole.inputs if spec.name in inputs_read)
         layers = tuple(layer for layer in whole.layers if layer.node in names)
         graph = Graph(path, inputs, whole.outputs, layers, f"{whole.key}/{known.place}")
-        return GraphPart(graph, frozenset(given))
+        return GraphPart(graph, frozenset(inputs_read))
 
     def _find_boundary(self, place: int) -> list[str]:
         """Find the tensors that nodes from a place on read, and the outputs of the graph."""

@@ -49,7 +49,7 @@ def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Pr
     # Inference alone does not follow a shape through Slice: BERT's position embeddings lose their length in it.
     fold_shapes(model)
     weights = {layer.node for layer in graph.layers}
-    found = []
+    products = []
     for node in model.graph:
         if node.op_type not in FORMULAS or node.domain != "":
             continue
@@ -59,8 +59,8 @@ def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Pr
         inputs, outputs = shapes[: len(node.inputs)], shapes[len(node.inputs) :]
         count = FORMULAS[node.op_type](node, [each or () for each in inputs], outputs[0] or ())
         kind = find_kind(node, weights)
-        found.append(Product(node=str(node.name), names=find_names(node), kind=kind, multiply_adds=count))
-    return tuple(found)
+        products.append(Product(node=str(node.name), names=find_names(node), kind=kind, multiply_adds=count))
+    return tuple(products)
 
 
 def read_shape(value: ir.Value | None) -> Shape | None:
@@ -180,16 +180,16 @@ def plan_products(
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     integer = {node.name for node in nodes if len(dequantized & set(node.input[:2])) == 2}
     static = next((each for each in ("int8", "float8") if each in asked.precision.values()), compute)
-    found = []
+    annotated = []
     for each in products:
         precision = plan.precision.get(each.node)
-        wanted: str = asked.precision.get(each.node, compute)
-        wanted, planned = wanted if wanted in ARITHMETIC else compute, str(compute)
+        requested: str = asked.precision.get(each.node, compute)
+        requested, planned = requested if requested in ARITHMETIC else compute, str(compute)
         if each.kind == "attention":
-            wanted, planned = static, "int8" if each.node in integer else compute
+            requested, planned = static, "int8" if each.node in integer else compute
         elif precision in ARITHMETIC:
             planned = ARITHMETIC[precision]
         elif precision == "float32" and explicit:
             planned = "float32"
-        found.append(each.model_copy(update={"asked": wanted, "planned": planned}))
-    return tuple(found)
+        annotated.append(each.model_copy(update={"asked": requested, "planned": planned}))
+    return tuple(annotated)

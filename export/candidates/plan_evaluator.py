@@ -74,8 +74,8 @@ class PlanEvaluator:
             with option.open_reference(path, cores()) as session:
                 plain = predict(session, self.task, dataset, rows=1)
             with option.open(path, 1) as session:
-                found = predict(session, self.task, dataset, rows=1)
-            return {"fidelity": measure_fidelity(self.task, plain, found)}
+                outputs = predict(session, self.task, dataset, rows=1)
+            return {"fidelity": measure_fidelity(self.task, plain, outputs)}
 
         key = hash_of(*self._describe(plan, option, dataset))
         return np.asarray(self.cache.arrays(f"engine-{key}", compute)["fidelity"])

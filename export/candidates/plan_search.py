@@ -39,8 +39,8 @@ def find_plan(
     tried: list[tuple[Plan, PlanTrial]] = []
     for rung in ladder.rungs:
         trials = RungTrials(rung, trial, goal, ladder.sensitivity)
-        if (found := trials.find(is_sound)) is not None:
-            return *found, True
+        if (solution := trials.find(is_sound)) is not None:
+            return *solution, True
         tried += trials.tried.values()
     plan, best = max(tried, key=lambda each: float(each[1].fidelity.mean()))
     return plan, best, False
@@ -89,25 +89,25 @@ class RungTrials:
             return (low + high) // 2
         sums = [self._sum_sensitivity(self.rung[place]) for place in range(low, high + 1)]
         missed, met = (self.tried[place][1].fidelity for place in (low, high))
-        found = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
+        crossing = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
         if self.goal.worst is not None:
             worst = find_crossing(sums, 1 - float(missed.min()), 1 - float(met.min()), 1 - self.goal.worst)
-            found = max(found, worst)
-        return low + found
+            crossing = max(crossing, worst)
+        return low + crossing
 
     def _sum_sensitivity(self, plan: Plan) -> float:
         return sum(self.sensitivity[node] for node, each in plan.precision.items() if each in INTEGER)
 
 
-def find_crossing(sums: Sequence[float], first: float, last: float, wanted: float) -> int:
-    """Find the first place where a quantity is at most `wanted` that changes linearly with falling sums, from `first`
+def find_crossing(sums: Sequence[float], first: float, last: float, limit: float) -> int:
+    """Find the first place where a quantity is at most `limit` that changes linearly with falling sums, from `first`
     to `last`; the last place where it never is."""
     span = sums[0] - sums[-1]
 
     def expected(total: float) -> float:
         return last + (first - last) * (total - sums[-1]) / span if span > 0 else last
 
-    return next((place for place, total in enumerate(sums) if expected(total) <= wanted), len(sums) - 1)
+    return next((place for place, total in enumerate(sums) if expected(total) <= limit), len(sums) - 1)
 
 
 def find_first(

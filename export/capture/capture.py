@@ -82,10 +82,10 @@ def measure_rounding(checkpoint: Checkpoint) -> float:
         doubles = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
         try:
             with torch.no_grad():
-                expected, found = call(checkpoint.module, inputs), call(wide, doubles)
+                expected, doubled = call(checkpoint.module, inputs), call(wide, doubles)
         except RuntimeError:  # it converts something to FP32 itself
             return worst
-        narrow, precise = ({name: each.numpy() for name, each in one.items()} for one in (expected, found))
+        narrow, precise = ({name: each.numpy() for name, each in one.items()} for one in (expected, doubled))
         worst = max(worst, relative_difference(narrow, precise, checkpoint.task.align))
     return worst
 
@@ -174,11 +174,11 @@ def describe_failure(error: BaseException) -> str:
 def find_user_line(error: BaseException) -> str | None:
     """Find the line of the model's own code that a failed export stopped at: file, line and source. None where it names
     only lines of torch."""
-    own = str(Path(torch.__file__).parent)
+    library = str(Path(torch.__file__).parent)
     reported = [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
     raised = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     for file, line in (*reversed(reported), *reversed(raised)):
-        if not file.startswith((own, "<")):
+        if not file.startswith((library, "<")):
             return f"{Path(file).name}, line {line} ({linecache.getline(file, line).strip()})"
     return None
 

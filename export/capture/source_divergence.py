@@ -32,10 +32,10 @@ def find_source_divergence(file: Path, graph: Path, samples: Iterable[Arrays]) -
         one = stack.enter_context(open_exposed(source, [tensor for _, tensor, _ in pairs]))
         other = stack.enter_context(open_exposed(target, [tensor for _, _, tensor in pairs]))
         for inputs in samples:
-            expected, found = one.run(inputs), other.run(inputs)
+            expected, actual = one.run(inputs), other.run(inputs)
             for name, tensor, counterpart in pairs:
                 try:
-                    error = relative_difference({name: expected[tensor]}, {name: found[counterpart]})
+                    error = relative_difference({name: expected[tensor]}, {name: actual[counterpart]})
                 except (CaptureError, TypeError):  # another shape, or no numbers: it is no counterpart
                     continue
                 if not error <= PARITY:

@@ -131,11 +131,11 @@ def check_external_data(graph: LintGraph) -> Iterator[Problem]:
     for name, tensor in graph.tensors.items():
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        found = {entry.key: entry.value for entry in tensor.external_data}
-        path = (home / found.get("location", "")).resolve()
-        end = sum(int(size) for size in (found.get("offset", ""), found.get("length", "")) if size.isdecimal())
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        path = (home / entries.get("location", "")).resolve()
+        end = sum(int(size) for size in (entries.get("offset", ""), entries.get("length", "")) if size.isdecimal())
         if not path.is_relative_to(home):
-            missing[name] = f"lies outside the folder of the model, in {found.get('location')}"
+            missing[name] = f"lies outside the folder of the model, in {entries.get('location')}"
         elif not path.is_file():
             missing[name] = f"lies in {path.name}, which is missing"
         elif path.stat().st_size < end:

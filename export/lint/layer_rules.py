@@ -88,12 +88,12 @@ def check_half_quantized(graph: LintGraph) -> Iterator[Problem]:
     weighted = {name_of(layer.node): layer for layer in list_weighted(graph)}
     for node in graph.of_type(*LINEAR):
         sides = [graph.find_dequantizer(name) for name in node.input[:2]]
-        found = [each for each in sides if each is not None]
-        if len(found) != 1:
+        dequantizers = [each for each in sides if each is not None]
+        if len(dequantizers) != 1:
             continue
         layer = weighted.get(name_of(node))
         is_weight = layer is not None and graph.find_dequantizer(layer.weight) is not None
-        if is_weight and find_type(graph, found[0]) in WEIGHT_ONLY:
+        if is_weight and find_type(graph, dequantizers[0]) in WEIGHT_ONLY:
             continue
         if layer is None:
             what, missing = "one operand is quantized and the other is not", "both operands or neither"
@@ -121,12 +121,12 @@ def check_weight_axis(graph: LintGraph) -> Iterator[Problem]:
         scale, shape = read_scale(graph, node), find_shape(graph, node.input[0])
         if scale is None or scale.ndim != 1 or scale.size == 1 or shape is None:
             continue
-        given = attribute_of(node, "axis", 1) % max(len(shape), 1)
-        if given != axis:
+        scale_axis = attribute_of(node, "axis", 1) % max(len(shape), 1)
+        if scale_axis != axis:
             yield (
                 "error",
                 name_of(node),
-                f"the weight of {name_of(layer.node)} has its scales along axis {given}, and TensorRT has 8-bit "
+                f"the weight of {name_of(layer.node)} has its scales along axis {scale_axis}, and TensorRT has 8-bit "
                 f"kernels for scales per output channel, axis {axis}. Quantize along axis {axis}",
             )
 

@@ -58,17 +58,17 @@ class LintGraph:
     @cached_property
     def constants(self) -> set[str]:
         """The tensors that can be computed before the model runs: constants, and what is computed from them alone."""
-        found = set(self.tensors)
+        names = set(self.tensors)
         for node in self.nodes:
             read = [name for name in node.input if name]
-            if node.op_type == "Constant" or (read and found.issuperset(read)):
-                found.update(node.output)
-        return found
+            if node.op_type == "Constant" or (read and names.issuperset(read)):
+                names.update(node.output)
+        return names
 
     @cached_property
     def types(self) -> dict[str, int]:
         """Element types (of TensorProto) by tensor, as far as they can be inferred."""
-        found = {name: int(tensor.data_type) for name, tensor in self.tensors.items()}
+        types = {name: int(tensor.data_type) for name, tensor in self.tensors.items()}
         model = self.model
         if model.ByteSize() <= MAX_INFERRED_BYTES:
             try:
@@ -77,8 +77,8 @@ class LintGraph:
                 model = self.model
         for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
             if value.type.tensor_type.elem_type:
-                found[value.name] = int(value.type.tensor_type.elem_type)
-        return found
+                types[value.name] = int(value.type.tensor_type.elem_type)
+        return types
 
     def all_nodes(self) -> Iterator[NodeProto]:
         """Yield the nodes of the graph, of its subgraphs, and of the model's own functions."""
@@ -96,10 +96,10 @@ class LintGraph:
         if tensor is None:
             return None
         try:
-            found = numpy_helper.to_array(tensor, str(self.folder))
+            values = numpy_helper.to_array(tensor, str(self.folder))
         except (OSError, KeyError, ValueError, TypeError, onnx.checker.ValidationError):
             return None
-        return None if found.dtype.kind in "OSU" else found
+        return None if values.dtype.kind in "OSU" else values
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a constant tensor; None for another one."""

@@ -64,9 +64,9 @@ def read_text(node: NodeProto, name: str) -> str:
 
 def check_domains(graph: LintGraph) -> Iterator[Problem]:
     """Find operators outside the ONNX standard, which need a plugin. The model's own functions are inlined."""
-    own = {(function.domain, function.name) for function in graph.model.functions}
+    functions = {(function.domain, function.name) for function in graph.model.functions}
     for node in graph.all_nodes():
-        if node.domain not in DEFAULT_DOMAINS and (node.domain, node.op_type) not in own:
+        if node.domain not in DEFAULT_DOMAINS and (node.domain, node.op_type) not in functions:
             yield (
                 "error",
                 name_of(node),

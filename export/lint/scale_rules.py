@@ -40,8 +40,8 @@ def find_type(graph: LintGraph, node: NodeProto) -> int:
 
 def read_scale(graph: LintGraph, node: NodeProto) -> Array | None:
     """Read the scales of a node as float64; None where they are not constant."""
-    found = graph.array(node.input[1])
-    return None if found is None else found.astype(np.float64)
+    scales = graph.array(node.input[1])
+    return None if scales is None else scales.astype(np.float64)
 
 
 def list_biases(graph: LintGraph) -> Iterator[tuple[NodeProto, str]]:
@@ -82,8 +82,8 @@ def check_quantized_type(graph: LintGraph) -> Iterator[Problem]:
 def check_zero_points(graph: LintGraph) -> Iterator[Problem]:
     """Check that quantization is symmetric."""
     for node in list_quantizers(graph):
-        found = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        points = np.zeros(1) if found is None else found.astype(np.float64)
+        stored = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        points = np.zeros(1) if stored is None else stored.astype(np.float64)
         if points.any():
             yield (
                 "error",
@@ -176,16 +176,16 @@ def check_int4_blocks(graph: LintGraph) -> Iterator[Problem]:
         axis += len(shape) if axis < 0 else 0
         if size not in INT4_BLOCKS:
             what = f"has blocks of {size}" if size else "has no blocks"
-            wanted = f"blocks of {' or '.join(map(str, INT4_BLOCKS))}"
+            expected = f"blocks of {' or '.join(map(str, INT4_BLOCKS))}"
         elif axis not in (len(shape) - 1, len(shape) - 2):
-            what, wanted = f"has its blocks along axis {axis} of {len(shape)}", "one of the last two axes"
+            what, expected = f"has its blocks along axis {axis} of {len(shape)}", "one of the last two axes"
         elif shape[axis] % size:
-            what, wanted = f"has {shape[axis]} numbers along axis {axis}", f"a multiple of the block size {size}"
+            what, expected = f"has {shape[axis]} numbers along axis {axis}", f"a multiple of the block size {size}"
         else:
             continue
         yield (
             "error",
             name_of(node),
-            f"the INT4 weight {node.input[0]} {what}, and TensorRT takes {wanted}. Quantize again (group_size: 128), "
+            f"the INT4 weight {node.input[0]} {what}, and TensorRT takes {expected}. Quantize again (group_size: 128), "
             f"or use 8 bits",
         )

@@ -52,10 +52,10 @@ class SparseWeight:
 def check_sparsity(graph: LintGraph) -> Iterator[Problem]:
     """Find zeros that do not pay off: they do in the 2:4 pattern alone, in wide layers that do not compute in FP32."""
     for weight in list_sparse(graph):
-        found = explain_density(graph, weight)
-        if found:
+        reason = explain_density(graph, weight)
+        if reason:
             share = f"{100 * weight.zeros:.0f} % of the weights are zero, and take the time of others: "
-            yield "warning", name_of(weight.layer.node), share + found
+            yield "warning", name_of(weight.layer.node), share + reason
 
 
 def explain_density(graph: LintGraph, weight: SparseWeight) -> str:

@@ -29,9 +29,9 @@ class ErrorSum:
     def __init__(self) -> None:
         self._differences = self._values = 0.0
 
-    def add(self, found: Array, expected: Array) -> None:
+    def add(self, actual: Array, expected: Array) -> None:
         """Add a sample's values. Equal infinities are no difference; NaN in only one of the two is an infinite one."""
-        a, b = found.astype(np.float64), expected.astype(np.float64)
+        a, b = actual.astype(np.float64), expected.astype(np.float64)
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         # What the exporter writes for minus infinity in a mask has a square beyond float32, and not beyond float64.
         difference = np.where(same, 0.0, a - np.where(same, 0.0, b))
@@ -101,11 +101,11 @@ def measure_errors(
         onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
         with OnnxRuntime().open(path, threads=cores(), optimize=False) as session:
             for inputs in samples:
-                found = session.run(inputs)
+                values = session.run(inputs)
                 for each in tensors:
-                    errors[each.name].add(found[each.name], found[each.reference])
+                    errors[each.name].add(values[each.name], values[each.reference])
                     if each.rounded:
-                        errors[each.from_rounded].add(found[each.from_rounded], found[each.reference])
+                        errors[each.from_rounded].add(values[each.from_rounded], values[each.reference])
     return errors
 
 

@@ -209,8 +209,8 @@ def find_engine_divergence(precision: Mapping[str, str], kernels: Sequence[Kerne
     if not differing:
         return Divergence(says="the outputs differ, though each layer runs in the precision of the placed graph")
     parts = [
-        f"{len(found)} of {len(layers)} layers run in {what} ({', '.join(found[:SHOWN])}"
-        f"{', ...' if len(found) > SHOWN else ''})"
-        for what, found in differing.items()
+        f"{len(names)} of {len(layers)} layers run in {what} ({', '.join(names[:SHOWN])}"
+        f"{', ...' if len(names) > SHOWN else ''})"
+        for what, names in differing.items()
     ]
     return Divergence(says=f"the outputs differ; {'; '.join(parts)}")

@@ -216,10 +216,10 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, Sizes]:
         ir_version=model.ir_version,
         functions=model.functions,
     )
-    found = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     return {
         value.name: tuple(
             axis.dim_value if axis.HasField("dim_value") else None for axis in value.type.tensor_type.shape.dim
         )
-        for value in (*found.input, *found.value_info)
+        for value in (*inferred.input, *inferred.value_info)
     }

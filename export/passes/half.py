@@ -164,8 +164,8 @@ def find_float_tensors(model: ModelProto) -> set[str]:
     """Find the names of the FP32 tensors: inputs, initializers and results."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     values = (*graph.value_info, *graph.input, *graph.output)
-    found = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
-    return found | {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    names = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return names | {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
 
 def to_half(array: Array, half: HalfType) -> Array:

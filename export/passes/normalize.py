@@ -220,12 +220,12 @@ def _name_weights(graph: ir.Graph, layers: tuple[Layer, ...]) -> tuple[Layer, ..
     renamed: dict[str, str] = {}
     for layer in layers:
         value = graph.initializers.get(layer.weight)
-        wanted = f"{layer.module}.weight"
+        name = f"{layer.module}.weight"
         if value is not None and layer.module != layer.node and layer.weight.startswith("val_"):
-            while wanted in graph.initializers:
-                wanted += "_"
-            value.name = wanted
-            renamed[layer.weight] = wanted
+            while name in graph.initializers:
+                name += "_"
+            value.name = name
+            renamed[layer.weight] = name
         named.append(layer)
     return tuple(Layer(**{**vars(layer), "weight": renamed.get(layer.weight, layer.weight)}) for layer in named)
 

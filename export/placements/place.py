@@ -110,11 +110,11 @@ def write_weight(
     precision = plan.precision[layer.node]
     rounded = plan.weights.get((layer.node, precision))
     if precision == "int4-weight":
-        found = rounded
-        if found is None:
+        weight = rounded
+        if weight is None:
             integers, scales = quantize_int4(rewrite.array(layer.weight), rules.int4_group_size)
-            found = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
-        write_int4_weight(rewrite, layer, found, rules.int4)
+            weight = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
+        write_int4_weight(rewrite, layer, weight, rules.int4)
     elif precision == "float8":
         write_float8_weight(rewrite, layer)
     else:
@@ -170,13 +170,13 @@ def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
     if node.op_type != "Add":
         return ""
     order = list(rewrite.nodes)
-    found = [
+    convolutions = [
         (order.index(producer.name), tensor)
         for tensor in node.input
         for producer in [rewrite.producer(tensor)]
         if producer is not None and producer.op_type == "Conv" and rewrite.readers(tensor) == [node.name]
     ]
-    return max(found, default=(0, ""))[1]
+    return max(convolutions, default=(0, ""))[1]
 
 
 def has_attention(graph: Graph) -> bool:

@@ -121,7 +121,7 @@ def separate_cache(graph: GraphProto) -> list[str]:
     Returns, in their order, the values that hold the earlier ones with the new ones.
     """
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    found: dict[int, str] = {}
+    presents: dict[int, str] = {}
     for node in [node for node in graph.node if PAST in node.input]:
         if node.op_type == "Shape":
             keep_shape(graph, node)
@@ -133,11 +133,11 @@ def separate_cache(graph: GraphProto) -> list[str]:
         joined = [each for each in readers if each.op_type == "Concat" and each.input[0] == node.output[0]]
         if len(joined) != 1:
             raise CaptureError(f"{node.name} is not joined with the keys and values of new tokens")
-        found[index] = joined[0].output[0]
+        presents[index] = joined[0].output[0]
         for reader in readers:
             replace_input(reader, node.output[0], past_name(index))
         graph.node.remove(node)
-    return [found[index] for index in sorted(found)]
+    return [presents[index] for index in sorted(presents)]
 
 
 def keep_shape(graph: GraphProto, node: NodeProto) -> None:
@@ -160,24 +160,24 @@ def find_logits(producers: dict[str, NodeProto]) -> str:
 def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
     """Find the values that are computed from any of these inputs, but for the size of the batch; from those of the
     cache, where `past` is among them."""
-    found = {*inputs}
+    dependent = {*inputs}
     if PAST in inputs:
-        found.update(name for node in graph.node for name in node.input if name.startswith("past."))
+        dependent.update(name for node in graph.node for name in node.input if name.startswith("past."))
     for node in graph.node:
-        if not is_batch_size(node) and any(name in found for name in read_tensors(node)):
-            found.update(node.output)
-    return found
+        if not is_batch_size(node) and any(name in dependent for name in read_tensors(node)):
+            dependent.update(node.output)
+    return dependent
 
 
 def collect_nodes(graph: GraphProto, results: Collection[str], belongs: Callable[[str], bool]) -> list[NodeProto]:
     """Collect the nodes that results are computed by, in the graph's order, back to values that do not belong to
     them."""
-    wanted = {*results}
+    needed = {*results}
     kept = []
     for node in reversed(graph.node):
-        if wanted.intersection(node.output):
+        if needed.intersection(node.output):
             kept.append(node)
-            wanted.update(name for name in read_tensors(node) if belongs(name))
+            needed.update(name for name in read_tensors(node) if belongs(name))
     return kept[::-1]
 
 

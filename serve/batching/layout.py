@@ -227,5 +227,5 @@ class Layout:
         if part.sizes == sizes:
             return array
         axes = self.outputs[name].shape[1:]
-        own = {**part.sizes, **self._derive(part.sizes)}
-        return array[(slice(None), *(slice(own.get(axis) if isinstance(axis, str) else None) for axis in axes))]
+        part_sizes = {**part.sizes, **self._derive(part.sizes)}
+        return array[(slice(None), *(slice(part_sizes.get(axis) if isinstance(axis, str) else None) for axis in axes))]

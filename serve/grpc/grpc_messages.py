@@ -121,12 +121,12 @@ def read_varint(body: bytes, position: int) -> tuple[int, int]:
 
 def read_request(message: ModelInferRequest, raw: Sequence[memoryview], outputs: Sequence[TensorSpec]) -> InferRequest:
     """Read the request in a message. raw: its raw tensors. Raises InputError for whatever is not a request."""
-    wanted = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
+    outputs_asked = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
     parameters = {name: read_parameter(value) for name, value in message.parameters.items()}
     return InferRequest(
         id=message.id,
         inputs=read_inputs(message, raw),
-        outputs=read_outputs(wanted, {}, outputs),
+        outputs=read_outputs(outputs_asked, {}, outputs),
         timeout=read_timeout(parameters),
     )
 

@@ -93,23 +93,23 @@ def read_request(content: Any) -> EmbeddingRequest:
     return EmbeddingRequest(model, samples, in_base64=encoding == "base64", dimensions=dimensions)
 
 
-def read_samples(given: Any) -> list[Any]:
+def read_samples(value: Any) -> list[Any]:
     """Read the samples in `input`: a text, a list of texts, the ids of tokens, or a list of such. Raises InputError."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if is_tokens(given):
-            return [given]
-        if all(isinstance(each, str) for each in given) or all(is_tokens(each) for each in given):
-            return given
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_tokens(value):
+            return [value]
+        if all(isinstance(each, str) for each in value) or all(is_tokens(each) for each in value):
+            return value
     raise InvalidParameter(
         "input", "'input' must be a text, a list of texts, a list of the ids of tokens, or a list of such lists"
     )
 
 
-def is_tokens(given: Any) -> bool:
+def is_tokens(value: Any) -> bool:
     """Return whether this is a list of whole numbers."""
-    return isinstance(given, list) and bool(given) and set(map(type, given)) == {int}
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
 def choose_values(request: EmbeddingRequest, model: Model) -> list[Any]:

@@ -82,10 +82,10 @@ def choose_samples(content: Any, model: Model) -> list[Any]:
     """Choose the samples of a request in JSON. Raises InputError."""
     key = model.task.field
     if not isinstance(content, dict) or set(content) != {key}:
-        found = sorted(content) if isinstance(content, dict) else type(content).__name__
+        received = sorted(content) if isinstance(content, dict) else type(content).__name__
         raise InputError(
             f"model {model.name!r} does {model.task.name} and takes an object {{{key!r}: ...}} with one sample "
-            f"or a list of samples, not {found}"
+            f"or a list of samples, not {received}"
         )
     samples = content[key]
     if not isinstance(samples, list):

@@ -64,8 +64,8 @@ class Model:
         self.runtime = backend.runtime
         self.note = backend.note
         # Of the placement that was opened: an engine without one of its own runs the preferred graph.
-        own = {each.runtime: each.verdict for each in reversed(manifest.placements)}
-        self.verdict = own.get(backend.runtime, manifest.verdict)
+        verdicts = {each.runtime: each.verdict for each in reversed(manifest.placements)}
+        self.verdict = verdicts.get(backend.runtime, manifest.verdict)
         self.task: ServedTask = artifact.task()
         self.inputs = self.task.served_inputs()
         self.outputs = self.task.served_outputs(manifest.outputs)

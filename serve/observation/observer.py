@@ -25,12 +25,12 @@ class RequestObserver:
 
     def follow(self, scope: Scope, headers: Headers, send: Send) -> "Exchange | None":
         """Follow a request; return where to send its answer instead, or None where nothing is to be noted of it."""
-        given = headers.get(REQUEST_ID)
-        if given is None and not self.active:
+        identifier = headers.get(REQUEST_ID)
+        if identifier is None and not self.active:
             return None
         exchange = Exchange(scope, send)
-        if given is not None or self._identified:
-            exchange.identify(choose_id(given or b""))
+        if identifier is not None or self._identified:
+            exchange.identify(choose_id(identifier or b""))
         exchange.logged = random.random() < self._logged  # noqa: S311 - a sample
         if self.tracing is not None:
             exchange.trace = self.tracing.begin(f"{scope['method']} {scope['path']}", headers)

@@ -88,22 +88,22 @@ def shape_numbers(numbers: Array, shape: list[int], name: str) -> Array:
     return numbers.reshape(shape)
 
 
-def read_outputs(wanted: Any, parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+def read_outputs(asked: Any, parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
     """Read the outputs asked for, all if none is named, and whether each in binary."""
     default = parameters.get("binary_data_output", False) is True
-    if not wanted:
+    if not asked:
         return {spec.name: default for spec in outputs}
     known = [spec.name for spec in outputs]
     chosen: dict[str, bool] = {}
-    for output in expect(wanted, list, "'outputs'"):
+    for output in expect(asked, list, "'outputs'"):
         name = expect(expect(output, dict, "an output").get("name"), str, "an output's 'name'")
         if name not in known:
             raise InputError(f"the model has no output {name!r}, only {known}")
         if name in chosen:
             raise InputError(f"output {name!r} is asked for twice")
-        own = expect(output.get("parameters", {}), dict, f"'parameters' of output {name!r}")
-        refuse_extensions(own, name)
-        chosen[name] = own.get("binary_data", default) is True
+        options = expect(output.get("parameters", {}), dict, f"'parameters' of output {name!r}")
+        refuse_extensions(options, name)
+        chosen[name] = options.get("binary_data", default) is True
     return chosen
 
 

@@ -127,13 +127,13 @@ class Keyring:
             raise Unauthorized(
                 "this server takes requests with a key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
             )
-        given, found = digest(key), None
-        for own, caller in self._callers:
-            if hmac.compare_digest(given, own):
-                found = caller
-        if found is None:
+        digested, owner = digest(key), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(digested, known):
+                owner = caller
+        if owner is None:
             raise Unauthorized("this server does not know the key of the request")
-        return found
+        return owner
 
 
 def digest(key: bytes) -> bytes:
@@ -190,10 +190,10 @@ def parse_keys(text: str, source: str) -> dict[str, str]:
     keys: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         for entry in line.partition("#")[0].split():
-            found = ENTRY.fullmatch(entry)
-            if found is None:  # its text stays secret
+            match = ENTRY.fullmatch(entry)
+            if match is None:  # its text stays secret
                 raise UsageError(f"{source}, line {number}: expected {ENTRIES}")
-            if found[1] in keys:
-                raise UsageError(f"{source}, line {number}: there are two keys {found[1]!r}. Rename one")
-            keys[found[1]] = found[2]
+            if match[1] in keys:
+                raise UsageError(f"{source}, line {number}: there are two keys {match[1]!r}. Rename one")
+            keys[match[1]] = match[2]
     return keys

@@ -59,11 +59,11 @@ class Certificate:
         stamps = []
         for path in (self.chain, self.key):
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 stamps.append((0, 0, 0))
             else:
-                stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+                stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
         return stamps
 
 

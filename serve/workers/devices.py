@@ -18,8 +18,8 @@ def list_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path(
     """
     if VISIBLE in environment:
         return [each.strip() for each in environment[VISIBLE].split(",") if each.strip()]
-    found = (NODE.fullmatch(each.name) for each in devices.glob("nvidia*"))
-    return [str(number) for number in sorted(int(each[1]) for each in found if each)]
+    matches = (NODE.fullmatch(each.name) for each in devices.glob("nvidia*"))
+    return [str(number) for number in sorted(int(each[1]) for each in matches if each)]
 
 
 def assign_gpus(workers: int | None, gpus: list[str]) -> list[dict[str, str]]:

@@ -46,9 +46,9 @@ class EngineSessions:
 
 def describe_race(choice: Choice) -> str:
     """Describe which placement is opened, and how fast the others are on this machine."""
-    own = choice.speeds[choice.engine.name]
+    fastest = choice.speeds[choice.engine.name]
     others = [
-        f"{own / speed:.2f} x the speed of {name}"
+        f"{fastest / speed:.2f} x the speed of {name}"
         for name, speed in choice.speeds.items()
         if name != choice.engine.name and speed > 0
     ]

@@ -72,8 +72,8 @@ class WorkerProcess:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
 
             def connect() -> tuple[socket.socket, socket.socket]:
-                own, inherited = socket.socketpair()
-                return ours.enter_context(own), theirs.enter_context(inherited)
+                kept, inherited = socket.socketpair()
+                return ours.enter_context(kept), theirs.enter_context(inherited)
 
             try:
                 self._control, control = connect()
@@ -84,7 +84,7 @@ class WorkerProcess:
                 raise RuntimeFailure(f"the worker cannot be started: {describe_error(error)}") from error
             numbers = [each.fileno() for each in inherited[1:]]
             ours.pop_all()
-        self.connections = [WorkerConnection(own) for own, _ in pairs]
+        self.connections = [WorkerConnection(kept) for kept, _ in pairs]
         with contextlib.suppress(OSError):  # `wait_until_open` sees that a worker is gone already
             self._control.sendall(orjson.dumps({"job": job, "connections": numbers}) + b"\n")
 
